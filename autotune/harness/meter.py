@@ -1,8 +1,8 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
-The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count, and
+The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count. They
 never come from the median step: loader-bound steps come in bursts of one per worker, and their median stays wrong however long
-one measures (11 ms where 25 ms is true). The spread of the blocks decides when a window ends. The interval that is reported
+the window is (11 ms where 25 ms is true). The spread of the blocks decides when a window ends. The interval that is reported
 afterwards allows for correlated blocks, or is None (interval.py).
 """
 
@@ -21,7 +21,7 @@ MIN_STEPS = 3  # least steps of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # A 99 % half-width in multiples of the 95 % one, for five blocks (Student's t, 4.60 / 2.78); with more blocks it is narrower.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # for fewer, by number: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # the same for 2 to 4 cycles: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
 CYCLES = 3  # in a window; two if a third would not fit
 
 
@@ -55,7 +55,7 @@ class Meter:
         self.is_steady = True
         self.reason = ""
         self.is_draining = False  # steps take batches from a queue faster than it is filled; set by the caller
-        self._held_s: Optional[float] = None  # seconds since only draining has kept the window from opening
+        self._held_s: Optional[float] = None  # seconds for which draining alone has kept the window from opening
         self._left: Optional[Window] = None  # the previous window, if the window was restarted
         self._left_after_steps = 0  # warm-up steps before that window
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
@@ -68,7 +68,8 @@ class Meter:
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0
         self._checked_at, self._checked_width = 0, math.inf
-        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # counted in whole cycles only
+        # Steps with long evaluations, which count only as parts of whole cycles.
+        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0
         self._opened_s = 0.0  # seconds of `_position` at which the window opened
         self._evaluated_at_s = -math.inf
         self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told=cycle)
@@ -135,7 +136,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measure anyway
+        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long while no step was quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
@@ -183,7 +184,7 @@ class Meter:
                     return
 
     def cut_off(self) -> bool:
-        """Ends the window for lack of time if it holds enough to go by; returns whether it did."""
+        """Ends the window for lack of time if it holds enough steps; returns whether it did."""
         is_enough = self._window_steps >= MIN_STEPS and self._window_s >= self.rules.race_min_s and len(self._window) > 0
         if self.phase != STEADY or not is_enough:
             return False
@@ -193,7 +194,7 @@ class Meter:
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # The steps measured so far belong to a state that is over: return to warm-up, unless that has taken too long already.
+        # The steps measured so far belong to a state that is over: return to warm-up, unless too much time has passed already.
         if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
@@ -247,7 +248,7 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """The half-width at which to stop: for a while it is smaller if the rate may be the best so far."""
+        """The half-width at which to stop. Until `promoted_max_s` it is smaller if the rate may be the best so far."""
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
@@ -257,9 +258,9 @@ class Meter:
     def _race(self, rate_per_s: float, half: Optional[float]) -> None:
         """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
-        A queue that was filled before the window makes its beginning too fast, never too slow, and warm-up is over: a rate that
-        is too low now stays low. The bound is checked at every block, which weakens the 99 %; the 20 % between the race limit
-        and the best rate make up for that.
+        Warm-up is over, and a queue that was filled before the window can only make its beginning too fast. So a rate that is
+        too low now stays low. The bound is checked at every block, so it holds with less than 99 %. The race limit makes up for
+        that: it is 20 % below the best rate.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
@@ -324,15 +325,15 @@ class Meter:
             self._race(rate_per_s, half * CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
 
     def _why_not_whole(self) -> str:
-        """Returns why the window gives no rate although steps come in cycles; "" if it does or they do not."""
+        """Returns why the window gives no rate although steps come in cycles; "" if there is a rate, or no cycles."""
         gaps = self._gaps()
         if self._whole() or not (len(gaps) > 1 or self._is_awaited()):
             return ""
         if len(gaps) < 2:
-            return "ended before a whole cycle like the baseline's"
+            return "ended before a whole cycle of the baseline's length"
         (before, last), rules = gaps[-2:], self.rules
         found = in_words(last.steps - before.steps, last.end_s - before.end_s)
-        return f"{found}, and the window holds none: give more time, or more than cycles_max_s={rules.cycles_max_s:g}"
+        return f"{found}, and the window holds none: allow more time, or raise cycles_max_s={rules.cycles_max_s:g}"
 
     def _end(self, reason: str) -> None:
         if not self.is_draining and self._still_moves():  # a draining queue also changes the step time

@@ -25,16 +25,16 @@ from .interval import mean_half_width_frac
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
 LOOK_S = 0.1  # between two looks for others
 MET = 2  # renewals of another process's claim that we must see to conclude that it trains
-SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for this long, or for so many of our looks, trains no more
+SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for this long, or for so many of our looks, no longer trains
 # How long to wait, from the first step, for processes started together with this one; longer if starting takes longer.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
-    "{} processes train at the same time without torch.distributed (pids {}), and not one model in shared memory: their steps "
-    "cannot be measured together. Give a command that trains in one process, or in several by torch.distributed (torchrun)"
+    "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
+    "cannot be measured together. Give a command that trains in one process, or in several with torch.distributed (torchrun)"
 )
 LESS = (
-    "one of several processes that trained together without torch.distributed has ended, or steps no more, before all were "
-    "measured. Let all of them train longer: more epochs, or more data"
+    "one of several processes that trained together without torch.distributed has ended, or makes no more steps, before all "
+    "were measured. Let all of them train longer: more epochs, or more data"
 )
 
 

@@ -1,6 +1,7 @@
-"""Decides whether a loader's workers can be started by spawn or forkserver: they are sent objects and import the program.
+"""Decides whether a loader's workers can be started by spawn or forkserver.
 
-The check runs in the process that trains, on the objects themselves: it pickles them and discards the bytes.
+Such workers are sent pickled objects, and they import the program's main module. The check runs in the process that trains, on
+the objects themselves: it pickles them and discards the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set
 ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
 UNGUARDED = "each worker that is not forked imports the program's main module ({}), which trains as it is imported: {}"
-NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":` round it', 'it trains outside its `if __name__ == "__main__":`'
+NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":`', 'it trains outside its `if __name__ == "__main__":`'
 # Main module of a package or a folder, which no worker imports (see multiprocessing.spawn).
 NEVER_IMPORTED = "__main__"
 
@@ -27,8 +28,9 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 
     Args:
         parts: "dataset", "collate_fn" and "worker_init_fn" of a loader, as far as they are known.
-        main_line: the line of the main module that led to its construction; None if it was made elsewhere.
-        began_lines: the lines that led to its iterations, which start its workers; () if none has begun, or elsewhere.
+        main_line: the line of the main module that led to the loader's construction; None if it was made elsewhere.
+        began_lines: the lines of the main module that led to iterations over it, which start its workers; () if there were
+            none, or only elsewhere.
     """
     for name, words in PARTS.items():
         why = _unpicklable(parts.get(name))
@@ -82,8 +84,8 @@ class _Pickler(ForkingPickler):
         return NotImplemented
 
 
-class _Nobody:
-    """Stands in for the process that would be started, without which locks and pipes cannot be pickled."""
+class _FutureProcess:
+    """Stands in for the process that would be started: locks and pipes can be pickled only while one is started."""
 
     DupFd = int
 
@@ -94,8 +96,8 @@ class _Nobody:
 
 def _unpicklable(value: Any) -> str:
     try:
-        contexts.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
-        # Protocol 5 with a callback leaves arrays where they are. Positional, as ForkingPickler forwards no keywords.
+        contexts.set_spawning_popen(_FutureProcess())  # type: ignore[arg-type]
+        # Protocol 5 with a callback leaves arrays where they are. All are positional, as ForkingPickler forwards no keywords.
         _Pickler(_Sink(), 5, True, lambda _: None).dump(value)
     except _Enough:
         return ""
@@ -128,15 +130,15 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
 
 
 def _guards(tree: ast.Module) -> List[ast.AST]:
-    """Returns the nodes that depend on the module's name: `if __name__ == ...`, at any level, and `... and main()`."""
-    told = {"__name__"}  # and variables set from it: is_main = __name__ == "__main__"
+    """Returns the nodes that depend on the module's name, at any level: `if __name__ == ...`, `__name__ == ... and main()`."""
+    names = {"__name__"}  # and variables set from it: is_main = __name__ == "__main__"
     for each in ast.walk(tree):
-        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _asks(each.value, told):
-            told |= {target.id for target in each.targets if isinstance(target, ast.Name)}
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _asks(each.value, names):
+            names |= {target.id for target in each.targets if isinstance(target, ast.Name)}
     tested = (
         (each, each.values[0] if isinstance(each, ast.BoolOp) else getattr(each, "test", None)) for each in ast.walk(tree)
     )
-    return [each for each, test in tested if test is not None and not isinstance(each, ast.Assert) and _asks(test, told)]
+    return [each for each, test in tested if test is not None and not isinstance(each, ast.Assert) and _asks(test, names)]
 
 
 def _asks_in_function(tree: ast.Module) -> bool:
@@ -153,5 +155,5 @@ def _covers(node: Any, line: int) -> bool:
 
 
 def _is_assigned(tree: ast.Module, line: int) -> bool:
-    """Whether a line only assigns something (`loader = ...`), so that it does not show where that is used."""
+    """Whether a line only assigns something (`loader = ...`), so that it does not show where the assigned object is used."""
     return any(isinstance(each, (ast.Assign, ast.AnnAssign)) and _covers(each, line) for each in ast.walk(tree))

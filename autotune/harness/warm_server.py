@@ -2,11 +2,11 @@
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. It
 imports the modules, torch and perhaps torchvision, and nothing else. It runs no user code, initialises no CUDA and creates no
-tensor: after a single operation on several threads, those of every child would hang. FD is its end of a socket pair; PARENT is
-the supervisor's process id.
+tensor: after a single multi-threaded operation, such operations would hang in every child. FD is its end of a socket pair;
+PARENT is the supervisor's process id.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
-    supervisor  a byte that carries four descriptors for each trial: its standard input, output and error, and the trial's
+    supervisor  for each trial, a byte that carries four descriptors: its standard input, output and error, and the trial's
                 own end of another socket pair
 
 The trial is forked twice, so that it becomes the supervisor's child like any other. It writes its process id to that socket and
@@ -103,7 +103,7 @@ def check() -> None:
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    raise RuntimeError("a forked process hangs as it computes: a library has used its threads while it was imported")
+    raise RuntimeError("a forked process hangs when it computes: a library used threads when it was imported")
 
 
 def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
@@ -132,7 +132,7 @@ def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
 
 
 def fork() -> int:
-    """Forks without Python's warning about threads: they are those of NumPy's OpenBLAS, which ends them before a fork."""
+    """Forks without Python's warning about threads: the only ones are NumPy's OpenBLAS's, which ends them before a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

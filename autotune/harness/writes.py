@@ -1,9 +1,9 @@
 """Counts steps of programs without an optimizer of torch.optim: writes to parameters after backward passes.
 
 Such programs write their parameters themselves (`p -= lr * p.grad`) or use another library's optimizers. The trained tensors
-are found in the graph of the loss. A write changes a tensor's version or memory address; `p.data.add_(...)` changes neither, so
-there a few of its values are compared. On a GPU, reading values would wait for the device; there the module first finds out
-how many backward passes precede each write, and from then on counts the passes.
+are found in the graph of the loss. A write changes a tensor's version or memory address. `p.data.add_(...)` changes neither, so
+a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So they are compared there
+only until it is known how many backward passes precede each write; from then on, passes are counted.
 
 Nothing is examined before a second backward pass without an optimizer step; the first step of an optimizer removes the patches.
 """
@@ -21,8 +21,8 @@ from .patches import Patch, patches
 # Backward passes without a visible step after which the program is given up. No program accumulates over so many before it even
 # makes an optimizer; if it has made one, nothing is examined before that many passes.
 MOST_PASSES = 64
-BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes before they count as steps: if each is seen, and if passes will be counted
-MIN_SHARE = 0.25  # of the tensors that change, this share is written together
+BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes seen before they count as steps: if each can be seen; if passes will be counted
+MIN_SHARE = 0.25  # at least this share of the tensors that change is written together
 NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values compared of each
 PATIENCE = 64  # multiple of the passes per step after which writes are considered no longer visible
 
@@ -33,14 +33,17 @@ WAY_OUT = (
     "or use an optimizer of torch.optim"
 )
 UNSEEN = (
-    f"{MOST_PASSES} backward passes and no optimizer of torch.optim, nor parameters that are seen to be written in place after "
-    f"them: steps cannot be counted. {WAY_OUT}"
+    f"after {MOST_PASSES} backward passes, no optimizer of torch.optim was made, and no parameters were seen to be written in "
+    f"place: steps cannot be counted. {WAY_OUT}"
 )
-BOTH = f"the program writes its parameters itself, and an optimizer of torch.optim steps later: what is a step? {WAY_OUT}"
-STILL = f"the parameters that the program writes itself change no more: its steps can no longer be counted. {WAY_OUT}"
+BOTH = (
+    "the program writes its parameters itself, and later an optimizer of torch.optim steps as well: it is not known which of "
+    f"them makes a step. {WAY_OUT}"
+)
+STILL = f"the parameters that the program writes itself no longer change: its steps can no longer be counted. {WAY_OUT}"
 IRREGULAR = (
-    "the program writes its parameters itself, by `.data` and after now more, now fewer backward passes, which on a GPU cannot "
-    f"be seen without waiting for it. {WAY_OUT}"
+    "the program writes its parameters itself, by `.data` and after a varying number of backward passes: on a GPU, such writes "
+    f"cannot be seen without waiting for the device. {WAY_OUT}"
 )
 
 

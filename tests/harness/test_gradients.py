@@ -105,9 +105,11 @@ def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: An
 def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
     found = trained("batch=12", global_batch=32).report
     assert found.status == NOT_APPLICABLE
-    assert found.reason == "a step of the program holds 12 samples in all ranks, of which train.global_batch=32 is no multiple"
+    uneven = "a step of the program holds 12 samples in all ranks, and train.global_batch=32 is not a multiple of that"
+    assert found.reason == uneven
     found = trained("batch=8", knobs={KEY: 2}, global_batch=32).report
-    assert (found.status, found.reason) == (OVERRIDDEN, "a step holds 16 samples in all ranks, train.global_batch=32 was asked")
+    other = "a step holds 16 samples in all ranks, train.global_batch=32 was requested"
+    assert (found.status, found.reason) == (OVERRIDDEN, other)
 
 
 def test_the_baseline_says_where_nothing_can_be_gathered(trained: Any) -> None:

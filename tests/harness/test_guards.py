@@ -54,7 +54,7 @@ def test_a_guard_is_seen_however_it_is_spelled(tmp_path: Path, spelling: str) ->
 def test_a_program_without_a_guard_is_told_by_its_file(tmp_path: Path) -> None:
     said = found(tmp_path, "main()")
     assert "main module (train.py)" in said
-    assert said.endswith('it has no `if __name__ == "__main__":` round it')
+    assert said.endswith('it has no `if __name__ == "__main__":`')
 
 
 def test_a_guard_round_something_else_is_no_guard_and_not_said_to_be_missing(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> 
 @pytest.mark.thorough
 def test_an_order_that_may_be_meant_is_kept(trial: Trial) -> None:
     baseline = trial("workers.py", "ordered=1", mode="inspect").result()
-    assert baseline.applicability[IN_ORDER] == "the loader does not shuffle: the order of its samples may be meant"
+    assert baseline.applicability[IN_ORDER] == "the loader does not shuffle: the order of its samples may be intended"
     assert CONTEXT not in baseline.applicability
     found = trial("workers.py", "ordered=1", knobs={IN_ORDER: False}, mode="inspect").result()
     assert (found.knobs[IN_ORDER].status, found.knobs[IN_ORDER].observed) == (NOT_APPLICABLE, True)

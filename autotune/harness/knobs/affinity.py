@@ -25,9 +25,9 @@ SYSTEM, NVIDIA = "/sys", "/proc/driver/nvidia/gpus"
 
 ONE_NODE = "the cores are all of one NUMA node"
 ONE_RANK = "one process trains on this host: all cores are its own"
-NO_WORKERS = "the loader has no workers to be kept apart from"
-TOO_FEW = "there are fewer cores than processes to be kept apart"
-UNSUPPORTED = "this system binds no process to cores"
+NO_WORKERS = "the loader has no workers that could get cores of their own"
+TOO_FEW = "there are too few cores to give processes cores of their own"
+UNSUPPORTED = "this system cannot bind processes to cores"
 
 
 class Core(NamedTuple):
@@ -151,7 +151,7 @@ class AffinityBinder(KnobHandler):
             with contextlib.suppress(ProcessLookupError):
                 found = os.sched_getaffinity(pid)
                 if found != cores:
-                    return f"{name} runs on cores {_text(found)}, {_text(cores)} were asked"
+                    return f"{name} runs on cores {_text(found)}, {_text(cores)} were requested"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Chooses the kernels of torch's scaled_dot_product_attention by torch's switches and reads them from the autograd graph.
+"""Sets which kernels torch's scaled_dot_product_attention may use, and reads from the autograd graph which ones ran.
 
 A fused kernel adds a node with its own name to the graph of the loss; `math` adds none, and neither does a compiled module.
 """
@@ -42,10 +42,10 @@ class AttentionKnobs(KnobHandler):
             if switch is not None:
                 switch(kind in (value, "math"))
 
-    on_activate = on_torch  # again: the program may have set its own
+    on_activate = on_torch  # again: the program may have changed the switches
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the knob's value that the switches mean: the only kind allowed besides `math`, else "default"."""
+        """Returns the knob's value by torch's switches: the only kind allowed besides `math`; else "math" or "default"."""
         fused = [kind for kind in enabled() if kind != "math"]
         return {KEY: fused[0] if len(fused) == 1 else "default" if fused else "math"}
 
@@ -62,10 +62,10 @@ class AttentionKnobs(KnobHandler):
     def _verify(self, key: str, asked: Any) -> KnobReport:
         value, ran = self.observe()[KEY], self._ran
         if value != asked:
-            return KnobReport(OVERRIDDEN, f"the process allows {', '.join(enabled())}, {asked!r} was asked", value)
+            return KnobReport(OVERRIDDEN, f"the process allows {', '.join(enabled())}, {asked!r} was requested", value)
         if asked in NODES.values() and ran is not None and ran != {asked}:
-            seen_in_loss = f"it ran {', '.join(sorted(ran))}" if ran else UNSEEN
-            why = f"the {asked} kernel takes no such inputs, or there is no attention: {seen_in_loss}"
+            seen_in_loss = f"{', '.join(sorted(ran))} ran" if ran else UNSEEN
+            why = f"the {asked} kernel does not support the inputs, or there is no attention: {seen_in_loss}"
             return KnobReport(NOT_APPLICABLE, why, None)
         return KnobReport(APPLIED, "", asked)
 

@@ -18,7 +18,7 @@ class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
     Handlers are made once torch is imported, in the order of `registry.Handlers`. What concerns only one family (the arguments
-    of a DataLoader, a module before its first call) is a method of that handler, called by the watch on those objects.
+    of a DataLoader, a module before its first call) is a method of its handler. The class that watches those objects calls it.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.
@@ -60,7 +60,7 @@ class KnobHandler:
         found = self.observe().get(key)
         if str(found) == str(asked):
             return KnobReport(APPLIED, "", found)
-        return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was asked", found)
+        return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was requested", found)
 
 
 @contextlib.contextmanager

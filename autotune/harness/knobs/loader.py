@@ -33,14 +33,14 @@ ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not
 FORK = "fork"
 
 NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
-NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trains: one that does was looked for"
+NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trains: loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
-UNSHARED = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
-MEANT_ORDER = "the loader does not shuffle: the order of its samples may be meant"
+UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
+MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
 class Making(NamedTuple):
@@ -132,13 +132,13 @@ class LoaderKnobs(KnobHandler):
         if observed != value:
             is_known = self._context.spec.target is not None
             missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
-            why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
+            why = f"the training loader{missed} has {observed!r}, {value!r} was requested"
             return KnobReport(OVERRIDDEN, why, observed)
         if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
             return KnobReport(NOT_APPLICABLE, UNSHARED, observed)
         if key == PREFIX + "batch_size" and not _yields(training, value):
             seen = int(training.largest_batch)
-            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was asked"
+            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was requested"
             return KnobReport(OVERRIDDEN, why, seen)
         return KnobReport(APPLIED, "", observed)
 
@@ -232,6 +232,6 @@ def applicability(loader: Any) -> Dict[str, str]:
 
 
 def unforked(loader: Any) -> Dict[str, str]:
-    """Returns {key: why workers can only be forked}; {} if they need not be. Pickles what workers are sent."""
+    """Returns {key: why workers can only be forked}; {} if they can start in other ways. Pickles what workers are sent."""
     why = startable.problem(loader.parts(), loader.main_line, loader.began_lines) if loader is not None else ""
     return {CONTEXT: why} if why else {}

@@ -1,4 +1,4 @@
-"""Handles knobs of memory: the device's allocator (which torch reads from the environment), its limit, and the host's."""
+"""Handles knobs of memory: the device's allocator (set in the environment), its memory limit, and the host's allocator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _verify_malloc(asked: str) -> KnobReport:
         return KnobReport(APPLIED, "", found)
     if asked != "glibc" and asked not in os.environ.get("LD_PRELOAD", ""):
         return KnobReport(NOT_APPLICABLE, f"no lib{asked} was preloaded: it is not installed here", found)
-    return KnobReport(OVERRIDDEN, f"the process allocates by {found}, {asked} was asked", found)
+    return KnobReport(OVERRIDDEN, f"the process allocates with {found}, {asked} was requested", found)
 
 
 def _verify_allocator(asked: str) -> KnobReport:
@@ -89,7 +89,7 @@ def _verify_allocator(asked: str) -> KnobReport:
 def _report(is_as_asked: bool, asked: str, found: str) -> KnobReport:
     if is_as_asked:
         return KnobReport(APPLIED, "", asked)
-    return KnobReport(OVERRIDDEN, f"the allocator works by {found}, {asked} was asked", found)
+    return KnobReport(OVERRIDDEN, f"the allocator uses {found}, {asked} was requested", found)
 
 
 def _verify_fraction(asked: float) -> KnobReport:
@@ -100,4 +100,4 @@ def _verify_fraction(asked: float) -> KnobReport:
     found = torch.cuda.get_per_process_memory_fraction()
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)
-    return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was asked", found)
+    return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was requested", found)

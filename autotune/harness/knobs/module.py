@@ -26,9 +26,9 @@ AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compil
 CHECKPOINTING = "memory.activation_checkpointing"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
 DYNAMICS = {"auto": None, "true": True, "false": False}
-NO_MODULE = "no module call was seen that owns parameters of the optimizer"
+NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
-SHARDED = "the parameters are shared out to ranks, and FSDP wants them contiguous"
+SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
 
 
 def observe(module: Any) -> Dict[str, Any]:

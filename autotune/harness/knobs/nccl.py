@@ -27,7 +27,7 @@ VARIABLES = {
 }
 SWITCHES = ("nccl.nvls", "nccl.ib_disable")
 NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize", "nccl.cross_nic")
-# For each knob that has one, the value that leaves the variable unset.
+# Knob key -> the value that leaves the variable unset, for knobs that have such a value.
 UNSET = {key: 0 if key in NUMBERS else "auto" for key in VARIABLES if key not in (*SWITCHES, "nccl.cross_nic")}
 
 
@@ -46,7 +46,7 @@ class NcclKnobs(KnobHandler):
         if observed == (None if asked == UNSET.get(key) else asked):
             return KnobReport(APPLIED, "", observed)
         has = f"has {name}={os.environ[name]!r}" if observed is not None else f"has no {name}"
-        return KnobReport(OVERRIDDEN, f"the process {has}, {asked!r} was asked", observed)
+        return KnobReport(OVERRIDDEN, f"the process {has}, {asked!r} was requested", observed)
 
 
 def _value(key: str, text: str) -> Optional[Any]:

@@ -92,7 +92,7 @@ class ParallelKnobs(KnobHandler):
         if wrapper._comm_hooks:
             return  # the program's own hook, which is reported when it is read back
         if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):
-            self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are no float32 numbers")
+            self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are not float32")
             return
         DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
 
@@ -161,7 +161,7 @@ class ParallelKnobs(KnobHandler):
             return KnobReport(APPLIED, "", asked)
         if key == COMPRESSION and odd[0] not in ("off", "bf16"):
             return KnobReport(OVERRIDDEN, _own_hook(odd[0]), odd[0])
-        return KnobReport(OVERRIDDEN, f"a wrapper has {odd[0]!r}, {asked!r} was asked", odd[0])
+        return KnobReport(OVERRIDDEN, f"a wrapper has {odd[0]!r}, {asked!r} was requested", odd[0])
 
 
 def observe(wrapper: Any) -> Dict[str, Any]:

@@ -82,7 +82,7 @@ class ProcessKnobs(KnobHandler):
             return _verify_hidden(name, asked)
         if str(value) == str(asked):
             return KnobReport(APPLIED, "", value)
-        return KnobReport(OVERRIDDEN, f"the process has {value!r}, {asked!r} was asked", value)
+        return KnobReport(OVERRIDDEN, f"the process has {value!r}, {asked!r} was requested", value)
 
 
 def _set_interop(num_threads: int) -> None:
@@ -123,7 +123,7 @@ def _verify_hidden(name: str, stand_in: str) -> KnobReport:
     value = os.environ.get(name, "")
     if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:
         return KnobReport(APPLIED, "", stand_in)
-    return KnobReport(OVERRIDDEN, "the process has another value than was asked")
+    return KnobReport(OVERRIDDEN, "the process has another value than the requested one")
 
 
 def has_mkl() -> bool:

@@ -1,10 +1,11 @@
 """Handles how the replicas of a model are kept in step, and when sharded modules free their gathered parameters.
 
 A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before its first forward pass. Until then, resharding
-can be changed by FSDP2's own `set_reshard_after_forward`. It is verified between forward and backward: a module that reshards
-has only its shards registered as parameters then, any other has the whole parameters. The harness does not change whether a
-model is sharded, because that decides what the optimizer holds and what is saved. If the program has an argument for it, that
-argument is set on the command line and verified here.
+can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
+module that reshards has only its shards registered as parameters, and any other has the whole parameters.
+
+The harness does not change whether a model is sharded, because that decides what the optimizer holds and what is saved. If the
+program has an argument for it, that argument is set on the command line and verified here.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
 HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # modules of FSDP2's class; the second until torch 2.5
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
-    "how replicas are kept decides what the program's optimizer holds and what it saves: where the program has an argument for "
+    "DDP or FSDP decides what the program's optimizer holds and what the program saves: where the program has an argument for "
     "it, write {parallel.strategy=ddp} in the command"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
 WHOLE = "the model is sharded as one: the backward pass needs all of it at once"
-FIRST = "FullyShardedDataParallel takes it as it is built (sharding_strategy)"
-OLD = "this torch cannot change it once fully_shard is done"
-PARTLY = "the program gives its parameters back to a part of the ranks"
+FIRST = "FullyShardedDataParallel fixes it when it is built (sharding_strategy)"
+OLD = "this version of torch cannot change it after fully_shard"
+PARTLY = "the program reshards its parameters over only some of the ranks"
 
 
 class ShardingKnobs(KnobHandler):
@@ -47,14 +48,14 @@ class ShardingKnobs(KnobHandler):
         self._knobs, self._passed = self.asked, context.spec.passed
         self._targets: List[Any] = []  # weak references to the modules that may reshard after the forward pass
         self._sizes: Dict[int, int] = {}  # id of such a module -> number of ranks that hold its shards
-        self._first: Optional[bool] = None  # whether FSDP 1 reshards; None without it
+        self._fsdp1_reshards: Optional[bool] = None  # whether FSDP 1 reshards; None without it
         self._seen: Dict[int, Any] = {}  # id of a module -> whether it had resharded between forward and backward, or PARTLY
         self._why = NOT_SHARDED
         self.is_found = False
 
     def meet(self, module: Any) -> None:
         """Notes a training root's sharded modules and sets the knob; called before the root's first call."""
-        self._meet_first(module)
+        self._meet_fsdp1(module)
         sharded = [each for each in _sharded_by(module) if _mesh_size(each)]
         if not sharded:
             return
@@ -73,11 +74,11 @@ class ShardingKnobs(KnobHandler):
             if asked is not None:
                 each.set_reshard_after_forward(bool(asked), recurse=False)  # FSDP2's class precedes the program's in the MRO
 
-    def _meet_first(self, module: Any) -> None:
+    def _meet_fsdp1(self, module: Any) -> None:
         for each in members.modules(module):
             if type(each).__name__ == "FullyShardedDataParallel":  # other modules may not support reading attributes
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
-                self.is_found, self._first, self._why = True, strategy in RESHARDING, FIRST
+                self.is_found, self._fsdp1_reshards, self._why = True, strategy in RESHARDING, FIRST
 
     def look(self) -> None:
         """Notes which modules have resharded; called between a training root's forward and backward pass in the first steps."""
@@ -97,7 +98,7 @@ class ShardingKnobs(KnobHandler):
     @property
     def _resharded(self) -> Optional[bool]:
         seen = list(self._seen.values())
-        return any(value is not False for value in seen) if seen else self._first
+        return any(value is not False for value in seen) if seen else self._fsdp1_reshards
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this program."""
@@ -117,7 +118,7 @@ class ShardingKnobs(KnobHandler):
         return KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
 
     def _verify_resharding(self, asked: bool) -> KnobReport:
-        seen = list(self._seen.values()) or [self._first]
+        seen = list(self._seen.values()) or [self._fsdp1_reshards]
         if seen == [None]:
             return KnobReport(NOT_APPLICABLE, self._why or NOT_SHARDED)
         odd = [value for value in seen if value is not asked]

@@ -16,13 +16,13 @@ NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"
 CLOSURE = "the optimizer calls its closure as often as it likes: gradients cannot be gathered or scaled around it"
 SCALES = "the program scales its gradients itself"
-SHARDED = "the parameters are shared out to ranks, which would each skip steps of their own"
+SHARDED = "the parameters are sharded over the ranks, and each rank would skip different steps"
 CHANGES = "the program changes its gradients itself between backward() and step()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 DISCARDS = "the program throws gradients away between backward() and step()"
 UNCOUNTED = "it is not known how many samples a batch holds"
-UNEVEN = "a step of the program holds {} samples in all ranks, of which train.global_batch={} is no multiple"
-OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was asked"
+UNEVEN = "a step of the program holds {} samples in all ranks, and train.global_batch={} is not a multiple of that"
+OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was requested"
 
 
 def calls_closure_once(optimizer: Any) -> bool:
@@ -70,7 +70,7 @@ class StepKnobs(KnobHandler):
         if seen is None:
             return _not(NO_STEP, None)
         if seen != every:
-            return KnobReport(OVERRIDDEN, f"{seen:g} batches went into a step, {every!r} were asked", seen)
+            return KnobReport(OVERRIDDEN, f"{seen:g} batches went into a step, {every!r} were requested", seen)
         samples = gradients.samples_per_step()
         if gradients.global_batch and samples not in (None, gradients.global_batch):
             return KnobReport(OVERRIDDEN, OTHER_BATCH.format(samples, gradients.global_batch), every)

@@ -2,8 +2,8 @@
 
 The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
 its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
-previous step was computed (loader.device_prefetch). Only tensors that the program was seen to move are copied ahead, and one
-that it has changed on the host since is copied again.
+previous step was computed (loader.device_prefetch). Only tensors that the program was seen to move are copied ahead. If the
+program changes such a tensor on the host, the tensor is copied again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
 KEYS = (NON_BLOCKING, AHEAD)
 NOTHING_TO_COPY = f"{ON_THE_CPU}: no batch is copied to a device"
 UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or Tensor.cuda()"
-NOT_AHEAD = "no batch was there before the program asked for it"
+NOT_AHEAD = "no batch had been copied ahead when the program moved it"
 
 
 class Moves:
