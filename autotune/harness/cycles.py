@@ -15,7 +15,7 @@ LEAST_STEPS = 3  # steps that this mean needs
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, as logging is beside validation
 FREQUENT = 10.0  # with this many gaps in the shortest window, they are averaged: a loader's bursts, short epochs
-PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # wait for a gap this long, or this many times the longest distance so far
+PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # how long to wait for a gap: in seconds, in longest distances so far
 # Gaps make cycles only if LIKE_FRAC of their distances are within this factor of the median: a loader's stalls come at random.
 LIKE, LIKE_FRAC = 1.5, 0.6
 # How many times the baseline's cycle to wait, in seconds and in steps; after that, this trial has no cycles, or shorter ones.

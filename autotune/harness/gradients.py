@@ -150,7 +150,7 @@ class Gradients:
         return True
 
     def _own(self) -> Any:
-        """Returns the optimizer that steps, or before the first step the one made last; None when it is gone."""
+        """Returns the optimizer that steps; before the first step, the one made last. None if it no longer exists."""
         if self._optimizer is not None:
             return self._optimizer()
         return next(reversed(self._context.optimizers.optimizers()), None)

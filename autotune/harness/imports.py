@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence
 
 
 class Awaited(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders would, with a loader that hands its execution to `around`, once.
+    """Finds one module as the other finders would, with a loader that hands the module's execution to `around`, once.
 
     `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
     inside `exec_module`.

@@ -3,8 +3,8 @@
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it covered 55 to 60 %
 instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed for: with a lag-1
 correlation r, n blocks are worth n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
-If too few effective blocks remain, no interval is claimed. A few correlated blocks can look independent by chance, so intervals
-would then be given mainly in the cases in which they are too narrow.
+If too few effective blocks remain, no interval is claimed. From so few blocks, an interval would be claimed mainly when
+correlated blocks look independent by chance, which is exactly when it is too narrow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads what a program's objects hold directly from where torch stores it.
 
 The harness must not call anything that a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`,
-`shape`, ...): it may raise, count, move things, or mean something else. For example, a `to` that finds the device by moving an
-empty tensor refuses a memory format.
+`shape`, ...): an override may raise, count, move things, or mean something else. For example, a `to` that finds the device
+by moving an empty tensor refuses a memory format.
 """
 
 from __future__ import annotations

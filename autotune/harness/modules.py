@@ -1,9 +1,9 @@
 """Finds the modules that train and counts the samples they are called with.
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer. A program may have
-several (GAN, encoder and decoder, the children that a `training_step` calls without `__call__`). A root's class is swapped for
-a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the original
-class, and no global patch remains to disturb the compiler.
+several (GAN, encoder and decoder, the children of a module whose `training_step` is called directly). A root's class is swapped
+for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the
+original class, and no global patch remains to disturb the compiler.
 """
 
 from __future__ import annotations

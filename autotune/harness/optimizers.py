@@ -238,7 +238,7 @@ class OptimizerWatch:
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Does nothing; replaces the hook after steps of an optimizer that has its knobs if nothing is measured."""
+    """Does nothing; in mode "apply", replaces the hook after steps of an optimizer that has its knobs."""
 
 
 def _is_left_alone(optimizer: Any) -> bool:
