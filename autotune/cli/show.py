@@ -123,7 +123,7 @@ def read_summary(folder: StudyFolder) -> Summary:
 
 
 def _place(folder: StudyFolder) -> tuple[int, float]:
-    """Returns a key that sorts studies by start, damaged ones before all others. Clocks may be set back, so numbers decide."""
+    """Returns a key that sorts studies by start: by number, since clocks may be set back. Damaged studies sort first."""
     study = _study(folder)
     return (study.sequence, study.started_at) if study else (-1, 0.0)
 

@@ -266,7 +266,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and `~` in paths, which shells keep after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~` in paths: shells keep it after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
