@@ -85,7 +85,7 @@ def run(
     runs_dir: RunsDir = None,
     cfg: Annotated[bool, typer.Option("--cfg", help="Print the composed configuration and stop.")] = False,
     info: Annotated[
-        str | None, typer.Option("--info", metavar="searchpath", help="Print where configuration is looked for and stop.")
+        str | None, typer.Option("--info", metavar="searchpath", help="Print the folders searched for configuration and stop.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and what fits the budget; start and write nothing.")
@@ -188,7 +188,7 @@ def export(
     ] = "yaml",
     tier: Annotated[
         str | None,
-        typer.Option("--tier", metavar="TIER", help="Best of this tier: exact, numerics or training.", show_default=False),
+        typer.Option("--tier", metavar="TIER", help="Best up to this tier: exact, numerics or training.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
@@ -219,7 +219,7 @@ def apply(
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
     autotune becomes the program: exit code, signals, terminal and files are the program's own. Two lines on standard error
-    list the settings asked for and, after the first step, those that took effect. A file made for a recipe needs no command.
+    list the requested settings and, after the first step, those that took effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -249,10 +249,10 @@ def verify(
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Pairs of fresh processes.")] = 4,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.1, help="Start no round that would end later; two always run.")
+        float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
     ] = 5.0,
-    long: Annotated[bool, typer.Option("--long", help="Then run each for minutes, to see if the rate lasts.")] = False,
-    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of each such run.")] = 3.0,
+    long: Annotated[bool, typer.Option("--long", help="Then run both for minutes, to see if the rates last.")] = False,
+    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of a long run.")] = 3.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -330,7 +330,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
-    is_page: Annotated[bool, typer.Option("--page", help="Print all of them as a page of Markdown.")] = False,
+    is_page: Annotated[bool, typer.Option("--page", help="Print all knobs as one Markdown page.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""

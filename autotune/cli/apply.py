@@ -118,7 +118,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
-        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out there." for key in twice)
+        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove it there." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
     claim.check_parts(asked.overrides)
@@ -135,7 +135,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder; one without a value gets the file's value."""
+    """Returns the text of a placeholder, with the file's value added if the placeholder states none."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 
@@ -146,9 +146,9 @@ def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process. From then on, exit status, signals, terminal and children are the program's own."""
-    raise_open_files()  # as in the trials, so that as many workers can be used here
+    raise_open_files()  # as in a trial, so that the program can start as many workers as there
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited
+        signal.signal(ignored_by_python, signal.SIG_DFL)  # the program would inherit that these are ignored
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     try:

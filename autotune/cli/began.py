@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-STARTING_S = 5.0  # Python starts faster than this: an older process was another program before, as with `exec` in a shell
+STARTING_S = 5.0  # Python starts faster. An older process ran another program first, such as a shell that called `exec`
 
 _began_s: float | None = None
 

@@ -45,7 +45,7 @@ def broken(found: dict[str, Any]) -> str:
 
 
 def blocks(summary: Summary) -> Group:
-    """Returns claimed and measured values side by side; below them the long runs, and what differs from the claim's machine."""
+    """Returns claimed and measured values side by side, then the long runs, then what differs from the claim's conditions."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
     made: list[RenderableType] = [
         Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found.get("changed") or {}), overflow="fold"),

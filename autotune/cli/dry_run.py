@@ -58,7 +58,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 
 def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], list[str]]:
-    """Returns the knobs to search, as far as machine and command determine them, and those that cannot be changed here."""
+    """Returns (knobs to search, knobs that cannot be changed here), as far as machine and command determine them."""
     from autotune.config.program import program_of
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
@@ -79,9 +79,12 @@ def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> lis
     if search.sampler == "grid":
         return []
     if asked in (AUTO, OFF, False):
-        said = f"the best of {earlier[0]} are tried first, if the baseline finds the same torch and device" if earlier else ""
-        return [("warm start", said)] if said and asked == AUTO else []
-    return [("warm start", f"the best of {', '.join(asked if isinstance(asked, list) else [asked])} are tried first")]
+        if earlier is None or asked != AUTO:
+            return []
+        condition = "if the baseline finds the same torch and device"
+        return [("warm start", f"the best configurations of {earlier[0]} are tried first, {condition}")]
+    names = ", ".join(asked if isinstance(asked, list) else [asked])
+    return [("warm start", f"the best configurations of {names} are tried first")]
 
 
 def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
@@ -89,7 +92,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple
 
     Args:
         composed: the composed configuration.
-        earlier: name of a similar earlier study, and its typical seconds per trial.
+        earlier: name of a similar earlier study, and its typical seconds per trial; None if there is none.
     """
     from autotune.trials.budget import most_reserved_s
 

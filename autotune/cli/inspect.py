@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 TAIL_LINES = 15
-ASKED = "when asked for"
+ASKED = "not in the search space"
 
 
 def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tuple[Path, ...], as_json: bool) -> int:
@@ -117,7 +117,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. `run` resolves the same search space, so they cannot disagree."""
+    """Returns what `run` would do with each knob. `run` resolves the same search space, so the two cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve
@@ -168,7 +168,7 @@ def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
         table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
     out.print(table if rows else Text("no setting can be turned", style="warn"))
     if any(row["reason"] == ASKED for row in rows):
-        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] shows how to ask.")
+        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] shows how to search it.")
 
 
 def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:

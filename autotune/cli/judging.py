@@ -16,7 +16,7 @@ def record(
     config_dir: ConfigDir = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Second file for the table: NAME.jsonl.gz.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the table here, too: NAME.jsonl.gz.", show_default=False),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -51,7 +51,8 @@ def replay(
         typer.Option(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Strategies, each NAME or NAME:KEY=VALUE:...; all but gp by default; ablations: default without each part.",
+            help="Strategies, each NAME or NAME:KEY=VALUE:...; all but gp by default. "
+            "ablations: default, and default without each of its parts.",
             show_default=False,
         ),
     ] = None,

@@ -22,4 +22,4 @@ def print_keys() -> None:
         table.add_row(Text(row.key), Text(row.meaning))
     out.print(Text(" Configuration: KEY=VALUE, with the default", style="name"))
     out.print(table)
-    out.print(" null: not set. [command]autotune knobs[/] explains the knobs in the groups of pinned knobs.")
+    out.print(" null: not set. [command]autotune knobs[/] explains the knobs.")

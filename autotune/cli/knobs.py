@@ -28,10 +28,10 @@ def print_page() -> int:
 
 
 def print_knobs(name: str | None, *, as_json: bool = False) -> int:
-    """Prints one line per knob, of all or of one family, or one knob's documentation.
+    """Prints one line per knob (all knobs, or one family), or the documentation of one knob.
 
     Raises:
-        BadInput: there is no such knob; the message is different for a configuration key.
+        BadInput: there is no such knob; if the name is a configuration key, the message says so.
     """
     from autotune.config.spaces import keys_of_spaces
     from autotune.knobs.catalogue import GROUPS

@@ -76,7 +76,7 @@ class LiveView(View):
             self.trial_ended(trial)
 
     def planned(self, outlook: Outlook) -> None:
-        """Prints how much search fits the budget."""
+        """Prints how many search trials fit the budget."""
         self._console.print(Text(f"plan: {plan_text(outlook)}", style="quiet"))
         self.time_left(outlook)
 
@@ -114,7 +114,7 @@ class LiveView(View):
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a line before the ablation of the winner."""
-        words = f"attribution: what each change of trial {trial:04d} is worth, reverted one by one"
+        words = f"attribution: the effect of each change of trial {trial:04d}, reverted one at a time"
         self._console.print(Rule(words, style="quiet", align="left"))
 
     def notice(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Defines what several commands share: options, the command after `--`, and resolving folders and addresses."""
+"""Defines what several commands share: options, the command after `--`, and checks of folders and addresses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Uri = Annotated[
 
 
 class WithCommand(TyperCommand):
-    """Command that takes a program's command line after `--`. The CLI library never sees the command line after `--`."""
+    """Command that takes a program's command line after `--`, which the CLI library never sees."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Returns the words of the usage line."""

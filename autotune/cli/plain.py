@@ -75,7 +75,7 @@ class PlainLines(View):
         _say(f"resumed  {there} from earlier, {counts_text(counts)}; {seconds_text(spent_s)} already used")
 
     def planned(self, outlook: Outlook) -> None:
-        """Prints how much search fits the budget."""
+        """Prints how many search trials fit the budget."""
         _say(f"plan  {plan_text(outlook)}")
 
     def time_left(self, outlook: Outlook) -> None:
@@ -109,7 +109,7 @@ class PlainLines(View):
         """Prints which changes of the winner the ablation measures."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
         words = ", ".join(sorted(knobs)) or "those that seem to have no effect, reverted together"
-        _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
+        _say(f"attribution  effects of the changes of {trial:04d}: {words}{time}")
 
     def notice(self, message: str) -> None:
         """Prints one line."""

@@ -1,4 +1,4 @@
-"""Re-exports the environment in which the command line starts itself in another process."""
+"""Re-exports `own_environment`, for commands that run autotune in a subprocess."""
 
 from autotune.launchers.environment import own_environment
 

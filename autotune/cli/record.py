@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX = "record-"  # of the names of recording studies
 TABLE = "table.jsonl.gz"  # in the recording's folder
-# For every recording: tables have no trials that were stopped early, and each trial starts like the user's own run.
+# Fixed for every recording, so that no trial is stopped early and each starts like the user's own run.
 FIXED = {"measure.racing": "false", "launch.warm": "off"}
 
 
@@ -115,7 +115,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
 
 
 def _is_same(about: StudyRecord, composed: Composed) -> bool:
-    """Whether a recording matches the request. Repeats and minutes may differ, and the FIXED keys, which are newer."""
+    """Whether a recording matches the request. Repeats, minutes and FIXED keys, which old recordings lack, may differ."""
     from autotune.config.keys import settings
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}

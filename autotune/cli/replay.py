@@ -96,11 +96,12 @@ def replay(
 
 
 LEGEND = (
-    "10, 20, 40: median percentage of the optimum after so many trials, judged by measurements that the search did not see; "
-    "p10: 10th percentile after 20; time: after as many seconds as 20 average trials of the table take. to 95, p90, to 98: "
-    "trials until the best so far reaches that percentage and stays there; the finals' choosing rounds and the attribution "
-    "count, too. final: what the finals hand over. memory: percentage of the first 20 trials that ran out of memory. claims: "
-    "percentage of the claimed speed-ups that a later verify agrees with."
+    "10, 20, 40: median percentage of the optimum after that many trials, judged by measurements that the search did not see. "
+    "p10: 10th percentile after 20 trials. time: median after the seconds that 20 average trials of the table take. "
+    "to 95, p90, to 98: trials until the best so far reaches that percentage and stays there (p90: 90th percentile of to 95); "
+    "the finals' choosing rounds and the attribution count, too. final: median for the configuration that the study ends with. "
+    "memory: percentage of the first 20 trials that ran out of memory. "
+    "claims: percentage of the claimed speed-ups that a later verify agrees with."
 )
 
 
@@ -122,7 +123,7 @@ def _title(table: dict[str, Any]) -> str:
 def _about(table: dict[str, Any]) -> list[str]:
     """Returns lines on a table: its size, noise and optimum, and whether it separates good searches from random ones."""
     best, memory = table["optimum"], table["memory"]
-    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the others complete no grid)"
+    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the others form no full grid)"
     over = f", {best['over_baseline']:.2f}x the baseline" if best["over_baseline"] else ""
     lines = [
         f"  {table['configurations']} configurations{left_out} x {table['repeats']:g} repeats, "
@@ -145,7 +146,7 @@ def _about(table: dict[str, Any]) -> list[str]:
 def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
     """Returns one line for each table and time at which the first strategy is behind another."""
     return [
-        f"{_label(loss['strategy'])} is behind {_label(loss['rival'])} on {loss['table']} after the seconds of "
+        f"{_label(loss['strategy'])} is behind {_label(loss['rival'])} on {loss['table']} after the time of "
         f"{loss['trials']} trials: {_percent(loss['own'])} against {_percent(loss['other'])}"
         for loss in losses
     ]

@@ -79,14 +79,14 @@ class TrackingProcess:
 
 
 def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = False) -> int:
-    """Mirrors a study into MLflow, with `follow` until the study is over, and prints the state of the mirror."""
+    """Mirrors a study into MLflow and prints the state of the mirror. With `follow`, continues until the study is over."""
     parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
         _give_way()
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise the running tuner ends its own trials
+    if state.problem != implementation.AT_WORK:  # if another process mirrors the study, its tuner ends its own trials
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -125,7 +125,7 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
 
 
 class _Reports:
-    """Callback that prints each change of the mirror's problem once: when writing fails, and when it works again."""
+    """Callback that prints a line when writing starts to fail, when the reason changes, and when writing works again."""
 
     def __init__(self) -> None:
         self._last = ""

@@ -117,7 +117,7 @@ def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[s
 
 
 def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Whether a trial of baseline or search can be chosen and scores higher than `before`, the best so far."""
+    """Whether a baseline or search trial may win and scores higher than `before`, the best so far."""
     is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
     return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
 
@@ -139,7 +139,7 @@ def row(
         return made
     below = Padding(
         Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
-    )  # not shortened: the end often has the place
+    )  # not shortened: the place of an error is often at the end
     return Group(made, below)
 
 

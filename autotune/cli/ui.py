@@ -56,7 +56,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     if address.startswith(("http://", "https://")):
         print(f"The studies are tracked by a server, which has its own UI: {without_credentials(address)}")
         return 0
-    with _heard():
+    with _signals_interrupt():
         try:
             _serve(address, runs, host=host, port=port)
         except KeyboardInterrupt:  # the normal end of this command
@@ -78,7 +78,7 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
 
 
 def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
-    """Returns a port and its reservation against other `autotune ui` processes: the server binds it only seconds later."""
+    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later."""
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
         reservation = socket.socket(socket.AF_UNIX)
         try:
@@ -105,7 +105,7 @@ def _bring_up_to_date(runs: Path) -> None:
     elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
     if elsewhere:
         how = f"To show one here too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
-        print(f"autotune: not shown, as tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
+        print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
     # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
@@ -143,12 +143,12 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[None]:
+def _signals_interrupt() -> Iterator[None]:
     """Turns the ending signals into KeyboardInterrupt. Ignored signals stay ignored, as `nohup` requires."""
     before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+            signal.signal(number, _interrupt)
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ def _heard() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(*_: object) -> None:
+def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 

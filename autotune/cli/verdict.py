@@ -319,7 +319,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for output that is not a terminal, without a failure's reason: an error follows."""
+    """Returns the verdict as plain lines, for output that is not a terminal. The reason of a failure is in the final error."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]

@@ -165,7 +165,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
-            f"{key}: the file's claim is about its own value, got one on the command line too. Leave it out there."
+            f"{key}: the claim is about the value in the file, got one on the command line too. Remove it there."
             for key in twice
         )
     if absent := [key for key in claim.secret if key not in composed.space.pinned]:

@@ -1,4 +1,4 @@
-"""Renders the effect of each change of the best, from the baseline to all together, for a terminal and as plain lines."""
+"""Renders the effect of each change of the winner, and of all changes together, for a terminal and as plain lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOBS_FROM = 70  # columns; below, one phrase replaces a knob's name and values
 PRODUCT_FROM = 84  # columns; below, the running product is not shown
 TOLD_APART = 0.02  # on the log scale; smaller gaps between the product of the factors and the measured ratio are noise
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
-WORTH_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
+EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Waterfall:
             rows.append(
                 (Text("  interaction"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
             )
-        style = WORTH_STYLES.get(str(speedup.get("verdict")), "name")
+        style = EFFECT_STYLES.get(str(speedup.get("verdict")), "name")
         rate = rate_text((self.summary.get("best") or {}).get("value"), unit)
         interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
         total = (Text("  together"), Text(rate), Text(ratio_text(whole), style=style), interval, Text())
@@ -154,7 +154,7 @@ def change_lines(summary: Summary) -> list[str]:
 
 
 def _style(entry: dict[str, Any]) -> str:
-    return WORTH_STYLES.get(str(entry.get("verdict")), "name")
+    return EFFECT_STYLES.get(str(entry.get("verdict")), "name")
 
 
 def _top(entries: list[dict[str, Any]], whole: float | None) -> float:

@@ -1,7 +1,7 @@
 """Reads a best.yaml for a real run: its knobs, its loaders and where it was made. Nothing in the file is executed.
 
-This also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies except
-PyYAML. So this module must not import OmegaConf, psutil or NumPy.
+This module also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies
+except PyYAML. So it must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations

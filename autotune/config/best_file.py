@@ -1,7 +1,7 @@
-"""Reads the `provenance` of a best.yaml; the only reader, for `apply`, `verify` and warm starts.
+"""Reads the `provenance` of a best.yaml, for `apply`, `verify` and warm starts. No other module parses it.
 
-Nothing in the file is executed or trusted: missing entries and entries of the wrong type are left out. This also runs in the
-user's own process (`autotune.apply`), so it must not import OmegaConf, psutil or NumPy.
+Nothing in the file is executed or trusted: missing entries and entries of the wrong type are left out. This module also runs in
+the user's own process (`autotune.apply`), so it must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _target(said: Any) -> list[dict[str, Any]] | None:
 
 
 def _as_before(said: Any) -> Any:
-    """Returns values as they were before the export escaped them: `${` in a command is the user's own."""
+    """Undoes the escapes of the export: a `${` in a recorded command is the user's text, not a reference."""
     if isinstance(said, dict):
         return {key: _as_before(value) for key, value in said.items()}
     if isinstance(said, list):

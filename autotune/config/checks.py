@@ -179,7 +179,8 @@ def _warm_start(asked: Any) -> list[str]:
         return []
     if names and all(isinstance(name, str) and not _hostile(name) for name in names):
         both = [name for name in names if name in WARM] if len(names) > 1 else []
-        return [f"search.warm_start: {both[0]} must stand alone, got {shown(asked)}. Give it or studies."] if both else []
+        why = f"search.warm_start: {both[0]} must stand alone, got {shown(asked)}" if both else ""
+        return [f"{why}. Give {both[0]} alone, or only studies."] if both else []
     allowed = "Allowed: auto, off, the name of a study, or several as [A,B]."
     return [f"search.warm_start: not a study, got {shown(asked)}. {allowed} Give one of these."]
 

@@ -65,7 +65,7 @@ class Claim:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Key -> reference of the user's own code in the recipe. The file alone never makes it run."""
+        """Key -> reference to the user's own code in the recipe. Naming code in the file alone never runs it."""
         return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
 
     def check_parts(self, overrides: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ class CommandTemplate:
     def argv(self, knobs: Knobs) -> list[str]:
         """Returns the argument list with placeholders filled from `knobs`, or with the baseline's values for missing knobs."""
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
-        if self.is_recipe:  # only whole arguments: braces inside one, as in data.root, are the user's
+        if self.is_recipe:  # placeholders are whole arguments: braces within one, as in data.root, are the user's text
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
             return [ours.get(part, part) for part in self.parts]
         filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]

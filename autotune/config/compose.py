@@ -68,7 +68,7 @@ class Composed:
         name: the study's name, given or derived.
         yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, literals are masked.
         hidden: the secret knob values; the other attributes contain stand-ins for them.
-        notes: warnings before the first trial about pinned knobs that have no effect here.
+        notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
     """
 
@@ -135,7 +135,7 @@ def compose(
         found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
     if found.problems or space is None or template is None:
         raise found.error()
-    for key in template.placeholders:  # a placeholder asks for its knob to be tuned, whatever the space
+    for key in template.placeholders:  # the knob of a placeholder is tuned even if the named search space omits it
         if key not in space.pinned and (key == BATCH_SIZE or not template.is_recipe):
             space.domains.setdefault(key, None)
     name = config.study.name or study_name(template, config)
@@ -232,10 +232,10 @@ class _Problems:
 def _hydra(given: Split) -> DictConfig:
     """Returns Hydra's composition of conf/, the user's files and the overrides; restores Hydra's global state."""
     with _LOCK:
-        everybody, store = GlobalHydra.instance(), ConfigStore.instance()
-        hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
+        shared, store = GlobalHydra.instance(), ConfigStore.instance()
+        hydra_before, version_before = shared.hydra, VersionBase.instance().version_base
         try:
-            everybody.clear()
+            shared.clear()
             # Hydra gets the checked content of the user's files under names of our own, and opens none of the files.
             for number, file in enumerate(given.files):
                 store.store(group=f"{USERS_FILE}{number}", name="chosen", node=file.document, package=file.package)
@@ -245,8 +245,8 @@ def _hydra(given: Split) -> DictConfig:
         except (HydraException, OmegaConfBaseException) as error:
             raise BadInput(_composition_problem(error)) from error
         finally:
-            everybody.hydra = hydra_before
-            GlobalHydra.set_instance(everybody)
+            shared.hydra = hydra_before
+            GlobalHydra.set_instance(shared)
             VersionBase.instance().version_base = version_before
 
 
@@ -266,7 +266,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations and expands `~` in paths: shells do not after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~` in paths: shells keep it after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:

@@ -29,12 +29,12 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
         domains: knob key -> domain from the command line.
         template: the command, whose placeholders hold values of the baseline.
     """
-    alone = _alone(config, pinned, template)
-    return [*_channels(pinned), *_malloc(pinned), *alone, *_global_batch(config, pinned, domains, template)]
+    strategy = _strategy(config, pinned, template)
+    return [*_channels(pinned), *_malloc(pinned), *strategy, *_global_batch(config, pinned, domains, template)]
 
 
 def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: HostContext) -> list[str]:
-    """Returns notes on pinned knobs that have no effect here, which are not errors: a file may come from another machine.
+    """Returns notes on pinned knobs that have no effect here. They are not errors: a file may come from another machine.
 
     Args:
         config: the configuration.
@@ -82,7 +82,7 @@ def _malloc(pinned: Knobs) -> list[str]:
     return [f"{MALLOC.key}: not installed here, got {asked!r}. Allowed: {there}. Install it ({install}), or leave it out."]
 
 
-def _alone(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
+def _strategy(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
     if not template.is_recipe or config.launch.nproc > 1 or pinned.get(STRATEGY.key) != FSDP:
         return []
     return [

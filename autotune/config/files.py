@@ -1,4 +1,4 @@
-"""Reads the user's own configuration files: an exported best.yaml, or own model and data groups."""
+"""Reads the user's own configuration files: an exported best.yaml, or files of the model and data groups."""
 
 from __future__ import annotations
 

@@ -75,12 +75,12 @@ def check_value(key: str, value: Any) -> None:
 
 @functools.cache
 def _scratch() -> DictConfig:
-    """Returns the schema on which values are tried. It is shared: creating one takes 20 ms, and old values do not matter."""
+    """Returns an object to try values on. It is shared: creating one takes 20 ms, and values set earlier do not matter."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
 
 
 def unknown_key(key: str, value: Any) -> str:
-    """Returns the problem of a key that does not exist, and suggests keys; the same name in another group comes first."""
+    """Returns the problem of a key that does not exist, and suggests keys, preferably the same name in another group."""
     wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in KNOWN_AS:
         return f"{wrong} {KNOWN_AS[key]}"

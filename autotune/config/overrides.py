@@ -25,9 +25,10 @@ TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
-COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys of these groups that also apply to commands
+COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys in the groups of RECIPE_KEYS that also apply to commands
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
-LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME becomes this and model.name=NAME
+# Library -> override: model=LIBRARY/NAME stands for this override and model.name=NAME.
+LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}
 # GROUP=NAME or +GROUP=NAME for a file. Wider than Hydra's grammar, whose groups have no dots and no leading digits.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
@@ -60,7 +61,7 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
         overrides: KEY=VALUE as typed.
         folders: the user's own configuration folders, which take precedence over conf/.
         host_context: the machine whose bounds apply.
-        has_command: whether a command is tuned, for which a recipe's keys are rejected.
+        has_command: whether a command is tuned; a recipe's keys are then rejected.
     """
     result = Split()
     for typed in overrides:

@@ -13,8 +13,8 @@ from autotune.config.schema import StudyConfig
 from autotune.knobs.values import shown
 
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-CHECK_S = 120.0  # imports the module and all that it needs
-FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched from the working directory on. Give one that exists."
+CHECK_S = 120.0  # time limit for importing the module and all that it imports
+FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory first. Give one that exists."
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:

@@ -76,7 +76,7 @@ class Program:
         is_certain: whether `script`, relative to the command's working directory, is certainly the file that runs.
         missing: what is missing, such as "a script", if the command certainly has nothing to run; "" otherwise.
         starter: program that starts the training processes, such as "torchrun"; "" if there is none.
-        num_processes: number of processes that the starter is asked for; None if unspecified or with several machines.
+        num_processes: number of processes that the starter is to start; None if unspecified or with several machines.
     """
 
     script: str | None = None
@@ -206,7 +206,7 @@ def _num_processes(words: list[str]) -> int | None:
 
 
 def _of_wrapper(takes_value: tuple[str, ...], words: list[str]) -> Program | None:
-    """Returns what the command inside a wrapper's arguments runs; None if no argument looks like one."""
+    """Returns what the command inside a wrapper's arguments runs; None if nothing in them looks like a command."""
     rest = list(words)
     path = None
     while rest:

@@ -92,7 +92,7 @@ SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
 PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # the user's own code
 CUSTOM = "custom.py"
-TRIAL_EPOCHS = 1_000_000  # default: even with tiny data, a trial must only end when it has measured
+TRIAL_EPOCHS = 1_000_000  # default: a trial must end because it has measured, not because its data are used up
 HEAD_SIZE = 64  # default width of a language model per attention head
 
 

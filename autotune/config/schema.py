@@ -1,4 +1,4 @@
-"""The configuration as dataclasses: every key there is, its type, its default, and what it means."""
+"""The configuration as dataclasses: every key with its type, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ else:
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """When a study ends; whichever comes first.
+    """When a study ends: at the first of these limits.
 
     Attributes:
         minutes: wall time for everything, finals included; null for no limit.
@@ -77,8 +77,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: length of the real training, in samples, for objective=time_for_samples; for cost_per_epoch alone the length
-            of an epoch, where the program's loader has none.
+        samples: length of the real training, in samples, for objective=time_for_samples. For objective=cost_per_epoch alone:
+            length of an epoch, in samples, if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -90,18 +90,18 @@ class StudyOptions:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The model of a recipe; a size that is null is the model's own.
+    """The model of a recipe. A size that is null keeps the model's default.
 
     Attributes:
-        source: table the name is looked up in: torchvision, timm, transformers or builtin.
+        source: library in which the name is looked up: torchvision, timm, transformers or builtin.
         name: name within the source; null when a command or your own model is tuned.
-        factory: your own model, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a torch.nn.Module.
+        factory: your own model: PACKAGE.MODULE:FUNCTION, a function without arguments that returns a torch.nn.Module.
         num_classes: outputs of a classifier.
         image_size: height and width of an input, pixels.
         num_layers: layers of a language model, hidden layers of mlp.
         hidden_size: width of these layers.
         num_heads: attention heads of a language model.
-        vocab_size: different tokens of a language model.
+        vocab_size: number of different tokens of a language model.
     """
 
     source: str = "torchvision"
@@ -120,11 +120,11 @@ class DataConfig:
     """The data of a recipe.
 
     Attributes:
-        name: photos, fake_cifar or folder for images, text, tabular, or synthetic for any.
-        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`; with text
-            files, for `text`.
-        factory: your own data, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a Dataset, or a DataLoader.
-        sequence_length: tokens of a sample of text.
+        name: photos, fake_cifar or folder (images), text, tabular, or synthetic (for any model).
+        root: folder of the data. For `folder`: one subfolder of images per class. For `photos`: where the photos are stored.
+            For `text`: text files.
+        factory: your own data: PACKAGE.MODULE:FUNCTION, a function without arguments that returns a Dataset or a DataLoader.
+        sequence_length: tokens per sample of text.
         num_features: columns of the table.
     """
 
@@ -142,11 +142,11 @@ class TrainConfig:
     Attributes:
         optimizer: sgd or adamw.
         lr: learning rate.
-        epochs: passes over the data; null for one when the winner is applied, and for as many as measuring takes in a trial.
+        epochs: passes over the data; null means one in `autotune apply`, and in a trial as many as measuring takes.
         samples_per_epoch: length of an epoch, in samples.
-        global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
-            the accumulation that makes it up. It applies to commands, too; null lets steps follow the batch size.
-        step: your own step, PACKAGE.MODULE:FUNCTION, called as function(model, batch): it returns the batch's loss.
+        global_batch: samples per optimizer step, over all processes. Gradient accumulation keeps it constant while the batch
+            size changes. Applies to commands, too. null: a step's samples change with the batch size.
+        step: your own step: PACKAGE.MODULE:FUNCTION, a function of (model, batch) that returns the batch's loss.
     """
 
     optimizer: str | None = None
@@ -163,14 +163,16 @@ class SearchOptions:
 
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
-        warm_start: auto begins with the best configurations of earlier studies of the same program on the same machine, as far
-            as the runs folder has them, and leaves out what ran out of memory there; off uses no earlier study; the name of a
-            study, or several as [A,B], begins with those, whatever they tuned. Earlier results never count as measured.
-        seeds: whether an expert's first tries for this machine come before the sampler's.
-        decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
-        memory_model: whether `rates` leaves out what it expects not to fit the memory.
-        cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
-        stop: whether the search ends when `rates` expects nothing more; false continues until its share of the budget is used.
+        warm_start: auto begins with the best configurations of earlier studies in the runs folder, if they tuned the same
+            program on the same machine, and leaves out what ran out of memory there. off uses no earlier study. The name of a
+            study, or several as [A,B], begins with the best of those, whatever they tuned. Earlier results do not count as
+            measurements.
+        seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals.
+        decomposition: whether `rates` models device rate and loader capacity separately; false models only the overall rate.
+        memory_model: whether `rates` leaves out configurations that it expects to run out of memory.
+        cost_aware: whether `rates` weighs the expected improvement of a trial against the seconds that the trial takes.
+        stop: whether the search ends once `rates` expects no further improvement; false continues until the search's share of
+            the budget is used.
     """
 
     sampler: str = "rates"
@@ -184,12 +186,13 @@ class SearchOptions:
 
 @dataclass(kw_only=True, slots=True)
 class ConstraintOptions:
-    """What a configuration must keep to win; null for no constraint.
+    """What a configuration must satisfy to win; null for no constraint.
 
     Attributes:
-        memory_free_frac: share of the device's memory (of the host's on a CPU, of device.memory_limit) to stay free.
-        max_power_w: mean power of a GPU while it trains, watts, at most.
-        max_step_p95_s: 95th percentile of the step times, seconds, at most.
+        memory_free_frac: minimum share of the memory that stays free: of the device, of the host on a CPU, or of
+            device.memory_limit if it is set.
+        max_power_w: maximum mean power of a GPU while it trains, watts.
+        max_step_p95_s: maximum 95th percentile of the step times, seconds.
     """
 
     memory_free_frac: float | None = None
@@ -202,7 +205,7 @@ class MachineOptions:
     """Facts about the machine that autotune cannot find out.
 
     Attributes:
-        price_per_hour: what an hour on it costs, in any currency, for objective=cost_per_epoch.
+        price_per_hour: price of an hour on this machine, in any currency, for objective=cost_per_epoch.
     """
 
     price_per_hour: float | None = None
@@ -228,11 +231,10 @@ class LaunchOptions:
     """How a trial's processes are started.
 
     Attributes:
-        nproc: processes of one trial of a recipe, started by torchrun on this machine; each has its share of the data, the
-            batch size and the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share
-            of the cores.
-        warm: auto starts search trials, where their knobs allow, as forks of a process that has imported torch once, which
-            spares them seconds; off starts every trial in a fresh interpreter. It applies to commands, too.
+        nproc: processes of one trial of a recipe, started by torchrun on this machine. Each has its share of the data, and its
+            own GPU (from `device.index` on) or its share of the cores. Batch size and loader workers are per process.
+        warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
+            seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
     """
 
     nproc: int = 1
@@ -255,18 +257,18 @@ class MeasureOptions:
     """How long to measure, and how long to wait.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials; their windows take no more than a thirtieth of the
-            budget each, whatever these allow.
-        finals: the same for the finals, tighter.
-        racing: whether a search trial is stopped as soon as it is certain that it is slower than 0.8 times the best so far.
-        quiet: whether a trial that was disturbed (other programs on its cores or its device, a device too hot) is repeated and,
-            when disturbed again, left without a number; false only notes the disturbance and keeps the number.
+        screening: warm-up and stopping rules of baseline and search trials, whose windows never take more than a thirtieth of
+            the budget each.
+        finals: the same for the finals, stricter.
+        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best so far.
+        quiet: whether a disturbed trial (other programs on its cores or device, a device too hot) is repeated, and left without
+            a rate if it is disturbed again; false only notes the disturbance and keeps the rate.
         start_s: limit from launch to the first batch.
         compile_s: limit of the compile phase.
-        step_s: limit of one step, warm-up and window included: no sign of life for this long is a hang.
+        step_s: limit of one step, in warm-up and window: a trial without progress for this long counts as hung.
     """
 
-    # Slow steps that vary by 8 %: eight seconds tell 4 %, fifteen 3 %, for half as many configurations in the same time.
+    # If slow steps vary by 8 %, eight seconds resolve differences of 4 %. Fifteen resolve 3 %, but halve the number of trials.
     screening: MeasureRules = field(default_factory=lambda: MeasureRules(slow_max_s=8.0))
     finals: MeasureRules = field(default_factory=lambda: MeasureRules(half_width_frac=0.005, slow_max_s=20.0))
     racing: bool = True
@@ -281,8 +283,9 @@ class ParityOptions:
     """What a configuration that computes differently (bf16, torch.compile, ...) must show before it may win.
 
     Attributes:
-        steps: first optimizer steps whose losses are compared with the baseline's, same seed and batches; 0 compares nothing.
-        tolerance: how much worse the loss may then be, as a fraction.
+        steps: number of optimizer steps, from the first, whose losses are compared with the baseline's on the same seed and
+            batches; 0 for no comparison.
+        tolerance: how much worse than the baseline's the loss may be, as a fraction.
     """
 
     steps: int = 40
@@ -294,10 +297,10 @@ class RecordOptions:
     """How much `autotune record` measures.
 
     Attributes:
-        configurations: at most this many: the whole search space if it has no more, else a sample of it.
-        repeats: measurements of each, in fresh processes, one round of all of them after the other.
-        repeats_of_best: further measurements of the best few (at most a fifth behind the best), so that searches are not judged
-            by chance.
+        configurations: maximum number: the whole search space if it has no more configurations, else a sample of it.
+        repeats: measurements of each configuration, in fresh processes. Each round measures every configuration once.
+        repeats_of_best: further measurements of the best configurations (at most a fifth worse than the best), so that
+            noise does not decide between searches.
         minutes: wall time of one run; null for no limit. `autotune resume` continues the recording.
     """
 
@@ -336,14 +339,14 @@ class StudyConfig:
         step: pinned knobs of the optimizer's step as a whole.
         memory: pinned knobs of memory.
         threads: pinned knobs of CPU threads.
-        parallel: pinned knobs of DistributedDataParallel.
+        parallel: pinned knobs of DistributedDataParallel and FSDP.
         nccl: pinned knobs of NCCL.
         env: pinned environment variables.
-        search_space: name of a file in search_spaces/, or a path; none for the domains given here alone.
+        search_space: name of a file in search_spaces/, or a path; none for only the domains on the command line.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
-        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several, [A,B], the first decides.
-        constraints: what a configuration must keep to win.
+        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several as [A,B]: the first decides.
+        constraints: what a configuration must satisfy to win.
         machine: facts about the machine that autotune cannot find out.
         device: what trials run on.
         launch: how processes are started.

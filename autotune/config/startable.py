@@ -17,7 +17,7 @@ ELF = b"\x7fELF"
 
 
 def startable(command: list[str], cwd: Path) -> list[str]:
-    """Returns what is wrong with a command; [] if it may start. Only its own interpreter knows whether a module exists."""
+    """Returns what is wrong with a command; [] if it may start. Modules are not looked up: only its interpreter could."""
     if not command[0] or "\0" in "".join(command):
         return [f"COMMAND: an empty name or a NUL character in it, got {shown(shlex.join(command))}. {EXAMPLE}"]
     if problem := _first_word(command[0], cwd):
@@ -43,9 +43,8 @@ def _first_word(name: str, cwd: Path) -> str | None:
     if os.path.isdir(here):
         return f"COMMAND: a folder, not a program, got {shown(name)}. {EXAMPLE}"
     if ASSIGNMENT.fullmatch(name):
-        return (
-            f"COMMAND: no such program, got {shown(name)}. Write `env {shlex.quote(name)} python train.py`: no shell reads it."
-        )
+        write = f"`env {shlex.quote(name)} python train.py`"
+        return f"COMMAND: no such program, got {shown(name)}. No shell reads the command: write {write}."
     if " " in name and shutil.which(name.split()[0]):
         return f"COMMAND: no such program, got {shown(name)}. Leave out the quotes: each word is an argument of its own."
     return f"COMMAND: no such program, got {shown(name)}. Give a program on PATH, or a path to one."

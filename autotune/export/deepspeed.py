@@ -19,12 +19,12 @@ ROWS: dict[str, Row] = {
     ),
 }
 USAGE = ['Load: deepspeed.initialize(model=model, optimizer=optimizer, config="FILE")']
-OTHER_BF16 = 'torch_autocast is what was measured; {"bf16": {"enabled": true}}, with weights in bf16, is something else.'
-NO_BATCH = "train_micro_batch_size_per_gpu is not known of this program, and DeepSpeed needs it: add it."
+OTHER_BF16 = 'Measured with torch_autocast. {"bf16": {"enabled": true}} keeps the weights in bf16, which was not measured.'
+NO_BATCH = "The batch size of this program is unknown, but DeepSpeed needs it: add train_micro_batch_size_per_gpu."
 
 
 def document(winner: Winner) -> Document:
-    """Returns the winner as DeepSpeed's configuration, always with a batch size if it is known: DeepSpeed requires one."""
+    """Returns the winner as DeepSpeed's configuration. Includes the batch size if known, since DeepSpeed requires it."""
     settings, left_out = expressed(winner, ROWS)
     own = winner.full.get(BATCH_SIZE)
     if own and "train_micro_batch_size_per_gpu" not in settings:

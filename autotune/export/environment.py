@@ -15,7 +15,7 @@ def render(winner: Winner) -> Exported:
     lines += [f"export {name}={shlex.quote(text)}" for name, text in winner.variables.items()]
     if left_out:
         lines += [
-            "# No environment variables; the program sets these, or `autotune apply` does:",
+            "# Not environment variables: set these in the program, or use `autotune apply`:",
             *(f"#   {x}" for x in left_out),
         ]
     return Exported(text="\n".join(lines) + "\n", left_out=left_out)

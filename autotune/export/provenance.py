@@ -29,7 +29,7 @@ def provenance(claimed: Claimed) -> dict[str, Any]:
         "baseline": _rounded({"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]}),
         "best": _rounded({"value": entry["value"], "ci": entry["ci"]}),
         "speedup": _rounded(claimed.speedup),
-        **_worth(claimed),
+        **_effects(claimed),
         **({"parity": claimed.parity} if claimed.parity else {}),
         **({"caveats": claimed.caveats} if claimed.caveats else {}),
         "tiers": _tiers(summary),
@@ -51,7 +51,7 @@ def _machine(summary: Summary) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _worth(claimed: Claimed) -> dict[str, Any]:
+def _effects(claimed: Claimed) -> dict[str, Any]:
     found = {
         "attribution": {key: _factor(change) for key, change in claimed.worth.items()},
         "without_effect": {key: _factor(change) for key, change in claimed.dropped.items()},

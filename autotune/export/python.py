@@ -18,7 +18,7 @@ AT_START = (
 )
 COMPRESSION = "parallel.gradient_compression"
 OPTIMIZER, LAYOUT, COMPILE, AMP = "optimizer.implementation", "layout.channels_last", "compile.mode", "precision.amp"
-IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # besides the loader's
+IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # knobs that the exported definitions set, besides the loader's
 
 
 def render(winner: Winner) -> Exported:
@@ -67,12 +67,12 @@ def _optimizer(knobs: Knobs) -> str:
     if (value := knobs.get(OPTIMIZER)) is None:
         return ""
     given = {} if value == "default" else {str(value): True}
-    return f"\n# torch.optim.AdamW(model.parameters(), lr=lr, **OPTIMIZER), or whichever it is\nOPTIMIZER = {given!r}\n"
+    return f"\n# torch.optim.AdamW(model.parameters(), lr=lr, **OPTIMIZER), or your optimizer's class\nOPTIMIZER = {given!r}\n"
 
 
 def _start(knobs: Knobs) -> str:
     body = [knob(key).code_of(knobs[key]) for key in AT_START if key in knobs]
-    return _function("start()", "Sets what holds for the whole process; call it first.", body) if body else ""
+    return _function("start()", "Sets the process-wide settings; call it first.", body) if body else ""
 
 
 def _model(knobs: Knobs) -> str:
@@ -117,7 +117,7 @@ def _amp(knobs: Knobs) -> str:
     if (value := knobs.get(AMP)) is None:
         return ""
     said = (
-        'Returns what the model is called in: `with autocast("cuda"): output = model(inputs)`; the loss takes output.float().'
+        'Returns the context for the forward pass: `with autocast("cuda"): output = model(inputs)`; loss: use output.float().'
     )
     dtype, enabled = ("float16" if value == "fp16" else "bfloat16"), ("" if value != "off" else ", enabled=False")
     body = ["# Scale the loss, too: torch.amp.GradScaler(device_type)."] if value == "fp16" else []

@@ -75,7 +75,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     if not entry:
         raise BadInput(
             f"STUDY: has no winner to export, got {summary['study']!r} ({summary['status']}). "
-            "`autotune show` tells what became of its trials."
+            "`autotune show` lists its trials and their outcomes."
         )
     claimed = Claimed.of(summary, entry, tier)
     pinned = summary.get("pinned") or {}

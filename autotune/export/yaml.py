@@ -12,7 +12,7 @@ from autotune.export.winner import Winner
 from autotune.records import KnobValue
 
 PACKAGE_LINE = "# @package _global_"
-PROVENANCE = "# Where this comes from: `autotune verify` and `autotune apply` read it, nothing in it is executed."
+PROVENANCE = "# Where this file comes from. `autotune verify` and `autotune apply` read it; nothing in it is executed."
 
 
 class _Quoted(str):

@@ -67,8 +67,8 @@ def experiment_tags() -> dict[str, str]:
         "searchFilter": "tags.kind != 'study'",
     }
     return {
-        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs; throughput_per_s decides, "
-        "or the study's own objective.",
+        "mlflow.note.content": "One parent run per study, one child run per trial. Params are knobs. Trials are compared by "
+        "throughput_per_s, unless the study has another objective.",
         "mlflow.experimentKind": "custom_model_development",
         f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
     }
@@ -214,7 +214,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 
 
 def curve_name(trials: list[TrialRecord]) -> str:
-    """Returns the metric name of that curve; scores per joule or per unit of currency are not rates."""
+    """Returns the metric name of the curve of `best_so_far`; scores per joule or per unit of currency are not rates."""
     names = next((list(trial.scores) for trial in trials if trial.scores), [])
     return "best_so_far" if names and names[0] in (ENERGY, COST) else "best_so_far_per_s"
 
@@ -243,10 +243,10 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
-    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
+    effects = {entry["knob"]: entry for entry in summary.get("attribution") or []}
     lines.append("")
-    for key in [*worth, *sorted(set(overrides) - set(worth))]:
-        effect = effect_text(worth.get(key) or {})
+    for key in [*effects, *sorted(set(overrides) - set(effects))]:
+        effect = effect_text(effects.get(key) or {})
         change = f"`{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**"
         lines.append(f"- {change}{f', {effect}' if effect else ''}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):

@@ -29,7 +29,7 @@ class KnownRuns:
 
     Attributes:
         superfluous: ids of runs to delete: duplicates of a mark (the server carried out a request but its answer was lost),
-            and attempts that a later one under the same number replaced.
+            and attempts at a trial that a later attempt under the same number replaced.
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 

@@ -219,7 +219,7 @@ class MlflowTracker(Tracker):
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
-        self._client.log_text(run_id, self._secrets.message(text), file.name)  # by value: the document stays whole
+        self._client.log_text(run_id, self._secrets.message(text), file.name)  # masks known values only: JSON stays valid
 
     def _log(
         self,
@@ -253,7 +253,7 @@ class MlflowTracker(Tracker):
                 self._upload(run_id, file)
         tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
         end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
-        step = 2 * len(trials) + (status != "RUNNING")  # the verdict's step comes after the search's with the same trials
+        step = 2 * len(trials) + (status != "RUNNING")  # after the last step of the running study, which has as many trials
         self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end, step=step)
         if status != "RUNNING":
             self._client.set_terminated(run_id, status, end)

@@ -1,4 +1,4 @@
-"""Watches the process that started this one, so that this one ends soon after it."""
+"""Watches the parent process, so that this process ends soon after it."""
 
 from __future__ import annotations
 

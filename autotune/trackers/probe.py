@@ -1,7 +1,7 @@
 """Checks cheaply whether a tracking store answers: without MLflow, without retries, with a short timeout.
 
 By default, MLflow waits 247 s for a server that refuses connections and 101 s for a SQLite file it cannot open, and importing
-it takes two seconds on one core. Detecting a store that is down here costs the study nothing.
+it takes two seconds on one core. This check finds a store that is down without that wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def problem_of(uri: str, timeout_s: float) -> str:
 
 
 def _server_problem(uri: str, timeout_s: float) -> str:
-    """Returns why a server does not answer. Any HTTP response counts: a proxy may want a password that only MLflow can send."""
+    """Returns why a server does not answer. Any HTTP response is an answer: a proxy may want a password that MLflow sends."""
     parts = urllib.parse.urlsplit(uri)
     address = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path}/health"))
     try:

@@ -99,7 +99,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115 (closed below)
-    except OSError:  # a read-only copy of a study, where no other process writes either
+    except OSError:  # a read-only copy of a study: no other process can lock it either
         yield True
         return
     with file:

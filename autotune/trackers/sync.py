@@ -21,12 +21,12 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-# For the rest, once the study is over or its tuner is gone; then this process ends whatever it is doing. On two cores that an
-# MLflow UI was using as well, 60 s were not enough.
+# Time to write the rest once the study is over or its tuner is gone. Then this process ends, whatever it is doing. 60 s were
+# not enough on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is at work"
-# A user who waits can wait for a slow server; a process that follows a study must notice its end.
+# `sync` may wait for a slow server, since only the user waits for it. `follow` must notice soon that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 
 Report = Callable[[Synced], None]

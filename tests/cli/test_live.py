@@ -123,9 +123,7 @@ def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
     screen.view.trial_started(9, Kind.attribution, {"precision.amp": "bf16"}, "trial 5 without env.A")
     assert "attribution: " in "\n".join(screen.footer())
     PlainLines(folder.path).attribution_started(5, ["precision.amp", "env.A"], 90.0)
-    assert (
-        capsys.readouterr().out == "attribution  what the changes of 0005 are worth: env.A, precision.amp, at most 1 min 30 s\n"
-    )
+    assert capsys.readouterr().out == "attribution  effects of the changes of 0005: env.A, precision.amp, at most 1 min 30 s\n"
 
 
 PLANNED = Outlook(left_s=400.0, search_s=232.0, num_trials=24, trial_s=8.0)

@@ -23,7 +23,7 @@ def test_every_row_says_something() -> None:
 
 
 def test_meanings_are_the_docstrings_joined_to_one_line() -> None:
-    assert documented(DataConfig)["root"].startswith("folder with one subfolder of images per class, for `folder`; where")
+    assert documented(DataConfig)["root"].endswith("For `photos`: where the photos are stored. For `text`: text files.")
 
 
 def test_the_search_spaces_are_named() -> None:

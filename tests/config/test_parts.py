@@ -43,7 +43,7 @@ def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
     assert "data.factory: cannot be used, got 'mine:data' (it is called as (): missing a required argument: 'root')" in data
     assert step.startswith(f"train.step: cannot be used, got 'nosuch:step' (no module 'nosuch' in {mine} or among")
     assert (mine / "imported").exists()
-    assert data.endswith("Allowed: PACKAGE.MODULE:FUNCTION, searched from the working directory on. Give one that exists.")
+    assert data.endswith("Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory first. Give one that exists.")
 
 
 def config(python: Path, **parts: str) -> StudyConfig:
