@@ -22,7 +22,7 @@ class SingleChanges:
         self._turns: Counter[str] = Counter()
 
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
-        """Yields (key, full configuration), the most promising first.
+        """Yields (key, full configuration) in the order in which to try them.
 
         Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best has
         changed come last, since another value would undo that change. The remaining ties go to knobs on the limiting side
