@@ -1,4 +1,4 @@
-"""Computes the effect of each change of a winner from ablation rounds. Nothing here measures.
+"""Computes the effect of each change of a winner from ablation rounds. It takes no measurements.
 
 A round measures the winner and some of its parts, once each, in fresh processes and in random order. A part is the winner
 without one change, or without all the changes that seem to have no effect. Parts are compared with the winner of the same
@@ -27,18 +27,18 @@ SCREENING_ROUNDS = 2  # with each change reverted on its own: fewer have no spre
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
 SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
-ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out, on trial: it is the noise of one measurement
+ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out on trial: one measurement varies as much
 NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider
 # The most that dropping changes may cost by the point estimate, however noisy the machine is. In replays (50 studies a table),
-# 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18, 0.02 in three. The price, simulated on 200 winners
-# with one change worth 30 % and three without an effect, at 5 % noise: one of the three stays in 16 % of the studies, not in 2
-# %.
+# 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18; 0.02 did so in three. In return, more changes without
+# an effect stay: in a simulation of 200 winners at 5 % noise, each with one change worth 30 % and three without an effect, one
+# of the three stayed in 16 % of the studies instead of 2 %.
 MAX_LOSS_FRAC = 0.02
-MOST_LOST_FRAC = 0.08  # upper end of an estimate's LIKELY_CONFIDENCE interval up to which its change may be left out
+MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval ends below this gain
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
-UNKNOWN_SPREAD = 0.03  # of one measurement, where nothing was measured twice
-FEW_ROUNDS = 4  # with fewer, an effect that the rounds leave open is told by its estimate if that is more precise
-MAX_FAILURES = 2  # after so many failures a part cannot be measured: the knob is needed
+UNKNOWN_SPREAD = 0.03  # assumed for one measurement if nothing was measured twice
+FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
+MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure: its knob is needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class AblationResults:
         return ratio.num_rounds if ratio else 0
 
     def failure(self, part: Part) -> TrialRecord | None:
-        """Returns the failure that shows that a part cannot be measured; None while it may be."""
+        """Returns the failure that shows that a part cannot be measured; None while another attempt is worthwhile."""
         failed = self._failed.get(part.key, [])
         is_sure = any(trial.outcome.is_memory or trial.outcome is Outcome.infeasible for trial in failed)
         is_out = len(failed) >= MAX_FAILURES or is_sure
@@ -181,7 +181,7 @@ class AblationResults:
         return self._judged(ratio)
 
     def estimate(self, knob: str) -> float:
-        """Returns the knob's estimated effect; infinite without an estimate, since it may be anything."""
+        """Returns the knob's estimated effect; infinite without an estimate, since the effect may be anything."""
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
 
@@ -247,8 +247,8 @@ class AblationResults:
         """Returns the winner without its ineffective changes; None if all of them have an effect.
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if it is small and the lower end of its
-        LIKELY_CONFIDENCE interval is below 1. The least effective go first, while the expected cost is ESTIMATED_FRAC at most.
-        A change of the training itself, such as a batch size, has to gain more than the machine's spread in any case.
+        LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected cost of ESTIMATED_FRAC.
+        A change of the training itself, such as a batch size, must in any case gain more than the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]

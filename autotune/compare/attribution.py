@@ -1,8 +1,8 @@
 """Attribution: measures the effect of each change of the winner by ablation. Changes without an effect are reverted.
 
 It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by
-one, and the reporting rounds measure the winner that remains against the baseline. So the configuration that is reported is the
-one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
+one, and the reporting rounds measure what is left of the winner against the baseline. So the configuration that is reported is
+the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
 own. If time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more
@@ -10,8 +10,8 @@ ablation. Next, all changes without a visible effect are reverted together. If t
 these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known
 well enough. Attribution ends when everything is decided or the time is used up.
 
-Without time for two rounds, estimates decide (see `effects.estimated`), and one trial each improves those that are missing or
-vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
+Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
+or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
 
 The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias it.
 """
@@ -123,7 +123,7 @@ class Attributor:
             number += 1
             evidence = self._once(winner, unknown, number, kept_s)
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
-            session.listener.notice(f"No time to find out what each is worth: {', '.join(unknown)}.")
+            session.listener.notice(f"No time to measure the effects of {', '.join(unknown)}.")
         if skipped:
             self._without_idle(winner, number + 1, kept_s)
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
@@ -152,7 +152,10 @@ class Attributor:
                 self._without_idle(winner, number + 1, kept_s)
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures the winner without its ineffective changes once, if there are any, it is not known yet and time allows."""
+        """Measures the winner without its ineffective changes once.
+
+        Does nothing if it has none, if this was measured before, or if there is no time.
+        """
         session, evidence = self._session, self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
         if idle and minimal and len(minimal.key) <= len(idle.key):
@@ -242,7 +245,7 @@ class Attributor:
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # two trials: the winner, and the winner without its ineffective changes
+        spare_s = left_s - 2 * winner_s  # two trials a round: the winner, and the winner without its ineffective changes
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)

@@ -15,12 +15,12 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain a larger gap
-NEAR_FRAC = 0.95  # the same for one with an equally fast part: in replays this found the best in 86 % of cases, 0.85 in 76 %
+NEAR_FRAC = 0.95  # the same if a part of it is as fast: in replays 0.95 found the best in 86 % of cases, 0.85 in 76 %
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
 DEAR_FACTOR = 5.0  # ratio of compile phases above which a compilation explains the difference
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must exclude a loss for an unproven finalist to be handed over
-ONE_ROUND_FRAC = 0.15  # needed gain of a single round: three times the difference of two runs with 3.5 % noise each
+ONE_ROUND_FRAC = 0.15  # gain a single round must show: three standard deviations of the difference of two runs with 3.5 % noise
 
 
 @dataclass(kw_only=True)
@@ -34,7 +34,7 @@ class Decision:
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
         num_lost: reporting rounds that do not count because one of the two trials failed.
-        values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
+        values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing ones, excludes a loss; None
             if these rounds give no interval.
         noise: spread of one measurement, known from other rounds.
@@ -67,9 +67,9 @@ class Decision:
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
-        It is if it was shown to be faster. It also is if the verdict is ambiguous but promising: the ratio exceeds the margin
-        and an interval of LIKELY_CONFIDENCE excludes a loss, or a single round shows a large gain. The verdict reported is
-        still "ambiguous" then. Otherwise the baseline is kept, because it needs no changes.
+        A finalist that was shown to be faster is handed over. With an ambiguous verdict, it is handed over if the ratio exceeds
+        the margin and an interval of LIKELY_CONFIDENCE excludes a loss, or if a single round shows a large gain. The reported
+        verdict is "ambiguous" all the same. Otherwise the baseline is kept, because it needs no changes.
 
         Of finalists that are in fact as fast as the baseline, at most one in ten is handed over, and that costs little.
         Requiring 95 % would cost more on noisy machines and with small budgets.
@@ -84,7 +84,7 @@ class Decision:
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns at most three search trials to measure again: the best first, but those with an equally fast part last.
+    """Returns at most three search trials to measure again, best first. Trials with changes that gained nothing come last.
 
     Args:
         records: first measurements, the baseline first.
@@ -259,7 +259,7 @@ def judge(
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None for those of the pairs.
         choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
-            over, because two pairs alone give an interval from a tenth to ten times.
+            over, because two pairs alone give an interval from a tenth to ten times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -27,7 +27,7 @@ EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob
 INTERACTION_SCALES = (0.01, 0.03, 0.1)  # of the interaction of two knobs
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # of one measurement; its prior comes from `Noise` where that is known
 LEVEL_SCALE = 3.0  # of the rate itself: practically unknown
-TOLD_FRAC = 0.5  # of an effect's prior variance: no estimate where more of it is left after the trials
+TOLD_FRAC = 0.5  # of an effect's prior variance: the effect is not estimated if more of it is left after the trials
 QUANTILE = 2.3  # of a 95 % interval: 1.96, widened because the winner was picked for its measurements
 MAX_CONFIGURATIONS = 60  # the nearest ones; those farther away add almost nothing
 

@@ -1,8 +1,8 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom, which gives an interval from a tenth to ten times. But a study measures more than its
-pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of all configurations that were measured
-again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
+Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study measures more than
+its pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of all configurations that were
+measured again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ NO_LOSS = "no loss was seen: backward() was not called on a single number"
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip
-SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # the most likely culprit first
+SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # the most likely cause of a failure first
 
 
 def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
@@ -57,7 +57,7 @@ class Parity:
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
-        self._is_told = False  # whether the user was notified that there is no time
+        self._is_notified = False  # whether the user was notified that there is no time
         self._is_late = False  # whether a run did not fit the time left
         for record in session.records:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
@@ -67,12 +67,12 @@ class Parity:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:
-        """Whether a configuration still needs a comparison of its arithmetic changes, and one is possible in the time left."""
-        suspect = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
+        """Whether a configuration's arithmetic changes still need a comparison that is possible in the time left."""
+        arithmetic_changes = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
-        is_settled = suspect in self._settled or any(suspect <= key for key in passed)
-        return bool(suspect) and can_be and not is_settled and not self._is_late and self._has_time()
+        is_settled = arithmetic_changes in self._settled or any(arithmetic_changes <= key for key in passed)
+        return bool(arithmetic_changes) and can_be and not is_settled and not self._is_late and self._has_time()
 
     def _has_time(self) -> bool:
         """Whether there is time for the first steps of the baseline and of one candidate. If not, notifies the user once."""
@@ -81,9 +81,9 @@ class Parity:
         each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
         each_s = max(each_s, without_window_s(session.baseline))
         has_time = (1 if runs else 2) * each_s <= session.budget.left_s
-        if not has_time and not self._is_told:
+        if not has_time and not self._is_notified:
             session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
-        self._is_told = self._is_told or not has_time
+        self._is_notified = self._is_notified or not has_time
         return has_time
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
@@ -98,18 +98,18 @@ class Parity:
             self._is_late = True
 
     def _check(self, candidate: TrialRecord) -> None:
-        suspect = arithmetic(candidate.changed, is_held=self._is_held)
-        record = self._compared(suspect, candidate)
+        arithmetic_changes = arithmetic(candidate.changed, is_held=self._is_held)
+        record = self._compared(arithmetic_changes, candidate)
         if self._of(record).verdict is not Verdict.failed:
             return
-        first = min(suspect, key=_suspicion)
-        if len(suspect) > 1:  # finding the cause keeps configurations without it in the running
-            alone = self._compared({first: suspect[first]}, candidate)
+        first = min(arithmetic_changes, key=_cause_rank)
+        if len(arithmetic_changes) > 1:  # if the cause is known, configurations without it may still win
+            alone = self._compared({first: arithmetic_changes[first]}, candidate)
             record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)
         barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         self._session.listener.notice(
-            f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Out with it: {barred}."
+            f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Ruled out with it: {barred}."
         )
         self._session.after_trial()
 
@@ -185,7 +185,7 @@ class Parity:
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
             if record.outcome is Outcome.raced and (record.score or 0.0) >= RACED_FRAC * best:
-                record.outcome, record.reason = Outcome.ok, "a short window: what it was raced against is out"
+                record.outcome, record.reason = Outcome.ok, "a short window: the trial it was raced against was ruled out"
                 self._session.folder.write_trial(record)
 
 
@@ -211,21 +211,21 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
         for run in out
         if not any(other.changed.items() < run.changed.items() for other in out)  # only the smallest sets of changes that fail
     ]
-    suspect = arithmetic(best.changed, is_held=is_held)
+    arithmetic_changes = arithmetic(best.changed, is_held=is_held)
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in best.changed}
     training = {key: value for key, value in best.changed.items() if tiers[key] is Tier.training}
     found: dict[str, Any] = {"verdict": "not needed", "reason": "it computes what the baseline computes", "trial": None}
-    if suspect:
+    if arithmetic_changes:
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
-        run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
-        run = run or next((run for run in runs if run.changed == suspect), None)
+        run = next((run for run in passed if arithmetic_changes.items() <= run.changed.items()), None)
+        run = run or next((run for run in runs if run.changed == arithmetic_changes), None)
         why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "it was not compared yet"
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
             found = {**run.evidence["parity"], "trial": run.number}
         elif reference := next((r for r in records if r.kind is Kind.parity and not r.changed and not _is_usable(r)), None):
             found["reason"] = f"the baseline's run ended as {reference.outcome}: {reference.reason or no_losses(reference)}"
-    found |= {"knobs": suspect, "training": training, "failed": failed}
+    found |= {"knobs": arithmetic_changes, "training": training, "failed": failed}
     return {**found, "text": _text(found)}
 
 
@@ -236,7 +236,7 @@ def _text(found: dict[str, Any]) -> str:
     elif found["verdict"] == "not needed" and found["training"]:
         text = ""
     if found["training"]:
-        words = f"{changes_phrase(found['training'])} changes the training itself, of which only an exploding loss would tell"
+        words = f"{changes_phrase(found['training'])} changes the training itself: only an exploding loss would rule it out"
         text = f"{text}; {words}" if text else words
     return str(text)
 
@@ -245,5 +245,5 @@ def _is_usable(reference: TrialRecord) -> bool:
     return reference.outcome not in UNTRAINED and bool(reference.losses)
 
 
-def _suspicion(key: str) -> int:
+def _cause_rank(key: str) -> int:
     return next((place for place, prefix in enumerate(SUSPECTS) if key.startswith(prefix)), len(SUSPECTS))

@@ -1,4 +1,4 @@
-"""Finds the best of each tier: the gain without changing numerics or training, measured again if there is time."""
+"""Finds the best of each tier, such as the best that changes neither numerics nor training, and measures it if time allows."""
 
 from __future__ import annotations
 

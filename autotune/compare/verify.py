@@ -145,7 +145,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each configuration once for minutes, to compare the rates of short windows with those of a long run."""
+        """Measures each configuration once for several minutes, to compare a long run's rate with those of short windows."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}

@@ -94,13 +94,14 @@ _Job = tuple[Path, str, int]
 
 def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -> list[Replayed]:
     if asked.num_jobs == 1:
-        return [_told(_study(job, asked.limits), on_study) for job in jobs]
+        return [_counted(_study(job, asked.limits), on_study) for job in jobs]
     # Not forked: torch and Optuna may hold locks and threads in this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
         # In chunks, to reduce overhead; in order, so that the result does not depend on timing.
         chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
-        return [_told(one, on_study) for one in pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)]
+        found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)
+        return [_counted(study, on_study) for study in found]
 
 
 def _end_with_parent() -> None:
@@ -115,7 +116,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True, name="end-with-parent").start()
 
 
-def _told(study: Replayed, on_study: Callable[[], None]) -> Replayed:
+def _counted(study: Replayed, on_study: Callable[[], None]) -> Replayed:
     on_study()
     return study
 

@@ -1,4 +1,4 @@
-"""Makes a table from a recording's folder, without what identifies the machine or is not replayed."""
+"""Makes a table from a recording's folder, leaving out what identifies the machine and what a replay does not need."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def table_of(folder: StudyFolder) -> Table:
     try:
         about, records = folder.read_study(), folder.read_trials()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.path}: cannot be made a table of, got {error}.") from error
+        raise BadInput(f"{folder.path}: cannot be exported as a table, got {error}.") from error
     answered = [one for one in records if one.kind in (Kind.baseline, Kind.search) and not one.outcome.is_no_answer]
     if not answered or answered[0].number != 0:
-        raise BadInput(f"{folder.path}: nothing to make a table of, the baseline was not measured.")
+        raise BadInput(f"{folder.path}: cannot be exported as a table, the baseline was not measured.")
     results = {record.number: _results(folder, record) for record in answered}
     if not results[0]:
-        raise BadInput(f"{folder.path}: cannot be made a table of, what the baseline found out is missing.")
+        raise BadInput(f"{folder.path}: cannot be exported as a table, the baseline's results are missing.")
     space, here = _space(about, results[0][0])
     return Table(
         workload=about.base.removeprefix("record-"),
@@ -123,10 +123,10 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
         },
         results=[_result(result, is_first=record.number == 0) for result in results],
     )
-    return made if _is_told_alike(made) else _told_plainly(made)
+    return made if _is_classified_alike(made) else _with_plain_ending(made)
 
 
-def _is_told_alike(made: Measurement) -> bool:
+def _is_classified_alike(made: Measurement) -> bool:
     """Whether the exported measurement is classified as the trial was; constraints and losses are judged later."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
@@ -134,7 +134,7 @@ def _is_told_alike(made: Measurement) -> bool:
     return classify(facts)[0] is made.outcome
 
 
-def _told_plainly(made: Measurement) -> Measurement:
+def _with_plain_ending(made: Measurement) -> Measurement:
     """Returns a measurement with an ending that yields the same outcome, if the log that decided it is not exported."""
     kinds = {Outcome.device_oom: "torch.OutOfMemoryError", Outcome.host_oom: "MemoryError"}
     if made.outcome is Outcome.crash:
@@ -152,7 +152,7 @@ def _told_plainly(made: Measurement) -> Measurement:
 
 
 def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
-    """Returns a rank's result without raw steps, paths and pids; `is_first` keeps what only the baseline is asked for."""
+    """Returns a rank's result without raw steps, paths and pids; `is_first` keeps what only the baseline reports."""
     window = result.window
     kept: dict[str, Any] = {
         "rank": result.rank,

@@ -20,7 +20,7 @@ SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
 WORTH_FRAC = 0.85  # if ten random trials reach a larger median fraction of the optimum, the table cannot separate strategies
-NEAR_CAP_FRAC = 0.8  # of the memory: least that the optimum must fill, or avoiding out of memory would be free
+NEAR_CAP_FRAC = 0.8  # share of the memory that the optimum must fill; below it, avoiding out-of-memory trials costs nothing
 LOSS_FRAC = 0.005  # of the optimum: least difference between two strategies that counts
 CURVE_POINTS = 60  # of the curves by seconds
 
@@ -155,15 +155,15 @@ def at_trials(steps: Sequence[Step], num: int) -> float:
 
 
 def at_seconds(steps: Sequence[Step], seconds: float) -> float:
-    """Returns the fraction of the optimum that a search had reached after `seconds` recorded; 0 before the baseline."""
+    """Returns the fraction of the optimum that a search had reached after `seconds` recorded seconds; 0 before the baseline."""
     return next((step.fraction for step in reversed(steps) if step.seconds <= seconds), 0.0)
 
 
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if it was not reached.
 
-    It counts as reached once the best so far is that good and stays so through the finals' choice and the attribution, whose
-    trials count.
+    It counts as reached once the best so far is that good and stays so through the finals' choice and the attribution. Their
+    trials count, too.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {

@@ -67,12 +67,12 @@ class ReplayLauncher(Launcher):
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
-        asked: Knobs = {**spec.passed, **spec.knobs}
+        wanted: Knobs = {**spec.passed, **spec.knobs}
         reference, pinned = self._table.reference, self._table.pinned
         return key_of(
             {
                 name: value
-                for name, value in asked.items()
+                for name, value in wanted.items()
                 if name not in pinned and not (name in reference and _same(value, reference[name]))
             }
         )
@@ -126,7 +126,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
     Args:
         result: as recorded, with its whole window; changed in place.
         below_per_s: the window ends once the rate is certainly below this.
-        rules: from when on to check.
+        rules: from which block and second on the rate is checked.
     """
     window = result.window
     if window is None or not window.is_steady or not window.block_s:
@@ -155,7 +155,7 @@ def cut(result: RankResult, left_s: float) -> float:
     ends_s = list(itertools.accumulate(result.window.block_s))
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
-        return 0.0  # too short a window: the trial goes on, and is stopped
+        return 0.0  # the window would be too short: the trial runs on until it is stopped
     return _shorten(result, fitting, why="the study's time was up", is_raced=False)
 
 

@@ -16,7 +16,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 MAX_REPEATED = 200  # proposals in a row that are already known, after which the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
-# The order in which an expert tries knobs one by one, from the experiment behind the ladder; other knobs come after these.
+# The order in which `Ladder` tries knobs one by one, from the experiment that it imitates; other knobs come after these.
 LADDER = (
     "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
     "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
@@ -95,7 +95,7 @@ class RandomOrder(Rival):
     """Tries every configuration in a random order: the simplest strategy."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields them."""
+        """Yields every configuration."""
         yield from ((knobs, None) for knobs in self.shuffled())
 
 
@@ -103,7 +103,7 @@ class GridOrder(Rival):
     """Tries every configuration in the order of the grid."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields them."""
+        """Yields every configuration."""
         yield from ((knobs, None) for knobs in self.everything())
 
 
@@ -111,7 +111,7 @@ class Ladder(Rival):
     """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields each step, starting from the best so far."""
+        """Yields the configurations of each step, then all others in random order; one knob is changed on the best so far."""
         expert = self._favourite()
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
@@ -172,7 +172,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's proposals; known ones are answered at once, at no cost."""
+        """Yields the sampler's proposals. It gets the result of a known configuration at once and at no cost."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

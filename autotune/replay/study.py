@@ -35,7 +35,7 @@ NOT_REPLAYED = (
     "measure.racing",
     "launch.",
     "train.",
-)  # settings of the recording that its replay ignores; it races as a study does
+)  # settings of the recording that a replay ignores; it races as a study does by default
 
 
 @dataclass(kw_only=True)
@@ -70,9 +70,9 @@ class Claim:
     Attributes:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds the true one.
-        is_truth_inside: whether the reported interval of that rate holds the true one, which has an error of its own.
-        is_verified: whether a later `verify` agrees: the interval of its speed-up over the claimed one holds 1; None without
-            an interval.
+        is_truth_inside: whether the reported interval of that rate contains the true rate, which has an error of its own.
+        is_verified: whether a later `verify` agrees: the interval of its speed-up divided by the claimed one contains 1; None
+            without an interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
@@ -93,8 +93,8 @@ class Replayed:
         choice: state after the finals' choosing rounds; None if there was nothing to choose, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None without attribution.
-        final_fraction: true rate of what is handed over, as a fraction of the optimum's; of the baseline without a winner.
-        needless: knobs that are handed over changed although the table is as fast without the change, see `World.needless`.
+        final_fraction: true rate of what is handed over, as a fraction of the optimum's; the baseline's if there is no winner.
+        needless: knobs whose change is handed over although the table is as fast without it, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what was claimed; None if the baseline was kept, or the winner was not shown to be faster.
         own_s: CPU time that the replay took, mostly in the sampler.
@@ -117,7 +117,7 @@ class Replayed:
 
 
 class _Watcher(Listener):
-    """Records the trials of search, choosing rounds and attribution, with the time of their ends, and what was chosen."""
+    """Records the trials of search, choosing rounds and attribution, with their end times, and what was chosen."""
 
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
@@ -181,7 +181,7 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         strategy: how to search.
         seed: for everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
-        world: what answers instead of the table, such as a simulated machine; None for the table.
+        world: serves the measurements, such as a simulated machine; None for the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()

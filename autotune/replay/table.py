@@ -76,7 +76,7 @@ class Table:
         workload: what was trained, in a word or two: the recording's name.
         machine: facts of the machine, `machine.host_facts()` without its name.
         versions: of autotune, torch, python.
-        asked: knob key -> domain as it was asked for, `Domain.as_json` or {"auto": true}.
+        asked: knob key -> domain as the user gave it, `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe was recorded.

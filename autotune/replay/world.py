@@ -1,8 +1,9 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
-A search that is served a lucky repeat picks it; judged by the same repeat, it would be credited for its luck. So one repeat
-of each configuration is held out, drawn anew for each search, and a search is judged by repeats that it was not served. What
-the finals choose is judged by repeats that their choosing rounds were not served either.
+A search picks a configuration that was lucky in the repeat it was served. Judged by the same repeat, the search would be
+credited with that luck. So a search is judged by repeats that it was not served, and one repeat of each configuration, drawn
+anew for each search, is never served. What the finals choose is judged by repeats that the choosing rounds were not served
+either.
 
 Finals need more repeats than are recorded. When those of a configuration are used up, more are simulated: the mean of its
 servable repeats times the residual of a recorded repeat of any configuration (a residual bootstrap: Davison & Hinkley,
@@ -43,7 +44,7 @@ class World:
 
     Args:
         table: the recording.
-        keys: configurations that can be asked for.
+        keys: configurations that a search may request.
         seed: for the order of repeats and the held-out ones.
     """
 
@@ -80,7 +81,7 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns the mean over the repeats that were not served for any of the uses; 0 for a configuration without a rate."""
+        """Returns the mean rate of the repeats that were served for none of the uses; 0 for a configuration without a rate."""
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
@@ -96,11 +97,11 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns the same fraction for what the finals reported, by the held-out repeats."""
+        """Returns a configuration's rate as a fraction of the optimum's, both by their held-out repeats."""
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
-        """Returns the knobs whose change gains no more than MARGIN_FRAC: by all repeats, since one alone is too noisy.
+        """Returns the knobs whose change gains no more than MARGIN_FRAC, judged by all repeats, since one alone is too noisy.
 
         A change without which the table has no rate is not among them.
         """

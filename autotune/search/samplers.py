@@ -49,8 +49,8 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # Multivariate and constant liar are Optuna 5's defaults for one objective; explicit because the search relies on them.
-    # Not `group`: it is experimental, and conditional knobs, its purpose, are only one or two here, which TPE then samples
-    # independently (`begin_study` silences the log line about that).
+    # `group` is not set: it is experimental and made for conditional knobs. Here only one or two knobs are conditional, and TPE
+    # samples these independently (`begin_study` silences the log line about that).
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,

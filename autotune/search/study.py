@@ -85,7 +85,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: those its error or its reports name, else all of them."""
+    """Returns the changes that may have made a trial fail: those that its error or its knob reports name, else all of them."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}

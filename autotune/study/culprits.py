@@ -1,4 +1,4 @@
-"""Finds the change that made a trial fail by trying suspects right after it, so that no more trials are lost to it."""
+"""Finds the change that made a trial fail by trying possible causes at once, before more trials fail for the same cause."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks failures caused by a configuration's changes; those for lack of memory or by chance are left out.
+    """Tracks failures caused by a configuration's changes. Failures for lack of memory or by chance are left out.
 
-    Each suspected change is tried on the best so far, without the other changes of the failed trial. If that fails, the change
-    is the cause. If it works, the other changes remain suspects. Changes of higher tiers are tried first, since precision,
-    layout and compilation fail more often than loader workers.
+    Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If that trial
+    fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried first,
+    since precision, layout and compilation fail more often than loader workers.
 
     Args:
         space: the search space.
@@ -31,7 +31,7 @@ class Culprits:
         self._failure_model = FailureModel([], [])
 
     def learn(self, records: Sequence[TrialRecord]) -> None:
-        """Updates the suspects from all search trials so far."""
+        """Fits the failure model to all search trials so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
         worked = [record.changed for record in answers if record.value is not None]  # trials ruled out by loss parity ran, too
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
@@ -40,10 +40,10 @@ class Culprits:
     def barring(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a failed trial that shows that this configuration fails, too; None if it may work."""
         changed = self._space.changed(knobs)
-        blamed = ((one, may_be_to_blame(one)) for one in self._failed)
-        part = next((one for one, part in blamed if part and part.items() <= changed.items()), None)
-        if part is not None:
-            return part
+        causes = ((record, may_be_to_blame(record)) for record in self._failed)
+        alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
+        if alike is not None:
+            return alike
         failing = self._failure_model.failing(changed)
         same = (one for one in self._failed for key in failing if key in one.changed and one.changed[key] == changed[key])
         return next(same, None)
@@ -62,7 +62,7 @@ class Culprits:
         """Yields (key, full configuration, why) of trials that help to find the cause of a failure, latest failure first.
 
         Args:
-            best: the trial to apply the suspected change to.
+            best: the trial to which the possible cause is applied.
         """
         for record in reversed(self._failed):
             keys = self._failure_model.suspected(may_be_to_blame(record))

@@ -1,7 +1,7 @@
 """Chooses the configurations that a recording measures: the whole search space if it is small enough, else a sample.
 
-A sample must contain what samplers are likely to propose. So it has the baseline and the expert seeds, points one change away
-from these, and random points of the whole space, so that unexpected regions are covered, too.
+A sample must contain what samplers are likely to propose. So it has the baseline, the expert's initial configurations, and
+points one change away from these. Random points of the whole space cover unexpected regions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.space import ResolvedSpace
 from autotune.trials.session import configuration_key
 
 MAX_GRID_POINTS = 100_000  # most points of the full product, including inactive knobs, that are enumerated
-NEIGHBOUR_FRAC = 2 / 3  # of a sample: seeds and points one change away from a seed; the rest is random
+NEIGHBOUR_FRAC = 2 / 3  # of a sample: initial configurations and points one change away from these; the rest is random
 MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 
 
@@ -27,7 +27,7 @@ def configurations(space: ResolvedSpace, host_context: HostContext | None, *, mo
 
     Args:
         space: the search space.
-        host_context: machine and program, for the expert seeds; None for no seeds.
+        host_context: machine and program, for the expert's initial configurations; None to leave these out.
         most: upper limit for the number of configurations.
         seed: random seed of the sample.
     """

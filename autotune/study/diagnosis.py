@@ -9,7 +9,7 @@ from autotune.wording import communication_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds that common profilers use
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # the same for collectives
-LEAST_GAIN_FRAC = 0.03  # gain from an infinitely fast loader from which on a trial is called partly input-bound
+LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
 
 Finding = dict[str, str]
 

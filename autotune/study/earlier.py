@@ -70,7 +70,7 @@ def _take_baseline(earlier: Earlier, folder: StudyFolder) -> None:
     try:
         earlier.first = _first_result(folder.trial_path(0))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        earlier.why_no_baseline = f"what the baseline found out cannot be read ({error})"
+        earlier.why_no_baseline = f"the baseline's results cannot be read ({error})"
         earlier.records.pop(0)
 
 

@@ -33,14 +33,14 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # the latest ones, which have taken over what older ones found
+MAX_SOURCES = 8  # the latest studies, which have themselves taken over results of older ones
 MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # from a damaged study, which must not end this one
 MAX_OUT = 20  # kept small because each is compared with every proposal
 # Parts of the identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
-UNLIKE = ("machine.price_per_hour",)
+UNLIKE = ("machine.price_per_hour",)  # exceptions: may differ, too
 RECENT = ("program.script", "program.torch")  # what changes during development: the user is notified if nothing else differs
 
 
@@ -93,8 +93,8 @@ def inherit(session: Session) -> dict[str, Any]:
     if not seeds and not out:
         return {}
     used = {entry["study"] for entry in (*seeds, *out)}
-    told = [{"study": s.name, "is_same": not s.differs, "differs": s.differs} for s in sources if s.name in used]
-    return {"asked": asked, "sources": told, "seeds": seeds, "out_of_memory": out}
+    used_sources = [{"study": s.name, "is_same": not s.differs, "differs": s.differs} for s in sources if s.name in used]
+    return {"asked": asked, "sources": used_sources, "seeds": seeds, "out_of_memory": out}
 
 
 def earlier_noise(session: Session) -> stats.Noise | None:
@@ -118,15 +118,15 @@ def earlier_noise(session: Session) -> stats.Noise | None:
 def why_nothing(session: Session) -> str:
     """Returns a note on why nothing was taken over; "" if none is needed.
 
-    There is one if a named study had nothing useful, or if a study of the same command differs only in the script or torch:
-    such a study is used only if it is named.
+    A note is needed if a named study had nothing useful. It is also needed if a study of the same command differs only in the
+    script or torch, since such a study is used only if it is named.
     """
     config = session.inputs.config.search
     if not session.folder.is_kept:
         return ""
     if names := _names(config.warm_start):
         is_grid = config.sampler == "grid"
-        why = "a grid visits all in order" if is_grid else "it has no trial that beat its start, or none that can be read"
+        why = "a grid visits all in order" if is_grid else "it has no trial that beat its baseline, or none that can be read"
         return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
     for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:
@@ -154,9 +154,9 @@ def foreseen(inputs: StudyInputs, runs: Path) -> tuple[str, float] | None:
     Facts that only a baseline reveals (torch, the device) are not compared.
     """
     own = identity(inputs, None, None)
-    told = {f"program.{name}" for name in PROGRAM_FACTS}
+    unknown = {f"program.{name}" for name in PROGRAM_FACTS}
     for folder, about in _others(runs):
-        if set(_differing(about.identity, own)) <= told and (source := _source(folder, about, [])):
+        if set(_differing(about.identity, own)) <= unknown and (source := _source(folder, about, [])):
             searched = [record for record in source.records if record.kind is Kind.search]
             seconds = [record.seconds for record in searched if record.outcome is not Outcome.interrupted]
             if seconds:
@@ -170,7 +170,7 @@ def _names(asked: Any) -> list[str]:
 
 
 def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
-    """Returns the study with a name, or in a folder if the name contains a separator."""
+    """Returns the study with this name; a name that contains a separator is the path of the study's folder."""
     path = Path(os.path.expanduser(name))
     if os.sep in name:
         if (path / "study.json").is_file():
@@ -228,11 +228,11 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline: those that finals showed to be faster first, then by ratio."""
+    """Returns the configurations that beat their baseline. Those proven by finals come first, then the higher ratio."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            is_same_aim = source.about.objective == about.objective  # finals with another objective do not show this
+            is_same_aim = source.about.objective == about.objective  # finals with another objective prove nothing here
             for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
@@ -294,8 +294,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    A configuration is left out if one of these studies measured it or a larger one, or if the baseline here is as large:
-    something else must have used the memory.
+    A failure does not count if one of these studies measured the same or a larger configuration, or if the baseline here is as
+    large. Something else must have used the memory then.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]

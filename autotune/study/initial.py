@@ -13,7 +13,7 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-NUM_EARLIER_SEEDS = 3  # in replays of two recordings 1 % better than one seed after a short study, no worse after a long one
+NUM_EARLIER_SEEDS = 3  # in replays of two recordings, 1 % better than one after a short study and no worse after a long one
 NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower one
 FITS_FRAC = 0.97  # of the memory, as in the sampler; a configuration is expected to need as much here as in the earlier study
@@ -47,7 +47,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial.
     """
     space = session.resolved
-    # Seeds that an earlier run of this study has tried count, too.
+    # Initial configurations that an earlier run of this study tried count, too.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
@@ -57,11 +57,11 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
             continue
         num += 1
         why = f"{'the best' if seed['is_proven'] else 'among the best'} of {seed['study']}, trial {seed['trial']} there"
-        yield Proposal(knobs=knobs, why=f"{why}: {ratio_text(seed['ratio'])} of its start", origin=EARLIER)
+        yield Proposal(knobs=knobs, why=f"{why}: {ratio_text(seed['ratio'])} of its baseline", origin=EARLIER)
 
 
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
-    """Translates a configuration of another study: knobs searched here take its values, the others keep those they have here.
+    """Translates a configuration of another study: knobs that are searched here take its values, all others keep this study's.
 
     A number outside this space becomes the nearest one inside. Any other unknown value becomes the baseline's.
     """
@@ -82,7 +82,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         session: the study.
         hold: knobs that are not varied yet, with their values.
         may_fit: whether a configuration is expected to fit into memory.
-        is_led: whether RatesSampler takes over afterwards, which needs fewer seeds.
+        is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
@@ -96,14 +96,16 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
         elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):
             # Not on a CPU, where the process itself takes most of the memory.
-            why = "expert's choice at a smaller batch: what memory a sample takes"
+            why = "expert's choice at a smaller batch, to measure the memory per sample"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
 
 def filling_seed(
     session: Session, best: TrialRecord, filling_batch: Callable[[Knobs, list[int]], int | None]
 ) -> Iterator[Proposal]:
-    """Yields the best so far with a batch that fills the memory, if the best so far has a larger batch than the program.
+    """Yields the best so far with the largest batch that is expected to fit into memory.
+
+    Yields nothing unless the best so far already has a larger batch than the program.
 
     Args:
         session: the study.

@@ -63,7 +63,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
         listener: receives events and notices.
 
     Raises:
-        NothingWorked: the baseline or all of the first configurations failed; with the reason and the end of the log.
+        NothingWorked: the baseline or all of the first configurations failed; has the reason and the end of the log.
         FolderLost: the study's folder can no longer be written.
         BadInput: another autotune process is working on the study.
     """
@@ -86,8 +86,8 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
     return _run(inputs, folder, listener, is_new=False)
 
 
-def _run(inputs: StudyInputs, folder: StudyFolder, told: Listener, *, is_new: bool) -> Summary:
-    folder.mask, listener = inputs.secrets.message, Masked(told, inputs.secrets)
+def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new: bool) -> Summary:
+    folder.mask, listener = inputs.secrets.message, Masked(unmasked, inputs.secrets)
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
@@ -208,7 +208,7 @@ class _Study:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be resumed here and now, its trials could not stand beside new ones: "
+                f"STUDY: {self._folder.name!r} cannot be resumed here and now, its trials cannot be compared with new ones: "
                 f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
             )
 
@@ -250,7 +250,7 @@ class _Study:
             self._listener.planned(session.outlook())
 
     def _take_over(self) -> None:
-        """Takes over results of earlier studies before the search begins; a resumed study keeps those it took over first."""
+        """Takes over results of earlier studies before the search begins; a resumed study keeps what it took over first."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and len(session.searched) <= 1
         if is_new and not inputs.is_recording:
@@ -372,6 +372,6 @@ def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankRes
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     if NO_MODULE in record.reason:
-        lines.append(f"{shutil.which(command[0]) or command[0]} ran it: activate its environment, or name its own interpreter.")
-    lines.append(f"Nothing is tuned before it can; its output is in {folder.trial_path(0)}.")
+        lines.append(f"It ran with {shutil.which(command[0]) or command[0]}: activate its environment or name its interpreter.")
+    lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

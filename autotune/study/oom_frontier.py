@@ -9,7 +9,7 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 
 BATCH = "loader.batch_size"
-# Knobs that need more memory the larger they are: on a device the batch size, on the host also what workers hold.
+# Knobs whose larger values need more memory: on a device the batch size, on the host also the number of samples workers hold.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
 # Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
 # among them, since a program may read them.
@@ -31,7 +31,7 @@ class Frontier:
             knobs=entry["knobs"],
             changed={},
             outcome=Outcome(entry["outcome"]),
-            reason=f"it, or less, ran out of memory in {entry['study']}, trial {entry['trial']}",
+            reason=f"the same or a smaller configuration ran out of memory in {entry['study']}, trial {entry['trial']}",
         )) for entry in out]  # fmt: skip
 
     def beyond(self, knobs: Knobs) -> TrialRecord | None:

@@ -1,4 +1,4 @@
-"""Proposes the next trial: expert seeds, then single changes and the sampler, and costly values last. None is repeated."""
+"""Proposes the next trial: initial configurations, single changes, the sampler's proposals, costly values. None is repeated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # known configurations in a row, after which random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit the remaining budget
-NUM_SAME_FAILURES = 4  # first trials that all fail alike, other than out of memory, after which the search gives up
+NUM_SAME_FAILURES = 4  # the search gives up if its first trials, so many or more, all fail alike and not for lack of memory
 ANSWER_GAIN_FRAC = 0.03  # expected improvement below which ablation and finals need the time more than another trial
 ANSWER_AFTER = 2  # proposals in a row with so small an expected improvement, after which the search ends
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
@@ -42,7 +42,7 @@ UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective 
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
-TOO_RISKY = "what is left to try would run out of memory, or may and has too small an expected gain for that risk"
+TOO_RISKY = "every configuration left would run out of memory, or might do so for too small an expected gain"
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
@@ -122,7 +122,7 @@ class Search:
         for proposal in self._with_questions(self._proposals()):
             self._measure(proposal)
             self._keep_for_finals()
-            self._check_hope()
+            self._check_failures()
         return self._why_nothing_was_tried() or self._reason
 
     def _keep_for_finals(self) -> None:
@@ -162,7 +162,7 @@ class Search:
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
-        if self._is_led:  # its late part has only the lower tiers, which are reported next to the winner
+        if self._is_led:  # the late part then only restricts the best to lower tiers, to report these next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -186,7 +186,7 @@ class Search:
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _compare_losses(self) -> None:
-        """Runs loss parity for the best so far, so that the second half of the search looks for another one if it fails."""
+        """Runs loss parity for the best so far. If it fails, the rest of the search looks for another configuration."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -268,7 +268,7 @@ class Search:
         idle = [key for key in best.changed if key in found and found[key].ratio <= 1 + margin]
         if not idle:
             return None
-        why = f"trial {best.number} without what shows no effect: {', '.join(idle)}"
+        why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
     def _is_measured(self, key: str, value: KnobValue) -> bool:
@@ -297,7 +297,7 @@ class Search:
         if self._num_small >= ANSWER_AFTER:
             self._reason = ANSWER_FIRST
             return None
-        return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
+        return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _is_turn_of_single_change(self) -> bool:
         """Whether the next proposal is a single change instead of TPE's: at first one for each knob, then every other time.
@@ -319,7 +319,7 @@ class Search:
                 return Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
         return None
 
-    def _asked(self) -> Proposal | None:
+    def _sampled(self) -> Proposal | None:
         """Returns the sampler's next proposal that is new and fits the budget; None if it has none."""
         is_grid = self._sampler_name == "grid"
         limit, limit_too_dear = (MAX_REPEATED_GRID_POINTS,) * 2 if is_grid else (MAX_REPEATED_PROPOSALS, MAX_TOO_DEAR)
@@ -376,24 +376,24 @@ class Search:
     # Results ---------------------------------------------------------------------------------------------------
 
     def _measure(self, proposal: Proposal) -> None:
-        asked = proposal.trial
+        trial = proposal.trial
         try:
             record = self._session.measure(proposal.knobs, proposal.why, origin=proposal.origin)
         except Ending:
-            if asked is not None:
-                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+            if trial is not None:
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
             raise
         self._note(record)
-        if asked is None:
+        if trial is None:
             self._teach(record)
         else:
-            tell(self._study, asked, record, **self._limits())
+            tell(self._study, trial, record, **self._limits())
 
     def _note(self, record: TrialRecord) -> None:
         """Marks a configuration as tried, unless its trial was disturbed or cut off."""
         key = configuration_key(record.changed)
-        is_wanted = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE  # by the user
-        if record.outcome.is_no_answer and not is_wanted:
+        is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
+        if record.outcome.is_no_answer and not is_users_stop:
             self._chances[key] += 1
         if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
             self._known[key] = record
@@ -418,7 +418,7 @@ class Search:
         return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
-        """Whether a configuration is new and fits the remaining budget; notes in `_is_too_dear` if a new one does not fit."""
+        """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
         if self._is_known(knobs):
             return False
         if not self._fits(knobs):
@@ -464,7 +464,7 @@ class Search:
         budget = self._session.budget
         return (budget.search_left_s if self._num_searched else budget.left_s) > 0
 
-    def _check_hope(self) -> None:
+    def _check_failures(self) -> None:
         """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
         if len(tried) < NUM_SAME_FAILURES or any(record.outcome.has_value or record.outcome.is_memory for record in tried):

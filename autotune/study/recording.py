@@ -3,8 +3,9 @@
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
 machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
 
-Searches end among the best few, which may differ by less than two measurements of the same one do. So the best few can be
-measured more often. They are chosen by the rounds of all configurations; their further rounds do not affect that choice.
+A search ends with one of the best few configurations. These may differ by less than two measurements of one configuration do,
+so they can be measured more often. They are chosen by the rounds that measure all configurations. Their further rounds do not
+affect that choice.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # most that are measured more often, and the fraction of the best value that they must reach
+MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, at most; the fraction of the best value that they must reach
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Takes the measurements that are missing. Those of earlier runs count."""
+    """Takes the missing measurements. Measurements of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -42,7 +43,7 @@ class Recording:
         self._session.listener.notice(
             f"{_of_all(num, repeats)}: "
             + ("all that the search space has." if self._is_whole else "a sample of the search space.")
-            + (f" The best few then {further} more each." if further else "")
+            + (f" The best few are then measured {further} more times each." if further else "")
         )
         while todo := self._todo():
             for knobs, round_number in todo:
@@ -85,8 +86,8 @@ class Recording:
     def _best(self, num_rounds: int) -> list[Knobs]:
         """Returns the best few by the mean of the rounds of all, best first.
 
-        As in a replay, a configuration that may not win in half or more of its measurements is left out. A stricter rule would
-        drop the best one for a single unsteady measurement out of three.
+        As in a replay, a configuration is left out if half or more of its measurements may not win. A stricter rule would drop
+        the best configuration for a single unsteady measurement out of three.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
@@ -131,7 +132,7 @@ def _worth(scores: list[float | None]) -> float:
 
 
 def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:
-    """Returns how often each configuration was measured in each round, and how often that attempt was disturbed or cut off."""
+    """Returns how often each configuration was measured in each round, and how often an attempt was disturbed or cut off."""
     answered: Counter[Place] = Counter()
     chances: Counter[Place] = Counter()
     for record in records:

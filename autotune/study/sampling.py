@@ -13,7 +13,7 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-USUAL_SPREAD = 0.3  # relative to which the sampler takes the spreads of knobs
+USUAL_SPREAD = 0.3  # the sampler gets each knob's spread as a multiple of this
 
 
 def machine_of(session: Session) -> Machine:
@@ -38,13 +38,13 @@ def inform(
     is_open: Callable[[Knobs], bool],
     may_win: Callable[[Knobs], bool],
 ) -> None:
-    """Gives a sampler access to which configurations exist, which of them may still be tried, and what they cost.
+    """Tells a sampler which configurations exist, which of them may still be tried, and what they cost.
 
     Args:
         sampler: any sampler; only RatesSampler uses it.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
-        may_win: whether a measured configuration has not been ruled out by loss parity since.
+        may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out since.
     """
     if not isinstance(sampler, RatesSampler):
         return
@@ -72,7 +72,7 @@ def inform(
 
 
 def _usual_gains(knob: Knob, session: Session) -> dict[KnobValue, float]:
-    """Returns what values of a knob usually bring, as logarithms of the rate."""
+    """Returns value -> usual gain of a knob over its default, as logarithm of a ratio of rates."""
     space, here = session.resolved, session.host_context
     if not knob.usual_gain or here is None:
         return {}

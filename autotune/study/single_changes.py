@@ -22,21 +22,22 @@ class SingleChanges:
         self._turns: Counter[str] = Counter()
 
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
-        """Yields (key, full configuration), the most promising first.
+        """Yields (key, full configuration) in the order in which to try them.
 
-        Knobs that were changed least often come first. Among these, knobs come last if the best changed them and they are
-        categorical, since another value would undo the change. Knobs on the limiting side (input or device) come first.
+        Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best has
+        changed come last, since another value would undo that change. The remaining ties go to knobs on the limiting side
+        (input or device).
 
         Args:
             best: the trial to start from.
         """
         is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC
 
-        def expected_improvement(key: str) -> tuple[int, bool, bool]:
+        def rank(key: str) -> tuple[int, bool, bool]:
             is_taking_back = key in best.changed and not self._is_ordered(key)
             return (self._turns[key], is_taking_back, key.startswith("loader.") != is_waiting)
 
-        for key in sorted(self._keys, key=expected_improvement):
+        for key in sorted(self._keys, key=rank):
             for value in self._neighbours(key, best):
                 yield key, self._space.active({**self._space.reference, **best.knobs, key: value})
 
@@ -49,7 +50,7 @@ class SingleChanges:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns the expert's value, then the current value's neighbours, larger first; all values if they have no order."""
+        """Returns the expert's value, then the current value's neighbours, larger first; all others if values have no order."""
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])
         if own not in values or not self._is_ordered(key):
@@ -57,5 +58,5 @@ class SingleChanges:
         place = values.index(own)
         near = [values[n] for n in (place + 1, place - 1) if 0 <= n < len(values)]
         expert = self._expert.get(key)
-        # The expert's value comes first: next to 0 workers is 1, which gains almost nothing.
+        # The expert's value comes first: the only neighbour of 0 workers is 1, which gains almost nothing.
         return [expert, *near] if expert in values and expert != own else near

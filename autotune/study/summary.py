@@ -25,8 +25,8 @@ from autotune.trials.objective import means
 from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
-OVERSTATED = "the search's own numbers, which overstate"
-CONTRADICTORY = "measured more than once, without an interval, it contradicts itself"
+OVERSTATED = "the ratio is from the search, which overstates it"
+CONTRADICTORY = "its repeated measurements, none with an interval, contradict each other"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "start", "spared_s",

@@ -25,9 +25,9 @@ SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine, a wind
 FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, plus what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
-ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes; the less of that there is time for, the less is reserved
+ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these fit, the less is reserved
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
-CONFIRMING_FRAC = 0.10  # of the budget that the search gives up in addition, so that the verdict gets an interval
+CONFIRMING_FRAC = 0.10  # of the budget: what the search gives up in addition, so that the verdict gets an interval
 LARGE_FRAC = 0.25  # the same where the effect is large: confirming it is worth more than the search's last trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # of the reserve may be used by a search trial that overruns
@@ -91,7 +91,7 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline: cheap trials need less of the budget.
 
-        Reserves less for attribution if the program is too slow to separate two knobs: the search makes better use of it.
+        Reserves less for attribution if the program is too slow to separate two knobs: the search makes better use of the time.
         """
         if self.total_s is None:
             return
@@ -149,7 +149,7 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget, in whole minutes, in which a first trial of this cost would still have fitted."""
+        """Returns the budget in seconds, rounded up to minutes, into which a first trial of this cost would have fitted."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
@@ -197,7 +197,7 @@ class Costs:
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
-        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> the latest of it
+        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
 
     def learn(self, record: TrialRecord) -> None:
@@ -220,7 +220,7 @@ class Costs:
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the least seconds for measuring a configuration again, in a fresh process with a warm compile cache.
 
-        Counts only as much window as a final needs: the first one may have restarted, or run on for lack of an interval.
+        Counts only as much window as a final needs: the first window may have restarted, or run on for lack of an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
@@ -231,7 +231,7 @@ class Costs:
         return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: KnobValue) -> float:
-        """Returns the start cost of a costly value: as observed, else scaled from the highest of the knob, else a guess."""
+        """Returns the start cost of a costly value: as observed, else scaled from the knob's other values, else a guess."""
         if (key, value) in self._compile_s:
             return self._compile_s[key, value]
         relative = self._costly.get(key, {})
@@ -266,7 +266,7 @@ def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
     """Returns the seconds of a trial at another batch size: step time grows in proportion to the samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
-    # Windows are bounded by time, not by steps; but slow steps have a least number, so growth counts up to a factor of 4.
+    # Windows are bounded by time, not by steps. But they have a least number of steps, so growth counts up to a factor of 4.
     return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 

@@ -1,7 +1,7 @@
 """Handles programs whose own loss is not finite: their speed is measured, but losses cannot be compared.
 
 Toys and smoke tests diverge, and so does a program whose learning rate is still to be tuned; their speed matters all the same.
-A trial is then not rejected for what the unchanged program does not keep finite, only for the rest.
+So if the unchanged program's loss (or gradients) is not finite, no trial is rejected for the same fault.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def loss_words(records: Sequence[TrialRecord]) -> str:
     Args:
         records: by number; the first one that saw it counts.
     """
-    if not (told := _first(records, LOSS)):
+    if not (since := _first(records, LOSS)):
         return ""
-    return f"the program's own loss is not finite ({told}): losses cannot be compared"
+    return f"the program's own loss is not finite ({since}): losses cannot be compared"
 
 
 def caveat(records: Sequence[TrialRecord]) -> str:
@@ -41,8 +41,8 @@ def caveat(records: Sequence[TrialRecord]) -> str:
     said = []
     if words := loss_words(records):
         said.append(f"{words}, so changes of numerics are `not checked`")
-    if told := _first(records, SCALING):
-        said.append(f"the program's own gradients overflow ({told})")
+    if since := _first(records, SCALING):
+        said.append(f"the program's own gradients overflow ({since})")
     return f"{'; '.join(said)}. {ONLY_SPEED}" if said else ""
 
 

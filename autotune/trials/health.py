@@ -1,9 +1,9 @@
 """Judges whether the machine disturbed a trial: what invalidates its rate, and what is only noted.
 
 Disturbances are external causes that slow a trial down: other programs on its cores or its device, a hypervisor that gives
-the cores away, a device that is too hot or throttled from outside. Only noted are a power cap (the trial's own draw),
-throttling by a cgroup quota (its own use), pressure (its own threads wait for each other, too), the kernel's threads (they
-write back and decrypt for the trial), and the page cache.
+the cores away, a device that is too hot or throttled from outside. Other causes are only noted: a power cap (the trial's own
+draw), throttling by a cgroup quota (its own use), pressure (its own threads wait for each other, too), the kernel's threads
+(they write back and decrypt for the trial), and the page cache.
 
 Even little foreign work is too much. Measured on two cores, a program of two threads that uses both ran at 1.00 of its speed
 with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11 with 1.1: the threads of a step spin while
@@ -26,8 +26,8 @@ DRIFT_FACTOR = 1.5  # between measurements of one configuration; 18 of 272 recor
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 FOREIGN_CORES = 0.1  # used by others on a busy machine; above it a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle
-WAITING_CORES = 0.1  # the trial's threads that were runnable without a core; below it the others had cores of their own
-ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle, and as a share of all: with so many idle, waiting is not caused by others
+WAITING_CORES = 0.1  # the trial's threads that were runnable but had no core; with fewer, others did not take its cores
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all: with so many idle, others are not the cause of waiting
 STEAL_CORES = 0.1  # given to others by the hypervisor
 SLOWDOWN_FRAC = 0.001  # of the window under thermal or brake slowdown, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
@@ -66,7 +66,7 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
         return []
     found = []
     limit = max(FOREIGN_CORES, FOREIGN_FRAC * use.num_cores)
-    if use.foreign_cores is not None and use.foreign_cores > limit and (_was_in_want(use) or not is_trial_running):
+    if use.foreign_cores is not None and use.foreign_cores > limit and (_lacked_cores(use) or not is_trial_running):
         words = f"other programs used {use.foreign_cores:.2g} of {_of(use)}{_named(use)}"
         found.append(Disturbance(kind=CPU, amount=use.foreign_cores, limit=limit, words=words))
     if use.steal_cores is not None and use.steal_cores > STEAL_CORES:
@@ -105,7 +105,7 @@ class Level:
 
     A machine that is never quiet must not make the tool useless. A disturbance that lasts through both attempts of the
     baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed if it gets worse than that.
-    Search rates from before and after are not comparable, but those of the finals are, because they take turns. On a fully
+    Search rates from before and after are not comparable, but those of the finals are, since these take turns. On a fully
     loaded machine no increase is visible, so only the turns and their interval protect the comparison.
 
     Attributes:
@@ -186,18 +186,18 @@ def own_share(use: CpuUse | None) -> str:
 
     It is reported but is no disturbance: all trials that are compared with each other suffer the same.
     """
-    if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _was_in_want(use):
+    if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
-    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give them one core more"
+    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give the study one more core"
 
 
 def shared(records: Iterable[TrialRecord]) -> str:
-    """Returns what autotune took from the last affected one of several compared trials, naming all of them; "" for none."""
-    told = [(record.number, words) for record in records if (words := record.evidence.get(OWN_SHARE))]
-    if not told:
+    """Returns the latest `own_share` sentence of some trials, with the numbers of all that have one; "" if none has."""
+    affected = [(record.number, words) for record in records if (words := record.evidence.get(OWN_SHARE))]
+    if not affected:
         return ""
-    numbers = ", ".join(str(number) for number, _ in told)
-    return f"{told[-1][1]} (trial{'s' if len(told) > 1 else ''} {numbers})"
+    numbers = ", ".join(str(number) for number, _ in affected)
+    return f"{affected[-1][1]} (trial{'s' if len(affected) > 1 else ''} {numbers})"
 
 
 def note(record: TrialRecord, found: Sequence[Disturbance]) -> None:
@@ -232,11 +232,11 @@ def drift(records: Sequence[TrialRecord]) -> str:
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
         f"the program as it is ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
-        "these rates do not repeat, and the ratio is that of the runs made in turn"
+        "these rates do not repeat; the ratio compares only runs that took turns"
     )
 
 
-def _was_in_want(use: CpuUse) -> bool:
+def _lacked_cores(use: CpuUse) -> bool:
     """Whether the trial had fewer cores than it could have used: hardly any were idle, and its threads had to wait."""
     foreign_cores = use.foreign_cores or 0.0
     idle_cores = use.idle_cores if use.idle_cores is not None else use.num_cores - use.own_cores - foreign_cores

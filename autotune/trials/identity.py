@@ -1,4 +1,4 @@
-"""Describes a study, and what makes its results comparable: by name, so that a difference can be reported."""
+"""Describes a study and what makes its results comparable, as named values, so that each difference can be reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def about(
     space: ResolvedSpace | None = None,
     first: RankResult | None = None,
 ) -> StudyRecord:
-    """Returns study.json, with the space as asked for until the baseline has run, and as it is searched from then on.
+    """Returns study.json. Its space is the requested one until the baseline has run, then the one that is searched.
 
     Args:
         inputs: the study's inputs.
@@ -150,16 +150,16 @@ def script(command: CommandTemplate) -> str | None:
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns one phrase for each difference of two identities: "program.torch: was '2.14.1', is '2.15.0'".
 
-    What only the baseline can tell, the resolved space and the program's own facts, is compared if both know it. The script is
-    compared if it was recorded, which earlier versions did not do.
+    The resolved space and the facts that the program reports are known only after a baseline, so they are compared only if both
+    identities have them. The script is compared if it was recorded, which earlier versions did not do.
 
     Args:
         was: as recorded.
         now: as it is.
     """
-    told = [f"program.{name}" for name in PROGRAM_FACTS]
-    is_told = all(any(parts.get(name) for name in told) for parts in (was, now))
-    names = [name for name in sorted({*was, *now}) if is_told or not (name.startswith(SPACE) or name in told)]
+    reported = [f"program.{name}" for name in PROGRAM_FACTS]
+    is_reported = all(any(parts.get(name) for name in reported) for parts in (was, now))
+    names = [name for name in sorted({*was, *now}) if is_reported or not (name.startswith(SPACE) or name in reported)]
     if not was.get(SCRIPT):
         names = [name for name in names if name != SCRIPT]
     return [f"{name}: was {was.get(name)!r}, is {now.get(name)!r}" for name in names if was.get(name) != now.get(name)]

@@ -57,10 +57,10 @@ def launch(
         number: of the trial.
         spec: further fields of the harness's Spec.
     """
-    everything, asked = {**command.placeholders, **knobs}, {**pinned, **changed}
+    everything, wanted = {**command.placeholders, **knobs}, {**pinned, **changed}
     passed = {key: everything[key] for key in command.placeholders}
     variables = {**process_environment(config, machine), **compile_cache(study), **(env or {}), **config.env}
-    for key, value in asked.items():
+    for key, value in wanted.items():
         variables.update(knob(key).environment(value))
     return Launch(
         argv=command.argv(hidden.reveal(everything)),
@@ -71,7 +71,7 @@ def launch(
             trial=number,
             nonce=secrets.token_hex(8),
             folder=os.path.abspath(folder),
-            knobs={key: value for key, value in asked.items() if key not in passed},
+            knobs={key: value for key, value in wanted.items() if key not in passed},
             passed=passed,
             device=config.device.kind,
             memory_limit_bytes=memory_cap_bytes(config.device, machine),

@@ -115,7 +115,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     elif difference < -tolerance_frac:
         reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps"
     elif difference > tolerance_frac:
-        reason = f"{percent(difference)} above the baseline's loss over {len(own)} steps, as two runs of the baseline are apart"
+        reason = f"{percent(difference)} above the baseline's loss over {len(own)} steps, no more than its own runs may differ"
     else:
         reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps"
     return Comparison(

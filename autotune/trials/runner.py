@@ -30,7 +30,7 @@ from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
 from autotune.trials.watch import MachineWatch, configured_device
 
-# Outcomes that may be down to chance: the same trial is attempted once more. Never after it ran out of memory.
+# Outcomes that may be down to chance, so that the trial is attempted once more. Running out of memory is not one of them.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
 # Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
@@ -40,7 +40,7 @@ GATE_S = 30.0  # longest wait for a device whose memory is still held
 QUIET_LEFT_FRAC = 0.25  # neither wait may take more than this share of the trial's remaining time
 BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a disturbed baseline that took longer is not repeated
 TIME_UP = "the study's time was up"
-LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # a trial ends its window this long before its deadline, plus the baseline's exit time
+LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # a window ends LEAVE_S plus the baseline's exit time before the deadline, at most LEAVE_MAX_S
 COOL_DOWN_S = 10.0  # least rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
@@ -246,7 +246,7 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces the second attempt after a timeout: it takes as long again, with nothing else to show for it."""
+        """Announces the second attempt after a timeout, because it may take as long again without any visible progress."""
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
@@ -338,7 +338,7 @@ class TrialRunner:
 
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record
-        # Before the record is written: a trial that has one may be shown.
+        # Before the record is written, since a trial with a record may be shown.
         seal(self._folder.trial_path(record.number), self._inputs.secrets)
         record.reason = self._inputs.secrets.text(record.reason)
         record.evidence = self._inputs.secrets.document(record.evidence)

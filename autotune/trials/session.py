@@ -24,10 +24,10 @@ from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
-LEAST_CYCLES = 2  # of a window, which opens in the middle of one
+LEAST_CYCLES = 2  # in a window, since it opens in the middle of a cycle
 MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # of the best so far: a trial certainly below it is stopped early
-BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window over that of others: only it looks for cycles of steps
+BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, relative to other trials': only it looks for cycles of steps
 OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected
 
 
@@ -54,7 +54,7 @@ class Session:
     """A running study.
 
     Attributes:
-        inputs: what was asked for.
+        inputs: the study's inputs.
         folder: where everything is written.
         listener: receives the events.
         interrupts: whether the user asked to stop.
@@ -191,7 +191,7 @@ class Session:
         """Returns the rate below which a search trial is stopped early; None to never stop it.
 
         A trial races only against proven rates of its own tier and lower ones: the best configuration of a lower tier is
-        worth knowing even if a higher tier is faster. Only if throughput alone decides can a low rate rule a trial out.
+        worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
         """
         rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
@@ -314,7 +314,7 @@ class Session:
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
-        """Excuses trials for what the unchanged program does not keep finite, and notifies when that is new."""
+        """Excuses trials from being finite where the unchanged program is not either; notifies the user of new excuses."""
         known, self.runner.excused = self.runner.excused, excused(self.records)
         if self.runner.excused - known:
             text = caveat(self.records)

@@ -31,15 +31,15 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
     """Returns the variables that select the program's devices; `device.index` counts those visible to autotune.
 
     Args:
-        device: the index and kind asked for.
+        device: the configured index and kind.
         nproc: processes of a recipe, each with a device of its own, from `device.index` on.
     """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
     if not device.index:
         return {}
-    visible, asked = visible_devices(os.environ), range(device.index, device.index + nproc)
-    entries = [str(index) for index in asked] if visible is None else visible[asked.start : asked.stop]
+    visible, wanted = visible_devices(os.environ), range(device.index, device.index + nproc)
+    entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
     return {"CUDA_VISIBLE_DEVICES": ",".join(entries)}
 
 

@@ -56,7 +56,7 @@ def interval(results: Sequence[RankResult]) -> stats.Interval | None:
 
 
 def why_no_interval(results: Sequence[RankResult]) -> str:
-    """Returns why `interval` returns None, from the first rank that has a reason; "" if it does not."""
+    """Returns why `interval` returns None, from the first rank that has a reason; "" if it returns an interval."""
     return next((reason for result in _with_window(results) if (reason := _half_width_frac(result)[1])), "")
 
 
@@ -118,7 +118,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
 
 
 def cycle(result: RankResult) -> dict[str, float]:
-    """Returns `Spec.cycle`, the steps and seconds of a cycle, of a rank; {} if its steps come in none."""
+    """Returns a rank's `Spec.cycle`, the steps and seconds of one cycle; {} if its steps have no cycles."""
     window = result.window
     if window is None or not window.cycles:
         return {}

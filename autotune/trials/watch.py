@@ -26,8 +26,8 @@ STEADY, OVER = "steady", "exit"  # phases: the window lies between their first s
 class MachineWatch:
     """Watches the machine for a study; called from the study's own thread each time it polls the trial.
 
-    The judged span starts and ends when the poll first sees the measuring window and its end, each a tenth of a second late.
-    Counters are read at these two moments, and the device is sampled once a second in between.
+    The judged span starts and ends when the poll first sees the measuring window and its end, each up to a tenth of a second
+    late. Counters are read at these two moments, and the device is sampled once a second in between.
 
     Args:
         device: monitor of the device, or of several.
@@ -57,15 +57,15 @@ class MachineWatch:
         self._gate = MemoryGate(device, clock=self._clock.monotonic)
 
     def follow(self, results: Sequence[RankResult]) -> None:
-        """Switches to the devices that a trial's ranks reported, if they differ from the watched; called between trials.
+        """Switches to the devices that a trial's ranks reported, if these are not watched already; called between trials.
 
         Which devices the user's own command uses (`torchrun`, a device chosen in the script) is known only after its first
         trial. Until then, the configured device is watched.
         """
-        told = list(dict.fromkeys(uuid for result in results if (uuid := result.facts.get("device_uuid"))))
-        if not told or set(told) == {device.uuid for device in self._device.devices}:
+        reported = list(dict.fromkeys(uuid for result in results if (uuid := result.facts.get("device_uuid"))))
+        if not reported or set(reported) == {device.uuid for device in self._device.devices}:
             return
-        found = [open_device(uuid=uuid) for uuid in told]
+        found = [open_device(uuid=uuid) for uuid in reported]
         if any(isinstance(device, NoDevice) for device in found):  # on another machine, or unknown to NVML
             as_one(found).close()
             return
@@ -178,8 +178,8 @@ def configured_device(config: StudyConfig) -> DeviceMonitor:
     device = config.device
     if device.kind == "cpu":
         return NoDevice()
-    visible, asked = visible_devices(os.environ), range(device.index, device.index + config.launch.nproc)
-    entries = [str(index) for index in asked] if visible is None else visible[asked.start : asked.stop]
+    visible, wanted = visible_devices(os.environ), range(device.index, device.index + config.launch.nproc)
+    entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
     if not entries:
         return NoDevice()
     return as_one([open_device(index=int(entry)) if entry.isdigit() else open_device(uuid=entry) for entry in entries])

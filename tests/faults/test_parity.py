@@ -60,7 +60,7 @@ def test_the_runs_that_compared_it_are_there_with_their_losses(divergent):
 
 def test_the_terminal_says_what_is_out_and_why(divergent):
     study, _ = divergent
-    assert re.search(r"^note  Loss parity: bf16 fails \(loss .*\)\. Out with it: trial \d+", study.said, re.MULTILINE)
+    assert re.search(r"^note  Loss parity: bf16 fails \(loss .*\)\. Ruled out with it: trial \d+", study.said, re.MULTILINE)
     assert re.search(r"^rejected  bf16: loss \S+ against \S+ after 40 steps", study.said, re.MULTILINE)
 
 

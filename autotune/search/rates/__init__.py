@@ -1,4 +1,4 @@
-"""Provides a sampler that models what makes a training rate: the device, the loader, and the memory that both must fit."""
+"""Provides a sampler that models what determines a training rate: the device, the loader, and the memory that both need."""
 
 from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.history import MEASURED

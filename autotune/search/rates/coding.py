@@ -2,10 +2,10 @@
 
 A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
 are coded cumulatively: each column is the step from one level to the next, so that neighbours are similar whatever the shape.
-So are the modes of a ladder such as compile.mode, where each does what the one before it does, and more. Other values have a
-column each, except the first. Any two knobs also have the products of their columns, so that the model can learn pairs of
-values that help or hinder each other. There are thousands of those, and a model needs only their inner products, which
-`Features` gives.
+The modes of a ladder such as compile.mode, where each mode does what the previous one does and more, are coded in the same way.
+Other values have a column each, except the first. Any two knobs also have the products of their columns, so that the model can
+learn pairs of values that help or hinder each other. There are thousands of such products. A model needs only their inner
+products, which `Features` gives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether they are numbers.
-        step: of a ladder, where each value includes the one before: prior spread from one to the next, relative to the first.
+        step: for a ladder, where each value includes the previous one: prior spread of a later step, relative to the first.
     """
 
     key: str
@@ -114,7 +114,7 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: other configurations, whose values inside a range become levels, too.
-        ladders: values of knobs in an order in which each includes the one before, and `Levelled.step`.
+        ladders: knob -> its values, ordered so that each includes the previous one, and its `Levelled.step`.
     """
 
     def __init__(

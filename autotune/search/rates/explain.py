@@ -1,4 +1,4 @@
-"""Words a proposal in one line."""
+"""Describes a proposal in one line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_SAID = 1.0  # a possible gain above this only shows how little is known
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns what differs between two configurations: "batch 32 -> 64, bf16"."""
     keys = [key for key in after if key not in before or not _same(before[key], after[key])]
-    told = [_change(key, before.get(key), after[key]) for key in keys[:MAX_CHANGES]]
+    listed = [_change(key, before.get(key), after[key]) for key in keys[:MAX_CHANGES]]
     more = f" and {len(keys) - MAX_CHANGES} more" if len(keys) > MAX_CHANGES else ""
-    return ", ".join(told) + more or "the same"
+    return ", ".join(listed) + more or "the same"
 
 
 def gain(expected: float, possible: float) -> str:

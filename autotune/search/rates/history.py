@@ -101,22 +101,22 @@ def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
 
 
 def _finished(trial: FrozenTrial) -> Seen:
-    told = trial.user_attrs.get(MEASURED) or {}
+    stored = trial.user_attrs.get(MEASURED) or {}
     broken = {name for name, violation in trial.constraints.items() if violation > 0}
-    rate = _positive(told.get("rate"))
+    rate = _positive(stored.get("rate"))
     is_measured = rate is not None and not broken & {"memory", "works"}
     return Seen(
         params=trial.params,
         score=trial.values[0] if is_measured and trial.values else None,
         rate=rate if is_measured else None,
-        device_rate=_positive(told.get("device_rate")) if is_measured else None,
-        loader_rate=_positive(told.get("loader_rate")) if is_measured else None,
-        is_shared=told.get("regime") == "shared",
-        is_rough=told.get("outcome") in ("raced", "unsteady"),
-        peak_bytes=_positive(told.get("peak_memory_bytes")),
+        device_rate=_positive(stored.get("device_rate")) if is_measured else None,
+        loader_rate=_positive(stored.get("loader_rate")) if is_measured else None,
+        is_shared=stored.get("regime") == "shared",
+        is_rough=stored.get("outcome") in ("raced", "unsteady"),
+        peak_bytes=_positive(stored.get("peak_memory_bytes")),
         is_out=bool(broken & set(MEMORY_CONSTRAINTS)),
-        to_blame=frozenset(told["to_blame"]) if told.get("to_blame") else None,
-        may_win=is_measured and not broken and told.get("outcome") in (None, "ok"),
+        to_blame=frozenset(stored["to_blame"]) if stored.get("to_blame") else None,
+        may_win=is_measured and not broken and stored.get("outcome") in (None, "ok"),
     )
 
 

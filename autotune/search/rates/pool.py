@@ -30,7 +30,7 @@ class Pool:
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
 
     def encode(self, configurations: Sequence[Params]) -> Codes:
-        """Returns the codes of configurations; of each only once, since the trials of a study are asked for again and again."""
+        """Returns the codes of configurations. Each is encoded only once, since every proposal needs those of all trials."""
         keys = [tuple(params.items()) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._encoded}
         self._encoded.update(zip(new, self._coding.encode(list(new.values())), strict=True))
@@ -46,7 +46,7 @@ class Pool:
         return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
 
     def distinct(self, codes: Codes) -> Codes:
-        """Returns the distinct ones among configurations, without inactive knobs."""
+        """Returns the configurations that are still distinct without their inactive knobs."""
         found: dict[bytes, Codes] = {}
         for row in codes:
             key = row.tobytes()

@@ -67,7 +67,7 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
 
 
 def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
-    """Returns the share of the loader's workers without a core of their own besides the step's; 0 without workers."""
+    """Returns the share of the loader's workers that must take cores from the step; 0 without workers."""
     busy = np.minimum(workers, machine.num_cores or np.inf)
     free = np.maximum(0.0, (machine.num_cores or np.inf) - (threads if machine.is_cpu else 1.0))
     return np.asarray(np.where(workers > 0, 1 - np.minimum(busy, free) / np.maximum(busy, 1.0), 0.0))
@@ -76,8 +76,8 @@ def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
 def device_rate(rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> tuple[Array, Array]:
     """Returns the D that explains a rate, given L, and by what factor it is less certain than the rate.
 
-    Found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone decides, any large D would do, and
-    the factor is large.
+    D is found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone decides, any large D would do,
+    and the factor is large.
     """
 
     def together(device: Array) -> Array:

@@ -29,9 +29,9 @@ class Rules:
         may_win: whether a configuration was not ruled out after it was measured.
         expected_s: expected seconds of a trial.
         costly: knobs whose values cost a compilation -> the value that does not.
-        gains: what values usually bring, as logarithms of a rate, by knob; 0 for those that are not named.
-        spreads: by how much that usually varies, by knob, relative to `model.USUAL`; 1 for those that are not named.
-        ladders: values of knobs in an order in which each does what the one before does, and more; and `Levelled.step`.
+        gains: knob -> value -> its usual gain, as logarithm of a ratio of rates; 0 for values that are not named.
+        spreads: knob -> usual spread of its gains, relative to `model.USUAL`; 1 for knobs that are not named.
+        ladders: knob -> its values, ordered so that each does what the previous one does and more, and its `Levelled.step`.
     """
 
     active: Callable[[Params], Params] = lambda params: params
