@@ -93,7 +93,7 @@ def test_a_machine_without_gpus_is_fine_where_it_has_none() -> None:
     host = changed(HOST, adapters=[], numa_nodes={"0": "0-31"})
     findings = everything(NO_GPUS, host, changed(PYTHON, cuda=None, is_available=None), {})
     assert {finding.status for finding in findings} == {Status.ok, Status.skipped}
-    assert "trains on the CPU" in one(findings, "driver").found
+    assert "training runs on the CPU" in one(findings, "driver").found
     assert not any(finding.name in ("clocks", "topology", "NVLink") for finding in findings)
 
 
@@ -244,7 +244,7 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
 @pytest.mark.parametrize(
     ("variables", "status", "cost"),
     [
-        ({"OMP_NUM_THREADS": "1"}, Status.warning, "no more of the 32 effective cores"),
+        ({"OMP_NUM_THREADS": "1"}, Status.warning, "the rest of the 32 effective cores"),
         ({"OMP_NUM_THREADS": "64"}, Status.warning, "take turns"),
         ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.ok, ""),
         ({"OMP_NUM_THREADS": "32,4"}, Status.ok, ""),
@@ -321,7 +321,7 @@ def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_
     assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.skipped
     found = check_program({}, "ended with status 2", gpus=NO_GPUS, host={}, named="/bin/ls")[0]
     assert found.status is Status.error
-    assert "/bin/ls is not a Python" in found.found
+    assert "/bin/ls is not a working Python" in found.found
     assert "pip" not in found.command
 
 

@@ -60,7 +60,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
             return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
-        text = "no NVIDIA driver: programs train on the CPU"
+        text = "no NVIDIA driver: training runs on the CPU"
         if found.get("has_amd_files"):
             text = "no NVIDIA driver, only AMD's, which these checks do not cover"
         return _finding("driver", text, Status.skipped)
