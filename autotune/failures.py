@@ -191,7 +191,7 @@ def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _is_loss_not_finite(result: RankResult) -> bool:
-    """Whether the last loss of a rank was NaN or infinite."""
+    """Whether the first or the last loss of a rank was NaN or infinite."""
     return result.loss is not None and result.loss.get("is_finite") is False
 
 

@@ -34,8 +34,8 @@ ACCUMULATION = Knob(
     helps=(
         "A batch too large for memory: activations are those of one small batch. Optimizers whose update is expensive compared "
         "with a small batch: it runs once in k iterations. Ranks under DistributedDataParallel: gradients and buffers are "
-        "exchanged for the k-th batch only, as under `no_sync`. (In the first two updates they are exchanged for every batch, "
-        "until it is clear that the program leaves gradients alone.)"
+        "exchanged for the k-th batch only, as under `no_sync`. In the first two updates they are exchanged for every batch, "
+        "until it is clear that the program leaves gradients alone."
     ),
     hurts=(
         "k times the launches for the same samples: where the large batch fits it is faster. The program still counts its own "
