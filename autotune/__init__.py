@@ -29,13 +29,16 @@ def apply(file: str | os.PathLike[str]) -> None:
 
 
 def trial_step(samples: float | None = None) -> None:
-    """Counts a training step, for programs whose steps autotune cannot see: no optimizer of torch.optim, new tensors each time.
+    """Counts a training step, for programs whose steps autotune cannot detect.
+
+    These are programs that use no optimizer of torch.optim and replace their parameters by new tensors at every step.
 
     Call it once after every step. In a trial, only these calls then count as steps, no longer those of optimizers; outside a
     trial it does nothing and costs a tenth of a microsecond.
 
     Args:
-        samples: number trained on in this step by this process; if not given, the training loader's batches or steps count.
+        samples: number of samples that this process trained on in this step. If not given, the training loader's batches are
+            counted, or the steps themselves.
     """
     harness = sys.modules.get("_autotune_harness")  # its name in trials, too, where it is not loaded as part of autotune
     if harness is not None:

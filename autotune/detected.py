@@ -1,4 +1,4 @@
-"""Words what the harness found out about a program, for `inspect` and for `run` when it cannot measure."""
+"""Formats what the harness detected in a program as text, for `inspect` and for `run` when it cannot measure."""
 
 from __future__ import annotations
 

@@ -40,22 +40,22 @@ Verdict = tuple[Outcome, str]
 
 MAX_QUOTED_CHARS = 340  # of the program's own text; autotune's words are never cut
 NEAR_CAP_FRAC = 0.9  # of the memory: above it, an ambiguous failure counts as out of memory
-MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; nobody scales down on purpose
+MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
 MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one in 2000
 CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
-LOSS, SCALING = "loss", "scaling"  # what the unchanged program may fail to keep finite, which then excuses its trials
+LOSS, SCALING = "loss", "scaling"  # if one of these is not finite in the unchanged program, no trial fails for it
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
     "no optimizer step was seen: the program imported torch, but no optimizer of torch.optim stepped, nor were parameters "
-    "written after backward passes. Give the command that trains, not one that only prepares or evaluates; a loop whose steps "
-    "cannot be seen calls autotune.trial_step() after each"
+    "written after backward passes. Give the command that trains, not one that only prepares or evaluates. If its steps cannot "
+    "be detected, let it call autotune.trial_step() after each"
 )
 WITHOUT_TORCH = (
-    "no Python process of the program imported torch: autotune measures PyTorch training. Give the command that trains; one "
-    "that trains inside a container or on another machine is out of reach"
+    "no Python process of the program imported torch: autotune measures PyTorch training. Give the command that trains; "
+    "training inside a container or on another machine cannot be measured"
 )
 UNLOADED = (
     "harness not loaded: the program ended without a sign of the harness. Python was started with -I or -E, the environment "
@@ -131,11 +131,11 @@ def _decide(facts: Facts) -> Verdict:
     if first is not None and not _is_second_hand(first, facts):
         return _of_exception(first, facts)
     if first is not None and not (_killed(facts).name or facts.cause == "deadline"):
-        return _of_loss(first, facts)
+        return _of_lost_peer(first, facts)
     if first is not None:
         return _of_ending(facts)
     if facts.results and not _missing(facts.results):
-        return _of_answers(facts)
+        return _of_results(facts)
     return _of_ending(facts)
 
 
@@ -148,10 +148,10 @@ def root(facts: Facts) -> RankResult | None:
     return min(failed, key=lambda one: (_is_second_hand(one, facts), one.failed_s or 0.0, one.rank), default=None)
 
 
-# Every rank has answered ---------------------------------------------------------------------------------------------------
+# Every rank has a result ---------------------------------------------------------------------------------------------------
 
 
-def _of_answers(facts: Facts) -> Verdict:
+def _of_results(facts: Facts) -> Verdict:
     for kind, reason in _overflows(facts):
         if kind not in facts.excused:
             return Outcome.nonfinite, reason
@@ -174,29 +174,30 @@ def _of_answers(facts: Facts) -> Verdict:
 
 
 def not_finite(facts: Facts) -> dict[str, str]:
-    """Returns what was not finite in training: LOSS or SCALING -> since when, or how much, in words; {} if all was."""
+    """Returns what was not finite in training: LOSS or SCALING -> since when, or how often, in words; {} if all was finite."""
     skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
     found = dict(reversed([*_overflows(facts), *skips]))
     return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
 
 
 def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yields what was not finite at the end, LOSS or SCALING, rank by rank, with the reason if that is not excused."""
+    """Yields (LOSS or SCALING, reason to fail the trial) for each rank where that was not finite at the end."""
     for result in facts.results:
-        if _is_lost(result):
+        if _is_loss_not_finite(result):
             yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
         if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
             counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
             yield SCALING, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
 
 
-def _is_lost(result: RankResult) -> bool:
+def _is_loss_not_finite(result: RankResult) -> bool:
+    """Whether the first or the last loss of a rank was NaN or infinite."""
     return result.loss is not None and result.loss.get("is_finite") is False
 
 
 def _since(results: Sequence[RankResult]) -> str:
-    """Returns since when the loss is not finite; only the first losses are kept one by one."""
-    curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_lost(result)]
+    """Returns since when the loss is not finite: from which step if it is among the first losses, which are kept one by one."""
+    curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_loss_not_finite(result)]
     steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
     known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
     return f"from step {min(known)} on" if known else f"by step {max(map(_steps_of, results))}"
@@ -220,7 +221,7 @@ def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
     if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
         return Outcome.nonfinite if _is_lasting(result) else Outcome.unsteady, _skipped(result, facts)
     if retries := result.memory.get("alloc_retries"):
-        why = f"memory is thrashing: the allocator gave everything back and took it again {retries} times in the window"
+        why = f"memory is thrashing: the allocator freed its cached blocks and allocated anew {retries} times in the window"
         return Outcome.unsteady, f"{why}{_on(result, facts)}"
     if result.window.is_raced:
         return Outcome.raced, result.window.reason
@@ -269,12 +270,17 @@ def _steps_of(result: RankResult) -> int:
 # A rank has raised ---------------------------------------------------------------------------------------------------------
 
 
-def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
-    """Returns the verdict when ranks have lost a peer that raised no exception."""
-    told = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
-    then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in told else ""
+def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
+    """Returns the verdict when ranks have lost a peer that raised no exception.
+
+    Args:
+        lost: the first rank that lost it.
+        facts: the trial's.
+    """
+    raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
+    then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in raised else ""
     for rank, code in failed_ranks(facts.log_tail):
-        if rank not in told:
+        if rank not in raised:
             return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
@@ -372,7 +378,7 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
     return shares
 
 
-# Some rank never answered --------------------------------------------------------------------------------------------------
+# Some rank has no result ---------------------------------------------------------------------------------------------------
 
 
 def _of_ending(facts: Facts) -> Verdict:
@@ -385,7 +391,7 @@ def _of_ending(facts: Facts) -> Verdict:
         rank = "" if signal.rank is None else f", rank {signal.rank} first,"
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es){rank} for memory in phase {facts.phase}"
     if facts.cause == "deadline":
-        return _of_silence(facts)
+        return _of_deadline(facts)
     if signal.name:
         said = raised or "".join(CPP_SAID.findall(log)[-1:])
         if known := _of_message(said, _quoted(said), facts):
@@ -404,7 +410,7 @@ def _of_ending(facts: Facts) -> Verdict:
     return Outcome.error, _unseen(facts)
 
 
-def _of_silence(facts: Facts) -> Verdict:
+def _of_deadline(facts: Facts) -> Verdict:
     """Returns the verdict for a passed deadline: out of memory if a process died of that and the others waited for it."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"

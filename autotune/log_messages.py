@@ -1,4 +1,4 @@
-"""Knows how Python and libraries report failures: exception classes, messages, and where a log contains the user's own."""
+"""Recognises how Python and libraries report failures, by exception class and message, and finds the user's own in a log."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-MIN_CHARS = 8  # least length to match inside words, too: a secret-sounding variable may hold "0" or "true", which every log has
-MIN_WORD_CHARS = 4  # least length to match as a whole word, if it mixes letters with anything else: "hunter2"
-MIN_TYPED_CHARS = 3  # least length of a value typed as a secret to match as a whole word
+# Least length of a value to be masked: a secret-sounding variable may hold "0" or "true", which stand in every log.
+MIN_CHARS = 8  # inside words, too
+MIN_WORD_CHARS = 4  # as a whole word, if the value mixes letters with anything else: "hunter2"
+MIN_TYPED_CHARS = 3  # as a whole word, if the user typed the value as a secret
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",

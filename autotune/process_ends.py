@@ -42,8 +42,8 @@ class FailedRank(NamedTuple):
 def failed_ranks(log: str) -> list[FailedRank]:
     """Returns the ranks that torchrun names as failed at a log's end, the root cause first; [] if it names none.
 
-    torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then one that a
-    signal ended is the root, except SIGTERM, which torchrun itself sends to the others.
+    torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then a rank that a
+    signal ended is taken as the root cause, unless it is SIGTERM, which torchrun itself sends to the others.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:

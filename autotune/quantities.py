@@ -35,7 +35,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Cuts it at 0, which few blocks can put an end below."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Cut at 0, since few blocks can make its end negative."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 

@@ -95,7 +95,7 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
     "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, where unknown is None. `exposed_s` is how many seconds
     of a step a rank waits in collectives, `own_s` is the rest. The rank that enters a collective last waits for no other, so
-    the shortest wait is the cost of communication itself; what other ranks wait beyond it, they wait for stragglers.
+    the shortest wait is the cost of communication itself. Whatever another rank waits beyond that is due to stragglers.
     """
     if len(results) < 2:
         return {}
@@ -145,10 +145,10 @@ def _communication(
     waits_s = [entry["exposed_s"] for entry in by_rank]
     if None in waits_s:
         return None
-    told = [result.communication for result in results]
-    gradient_bytes = max(int(each.get("gradient_bytes") or 0) for each in told)
-    known = [each["bandwidth_bytes_per_s"] for each in told if each.get("bandwidth_bytes_per_s")]
-    bandwidth = min(known) if len(known) == len(told) else None
+    measured = [result.communication for result in results]
+    gradient_bytes = max(int(each.get("gradient_bytes") or 0) for each in measured)
+    known = [each["bandwidth_bytes_per_s"] for each in measured if each.get("bandwidth_bytes_per_s")]
+    bandwidth = min(known) if len(known) == len(measured) else None
     return {
         "exposed_s": min(waits_s),
         "exposed_frac": min(waits_s) / step_s if step_s else None,

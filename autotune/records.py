@@ -132,10 +132,10 @@ class TrialRecord:
     """One finished trial.
 
     Attributes:
-        number: its place in the study, from 0, the baseline; also its folder's name.
+        number: its place in the study and its folder's name; 0 is the baseline.
         kind: why it was run.
-        repeats: number of the trial whose configuration is measured again, or whose losses are checked (kind parity); None for
-            a first measurement.
+        repeats: number of the trial whose configuration is measured again, or whose losses are checked (kind parity); None if
+            this is the configuration's first measurement.
         round: round of the finals or of the attribution it belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
@@ -166,7 +166,7 @@ class TrialRecord:
             absent.
         scores: objective -> its value as a score, where more is better, the deciding objective first; None when unknown. Empty
             in records that hold throughput only.
-        violations: key of a constraint -> share by which the trial exceeds it, above 0.
+        violations: key of a violated constraint -> share by which the trial exceeds its limit.
         losses: loss of each of the first optimizer steps, averaged over ranks, at most 64; None for one that is not finite, []
             if none was seen.
         ranks: several ranks together and one by one, see `ranks.joined`; {} for a single rank.
@@ -261,7 +261,7 @@ class StudyRecord:
         fingerprint: hash of `identity`; only results with the same fingerprint are compared.
         identity: what makes results comparable, by name: machine, program, objective, space (see trials/identity.py).
         asked: knob key -> domain that the user asked for, as written by `Domain.as_json`, or {"auto": true}.
-        space: the same for the knobs that are searched here, once the baseline has run; until then as `asked`.
+        space: knob key -> domain for the knobs that are searched here, once the baseline has run; until then as `asked`.
         pinned: knobs the user fixed, for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
@@ -276,7 +276,7 @@ class StudyRecord:
         target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
-        noise: spread from process to process as earlier studies know it, {"spread", "freedom"}; {} for nothing.
+        noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} if there are none.
     """
 
     name: str
@@ -378,7 +378,7 @@ def checked_summary(raw: Any) -> Summary:
     _check_kinds(raw, "summary", _SUMMARY_SHAPE)
     for trial in raw["trials"]:
         if not isinstance(trial, dict):
-            raise ValueError(f"summary with a trial that is none, got {trial!r:.80}")
+            raise ValueError(f"summary with a trial that is no mapping, got {trial!r:.80}")
         Outcome(str(trial.get("outcome")))
         _check_kinds({"number": None, **trial}, "summary's trial", _TRIAL_SHAPE)
     return dict(raw)
@@ -394,7 +394,7 @@ def _check_schema(raw: Any, what: str) -> None:
 def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:
     for name, kinds in shape.items():
         if name in values and not isinstance(values[name], kinds):
-            raise ValueError(f"{what} with {name!r} of another kind, got {values[name]!r:.80}")
+            raise ValueError(f"{what} with {name!r} of the wrong type, got {values[name]!r:.80}")
 
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
@@ -412,7 +412,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
-#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   had no effect
+#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
+#    changes without effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],
 #  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
 #             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,

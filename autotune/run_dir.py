@@ -116,7 +116,7 @@ class StudyFolder:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is not one.
+            ValueError: study.json does not hold a study's record.
         """
         return StudyRecord.from_json(read_json(self.study_file))
 
@@ -177,7 +177,7 @@ class StudyFolder:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is not one.
+            ValueError: it does not hold a summary.
         """
         return checked_summary(read_json(self.summary_file))
 
@@ -271,7 +271,7 @@ def check_name(name: str) -> None:
     """Checks a study's name.
 
     Raises:
-        BadInput: it could leave the runs folder or upset a shell.
+        BadInput: the name could lead out of the runs folder, would need quoting in a shell, or is reserved.
     """
     if not NAME_PATTERN.fullmatch(name):
         raise BadInput(
@@ -311,7 +311,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
 
 def call(folder: StudyFolder) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if the name means a later study."""
+    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study."""
     try:
         is_meant = find(folder.path.parent, folder.name).path == folder.path
     except BadInput:

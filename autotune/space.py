@@ -18,9 +18,8 @@ if TYPE_CHECKING:  # Optuna costs half a second to import and only a running stu
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
-DEPENDENT = [
-    key for key, found in CATALOGUE.items() if found.is_active is not Knob.is_active
-]  # have no effect with some values
+# Knobs that have no effect with some values of other knobs.
+DEPENDENT = [key for key, found in CATALOGUE.items() if found.is_active is not Knob.is_active]
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class SearchSpace:
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step holds `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key -> why it is not searched though a named space has it: another knob that was typed excludes it.
+        left_out: knob key -> why it is not searched although a named space has it: a knob that the user named excludes it.
         typed: knobs that the user named, besides those of a named space; known when a study starts, not when it is resumed.
     """
 
@@ -209,7 +208,10 @@ class ResolvedSpace:
         ]
 
     def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
-        """Returns (why, full configuration) for what an expert would try first: at most five, without the baseline."""
+        """Returns the initial configurations, what an expert would try first, as (why, full configuration).
+
+        They are at most five, without the baseline.
+        """
         expert = self.experts(host_context)
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
@@ -228,8 +230,8 @@ class ResolvedSpace:
     def experts(self, host_context: HostContext) -> Knobs:
         """Returns the experts' values, each moved to the nearest value of its domain."""
         wanted = {key: knob(key).expert(host_context) for key in self.domains}
-        snapped = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
-        return {key: value for key, value in snapped.items() if value is not None}
+        nearest = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
+        return {key: value for key, value in nearest.items() if value is not None}
 
     def with_smaller_batch(self, knobs: Knobs) -> Knobs | None:
         """Returns `knobs` with the next batch size below the baseline's; None if there is none."""
@@ -275,7 +277,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
         passed: knobs that travel through the command line -> their value in the baseline's.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
-    # Values worth trying lie around the program's own. If a value was not observed, it is known from the command line only.
+    # Values worth trying lie around the program's own value: the observed one, or else the one in its command line.
     host_context = replace(host_context, observed={**passed, **host_context.observed})
     held = _held(space, reference)
     for key, asked in space.domains.items():
@@ -372,7 +374,7 @@ def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
 
 
 def _never_active(domains: dict[str, Domain], reference: Knobs) -> list[str]:
-    """Returns the keys that no value of any one other knob would make active."""
+    """Returns the keys that stay inactive whatever value any single other knob takes."""
     settings = [reference, *({**reference, key: value} for key, domain in domains.items() for value in domain.values)]
     return [key for key in domains if not any(knob(key).is_active(setting) for setting in settings)]
 

@@ -106,23 +106,23 @@ def block_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How far measurements of one configuration lie apart from process to process, as other rounds have shown.
+    """An estimate of how much measurements of one configuration vary from process to process.
 
     Attributes:
         spread: standard deviation of one measurement within a round, on the log scale.
-        freedom: degrees of freedom it is known with.
+        freedom: degrees of freedom of the estimate.
     """
 
     spread: float
     freedom: float
 
     def capped(self, freedom: float) -> Noise:
-        """Returns the same spread, known with so many degrees of freedom at most."""
+        """Returns the same spread with at most this many degrees of freedom."""
         return Noise(spread=self.spread, freedom=min(self.freedom, freedom))
 
 
 def pooled(noises: Iterable[Noise | None]) -> Noise | None:
-    """Returns what several estimates of the spread say together: variances weighted by degrees of freedom; None for none."""
+    """Returns one estimate of the spread from several, with variances weighted by degrees of freedom; None without any."""
     known = [noise for noise in noises if noise is not None and noise.freedom > 0]
     freedom = sum(noise.freedom for noise in known)
     if not freedom:
@@ -139,7 +139,7 @@ def log_mean_interval(
     Args:
         values: measurements of one thing.
         confidence: probability that the interval holds the true mean.
-        noise: what other measurements say of the spread of one of these.
+        noise: the spread of one of these measurements as estimated from others.
     """
     centre, half, _ = _log_mean(values, confidence, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
@@ -147,7 +147,7 @@ def log_mean_interval(
 
 
 def spread_of(values: Sequence[float]) -> Noise | None:
-    """Returns how far measurements of one thing lie apart, on the log scale; None for fewer than two."""
+    """Returns the spread of measurements of one thing, on the log scale; None for fewer than two."""
     if len(values) < 2:
         return None
     return Noise(spread=float(np.log(np.asarray(values, dtype=float)).std(ddof=1)), freedom=len(values) - 1)
@@ -171,7 +171,7 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval, where other rounds have added some; None for those of the rounds alone.
+        freedom: degrees of freedom of the interval if other rounds have added some; None if it has those of its rounds alone.
     """
 
     ratio: float
@@ -192,7 +192,7 @@ def paired_ratio(
         rates: one rate a round, per second.
         others: the other configuration's rates of the same rounds.
         confidence: probability that the interval holds the true ratio.
-        noise: what other rounds say of the spread.
+        noise: the spread as estimated from other rounds.
 
     Raises:
         ValueError: the lengths differ, or there is no round.
@@ -214,7 +214,8 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
 
     Args:
         now: measured now; without an interval the quotient has none.
-        then: measured earlier. If its rounds are unknown, its interval is read as a normal one, for the larger standard error.
+        then: measured earlier. If the number of its rounds is unknown, its interval counts as a normal one, which gives the
+            larger standard error.
         confidence: of the intervals given and returned.
     """
     ratio = now.ratio / then.ratio
@@ -232,7 +233,7 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
 
 
 def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
-    """Returns how many pairs bring a ratio's interval to `half` on the log scale, if they scatter as others did."""
+    """Returns how many pairs with this noise bring the half-width of a ratio's interval to `half`, on the log scale."""
     for num in range(1, at_most):
         error = math.sqrt(2 / num) * noise.spread
         if _t_quantile(noise.freedom + num - 1, 0.975) * error <= half:
@@ -306,7 +307,7 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def is_slower(ratio: Ratio) -> bool:
-    """Whether the candidate is certainly slower, by as much as "faster" must be faster."""
+    """Whether the candidate is certainly slower, by at least FASTER_FRAC."""
     return ratio.ci is not None and ratio.ci[1] < 1 / (1 + FASTER_FRAC)
 
 
@@ -336,7 +337,7 @@ class Comparison(Generic[Arm]):
     """Several configurations compared with one of them, in rounds that hold each at most once.
 
     Attributes:
-        ratios: configuration -> the reference's rate over its own; the intervals hold all at once.
+        ratios: configuration -> the reference's rate over its own, with simultaneous intervals.
         noise: spread of one measurement within a round, from these rounds alone; None without degrees of freedom.
     """
 
@@ -358,7 +359,7 @@ def compare_rounds(
         rounds: rates by configuration, positive, per second.
         reference: the configuration to compare with the others.
         confidence: probability that all intervals hold.
-        noise: what other rounds say of the spread.
+        noise: the spread as estimated from other rounds.
     """
     used = [measured for measured in rounds if len(measured) > 1]
     arms = list(dict.fromkeys([reference, *(arm for measured in used for arm in measured)]))

@@ -45,7 +45,7 @@ def knob_phrase(key: str, value: KnobValue) -> str:
 
 
 def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the results of comparing losses as (label, text): of the best, and of each configuration that they rejected."""
+    """Returns the results of comparing losses as (label, text): for the best, and for each configuration that was rejected."""
     found = summary.get("parity") or {}
     lines = [("parity", f"loss {found['text']}")] if found.get("text") and found.get("verdict") != "not needed" else []
     if found.get("verdict") == "not needed" and found.get("training"):

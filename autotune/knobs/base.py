@@ -115,15 +115,16 @@ class Knob:
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
         environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
         variables: every variable that any value may set; env.NAME cannot set the same one in the same study.
-        is_before_torch: whether the knob takes effect before torch is imported, other than through an environment variable.
-        is_unknown: whether it is unknown if the knob changes results; if so, losses are compared before a value may win.
+        is_before_torch: whether the knob must be set before torch is imported although it is no environment variable.
+        is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; tried only on the best configuration of the other knobs.
         start_costs: value -> seconds that its compilation takes, relative to the cheapest; 1 for values that are not named.
-        usual_gain: what the expert's value, or any but the default if experts have none, usually brings, as a logarithm of the
-            rate: where a search starts from until its own trials say otherwise.
-        usual_spread: by how much the logarithm of the rate usually varies with its values: what a first trial of it may show.
-        step_spread: the same from one choice to the next, if they are a ladder: all but the first do much the same, and each
-            more than the one before; None if they are not.
+        usual_gain: usual effect of the expert's value on the logarithm of the rate, or of every value but the default if there
+            is no expert's value: the mean that the search assumes before its own trials.
+        usual_spread: how much the logarithm of the rate usually varies with the knob's values: the spread that the search
+            assumes before its own trials.
+        step_spread: the same between neighbouring choices, if the choices are ordered: all but the first do much the same, each
+            more than the one before. None if they are not ordered.
         brief: a few words for the overview; with key and tier, a line fits in 80 columns.
         phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
         off_phrase: text for the value "off" in such a list, "fp32".

@@ -24,8 +24,8 @@ _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, s
 
 PAGE_HEAD = """# Which settings can it change?
 
-Every setting ("knob"), by family. `autotune knobs` lists which are impossible on your machine, `autotune knobs NAME` which
-values of one would be tried there. This page is made by `autotune knobs --page`.
+Every setting ("knob"), by family. `autotune knobs` says which of them cannot be set on your machine, and `autotune knobs NAME`
+which values of a knob would be tried there. This page is made by `autotune knobs --page`.
 """
 
 

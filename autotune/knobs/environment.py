@@ -70,8 +70,8 @@ def env_knob(name: str) -> Knob:
             f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
             "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "
             "of a value are compared with the baseline's before it may win. Where a knob sets the same variable (memory.malloc "
-            "sets LD_PRELOAD), one of the two may be asked for; the other leaves the search."
+            "sets LD_PRELOAD), name only one of the two; the other leaves the search."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable that changes what is trained (a batch size, say) is searched like any other: a worse loss shows it.",
+        hurts="A variable that changes what is trained (a batch size, say) is searched like any other; only the loss shows it.",
     )

@@ -176,12 +176,13 @@ SET_TO_NONE = Knob(
     brief="gradients dropped, not zeroed",
     in_code="optimizer.zero_grad(set_to_none={value!r})",
     summary=(
-        "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever a program asks. "
-        "The optimizer skips parameters without gradients; zeros are decayed and moved by momentum."
+        "Whether zero_grad() sets gradients to None (torch's default since 2.0) or fills them with zeros, whatever the program "
+        "passes to it. The optimizer skips a parameter whose gradient is None; with zeros, momentum and weight decay still "
+        "change it."
     ),
     helps=(
         "`true`: no pass over memory to fill it with zeros, and less memory during the forward pass. `false`: allocations stay "
-        "where they are, which a fragmented allocator may like."
+        "where they are, which can help where memory is fragmented."
     ),
     hurts=(
         "`false` reads and writes every gradient once more in each step. Parameters that get no gradient in some steps train "
@@ -205,15 +206,16 @@ ACTIVATION_CHECKPOINTING = Knob(
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
         "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are the outermost modules that stand "
-        "directly in a Sequential or ModuleList, of the most frequent class; models of transformers use their own switch."
+        "directly in a Sequential or ModuleList, of the most frequent class; models of transformers use their own switch for "
+        "it."
     ),
     helps=(
-        "A device full of activations (long sequences, large images, deep models): memory falls to one block's and the "
-        "boundaries, which makes room for a larger batch."
+        "A device full of activations (long sequences, large images, deep models): only the activations of one block and those "
+        "between blocks are kept, which makes room for a larger batch."
     ),
     hurts=(
-        "The forward of the blocks is paid twice: slower wherever memory was enough. Nothing is gained by models without "
-        "repeated blocks. Random numbers that a block draws by other means than torch's generators are drawn anew."
+        "The blocks' forward pass is computed twice: slower wherever memory was enough. Models without repeated blocks gain "
+        "nothing. Random numbers that a block draws by other means than torch's generators are drawn anew."
     ),
 )
 
@@ -236,8 +238,8 @@ SDPA = Knob(
     ),
     helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
     hurts=(
-        "Each kernel takes some inputs only (flash: 16 bits, no mask of one's own); where none of them qualifies, `math` keeps "
-        "the whole table of scores in memory, and the trial counts as not applicable. Sums are taken in another order."
+        "Each kernel takes some inputs only (flash: 16 bits, no custom mask); where none of them qualifies, `math` keeps the "
+        "whole matrix of scores in memory, and the trial counts as not applicable. Sums are taken in another order."
     ),
 )
 
@@ -251,7 +253,7 @@ L2_FETCH_GRANULARITY = Knob(
     bounds=lambda _: (32, 128),
     blocked=below_ampere,
     usual_spread=0.04,
-    brief="bytes of a miss in the L2 cache",
+    brief="bytes fetched on an L2 cache miss",
     in_code="cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     summary=(
         "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "

@@ -90,8 +90,8 @@ NUM_WORKERS = Knob(
         "between the steps. Sample order stays the same; random augmentation draws from per-worker seeds."
     ),
     helps=(
-        "The device is idle while the loop waits for data (`show` prints the share). Needed are about 1.1 x device rate x "
-        "seconds of work per sample, so 4 to 8 a GPU for JPEG pipelines. Raise until the wait vanishes, no further."
+        "The device is idle while the loop waits for data (`show` prints the share). About 1.1 x device rate x seconds of work "
+        "per sample are needed, so 4 to 8 a GPU for JPEG pipelines. Raise until the wait vanishes, no further."
     ),
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
@@ -270,16 +270,16 @@ OWN_CORES = Knob(
     is_active=has_workers,
     is_before_torch=True,  # torch counts the cores while it is loaded
     usual_spread=0.15,
-    brief="cores apart for workers and step",
+    brief="own cores for workers and step",
     in_code={
         True: "os.sched_setaffinity in the program and in worker_init_fn, or `autotune apply`",
-        False: "bind workers to no cores of their own",
+        False: "do not bind the workers to cores",
     },
     summary=(
         "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
         "half of what threads.affinity leaves. It needs loader.num_workers > 0."
     ),
-    helps="Workers that compute all the time take no turns from the thread that launches the kernels, or from a CPU's step.",
+    helps="Workers that compute all the time no longer interrupt the thread that launches the kernels, or the step on a CPU.",
     hurts=(
         "Neither side can use cores that the other leaves idle. torch gets as many threads as the step has cores, unless a "
         "threads.* knob sets another number."
@@ -335,10 +335,13 @@ DEVICE_PREFETCH = Knob(
         False: "copy each batch when it is used",
     },
     summary=(
-        "Fetches one batch ahead and copies to the device, on a side stream, what the program was seen to move there; its own "
-        "`batch.to(device)` then finds the copy made. It needs loader.pin_memory."
+        "Fetches one batch ahead and copies to the device, on a side stream, the tensors that the program was seen to move "
+        "there. The program's own `batch.to(device)` then returns the finished copy. It needs loader.pin_memory."
     ),
-    helps="Large batches on a slow link: the copy hides behind the step before, where non_blocking alone still puts it first.",
+    helps=(
+        "Large batches on a slow link: the copy overlaps with the step before. With non_blocking alone the step still waits "
+        "for its copy."
+    ),
     hurts=(
         "The device holds one batch more. A loop that waits for its loader waits one batch earlier. With loader.num_workers=0 "
         "the order of random numbers between data set and model changes. Not measured on a GPU yet."
@@ -369,21 +372,22 @@ UINT8_TRANSFER = Knob(
         False: "convert and normalise in the data set's transforms",
     },
     summary=(
-        "Keeps images as they were decoded, one byte a value, until they are on the device: what the training loader's data "
-        "set does last, the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the arithmetic per "
-        "channel after it (Normalize), is noted, and done where the program moves the batch, in the same order. The program, "
-        "its transforms and the other loaders stay as they are, and the model sees the same float32 tensors."
+        "Keeps images as they were decoded, one byte a value, until they are on the device. The last operations of the "
+        "training loader's data set are the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the "
+        "arithmetic per channel after it (Normalize). They are recorded, and carried out in the same order where the program "
+        "moves the batch. The program, its transforms and the other loaders stay as they are, and the model sees the same "
+        "float32 tensors."
     ),
     helps=(
-        "A quarter of the bytes goes from the workers to the training process, through page-locked memory and over the bus to "
-        "a GPU, and the workers no longer convert and normalise: what remains of the data set's work gets the cores."
+        "Only a quarter of the bytes goes from the workers to the training process, through page-locked memory and over the "
+        "bus to a GPU. The workers no longer convert and normalise, which leaves the cores to the rest of the data set's work."
     ),
     hurts=(
         "The device does the arithmetic instead, a few passes over the batch. On a CPU the training process does it, between "
-        "the steps, and it is tried there only when you name its values. Whatever else is done with the floats before the "
-        "batch is moved (RandomErasing after Normalize, MixUp in the collate function) needs them there: they are converted "
-        "as before, and where that is so for most batches the knob is not applicable. Images that NumPy converts to floats are "
-        "not seen. Not measured on a GPU yet."
+        "the steps; there the knob is tried only when you name its values. If anything else uses the floats before the batch "
+        "is moved (RandomErasing after Normalize, MixUp in the collate function), the images are converted as before; if that "
+        "happens for most batches, the knob is not applicable. Images that NumPy converts to floats are not seen. Not measured "
+        "on a GPU yet."
     ),
 )
 

@@ -58,8 +58,8 @@ ALLOCATOR = Knob(
         "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(
-        "Batches whose shapes differ (text, detection): memory falls into pieces, the allocator retries (num_alloc_retries) or "
-        "a batch that should fit does not. expandable_segments is the first to try."
+        "Batches whose shapes differ (text, detection): memory becomes fragmented, the allocator retries (num_alloc_retries) "
+        "or a batch that should fit does not. expandable_segments is the first to try."
     ),
     hurts=(
         "With fixed shapes it changes little. Rounding takes more memory, collecting costs time near the limit; "
@@ -85,7 +85,7 @@ FRACTION = Knob(
         "its first optimizer step on. If device.memory_limit is lower, it takes precedence."
     ),
     helps="Another program needs its share of the device, and the training is to be measured with what is left.",
-    hurts="Near the bound unused memory is given back and asked for again, and beyond it the trial is out of memory.",
+    hurts="Near the limit unused memory is freed and allocated again; beyond it the trial is out of memory.",
 )
 
 MALLOC = Knob(

@@ -181,7 +181,7 @@ ALGO = Knob(
     ),
     hurts=(
         "One algorithm for every size of message is rarely best. A bare name that a collective does not know ends the program "
-        "since 2.24. CollnetDirect and CollnetChain need a network that reduces, and its plugin."
+        "since 2.24. CollnetDirect and CollnetChain need a network that can compute reductions, and its plugin."
     ),
 )
 
@@ -205,7 +205,7 @@ PROTO = Knob(
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
         "NCCL's documentation advises against setting it except to leave one out: LL128 where it is not supported corrupts "
-        "data, so no value here asks for it. Small messages suffer without the low-latency protocols."
+        "data, so no value here selects it. Small messages suffer without the low-latency protocols."
     ),
 )
 
@@ -230,7 +230,7 @@ MIN_NCHANNELS = Knob(
     helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
     hurts=(
         "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages still use fewer "
-        "channels. Left out where nccl.max_nchannels is lower."
+        "channels. It is not set where nccl.max_nchannels is lower."
     ),
 )
 
@@ -289,7 +289,7 @@ BUFFSIZE = Knob(
     phrase="NCCL buffsize {}",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
     helps="Large messages over links with much latency (larger), or a GPU whose memory is nearly full (smaller).",
-    hurts="Every channel and peer has its buffer: 16 MiB of each takes GPU memory from the batch.",
+    hurts="Every channel and peer has a buffer of its own: at 16 MiB each, they take GPU memory from the batch.",
 )
 
 P2P_LEVEL = Knob(
@@ -304,11 +304,11 @@ P2P_LEVEL = Knob(
     variables=(VARIABLES["nccl.p2p_level"],),
     is_unknown=True,  # with a bad PCIe setup, direct transfers corrupt data
     usual_spread=0.1,
-    brief="how far GPUs read one another",
+    brief="how far GPUs read each other",
     phrase="NCCL p2p_level {}",
     summary=(
-        "NCCL_P2P_LEVEL: the longest way on which GPUs of one machine read each other's memory directly: LOC never, NVL by "
-        "NVLink, PIX one PCIe switch, PXB several, PHB within a NUMA node, SYS everywhere. Beyond it, data go through the host."
+        "NCCL_P2P_LEVEL: the longest path over which GPUs of one machine read each other's memory directly: LOC never, NVL "
+        "NVLink, PIX one PCIe switch, PXB several, PHB within a NUMA node, SYS any. On longer paths, data go through the host."
     ),
     helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster, or far slower, than it assumes.",
     hurts=(
@@ -368,8 +368,8 @@ IB_HCA = Knob(
         "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of names with `=` before it for exact ones: "
         "`=mlx5_0,mlx5_1`, `^=mlx5_2` for all but that."
     ),
-    helps="Some adapters are for storage, on another network or far from the GPUs, and NCCL takes them in.",
-    hurts="Adapters left out are bandwidth left out. The names are this machine's, and must be those of all others.",
+    helps="Some adapters are for storage, on another network or far from the GPUs, and NCCL uses them all the same.",
+    hurts="Leaving out an adapter loses its bandwidth. The names are this machine's; all machines must have the same.",
 )
 
 SOCKET_IFNAME = Knob(
@@ -390,7 +390,7 @@ SOCKET_IFNAME = Knob(
         "before it for exact names: `=eth0`, `^docker`."
     ),
     helps="Several networks, of which NCCL picks the slower, or one that does not lead to the other machines.",
-    hurts="An interface that does not reach the others ends the start with a timeout. The names must be those of all machines.",
+    hurts="If an interface does not reach the other machines, the start times out. All machines must have the same names.",
 )
 
 CROSS_NIC = Knob(
@@ -412,7 +412,7 @@ CROSS_NIC = Knob(
         "2 (NCCL's own) only where that is faster by its model."
     ),
     helps="0 on networks with a switch for each adapter (rails), 1 where all adapters of a machine share a switch.",
-    hurts="The wrong one sends traffic across rails, or gives up the freedom to balance it.",
+    hurts="The wrong value sends traffic across rails, or gives up the freedom to balance it.",
 )
 
 KNOBS = [

@@ -31,26 +31,26 @@ STRATEGY = Knob(
     blocked=alone,
     choices=(DDP, FSDP),
     domain=lambda _: [DDP, FSDP],
-    brief="whole replicas, or shares (FSDP2)",
+    brief="whole replicas, or shards (FSDP2)",
     in_code={
         "ddp": "DistributedDataParallel(model)",
         "fsdp": "fully_shard(block) for each block, then fully_shard(model), of torch.distributed.fsdp",
     },
     summary=(
-        "How replicas are kept in step. `ddp`: each rank has the whole model, gradients are averaged. `fsdp`: each rank keeps "
-        "its share of parameters, gradients and optimizer state, and gathers those of a block when it needs them (FSDP2, "
-        "`torch.distributed.fsdp.fully_shard`). It works for recipes (`launch.nproc=N`) and for your own program if "
-        "an argument sets it: `--strategy {parallel.strategy=ddp}`."
+        "How replicas are kept in step. `ddp`: each rank has the whole model, and gradients are averaged. `fsdp`: each rank "
+        "keeps a shard of parameters, gradients and optimizer state, and gathers the parameters of a block when it needs them "
+        "(FSDP2, `torch.distributed.fsdp.fully_shard`). It works for recipes (`launch.nproc=N`) and for your own program if an "
+        "argument sets it: `--strategy {parallel.strategy=ddp}`."
     ),
     helps=(
-        "Models whose weights, gradients and optimizer state take much of the memory: of each a rank keeps 1/N, which makes "
-        "room for a larger batch."
+        "Models whose weights, gradients and optimizer state take much of the memory: a rank keeps only 1/N of each, which "
+        "makes room for a larger batch."
     ),
     hurts=(
         "More communication: parameters are gathered in the forward pass and, unless `parallel.reshard_after_forward` is off, "
-        "again in the backward pass. No channels_last (shares are contiguous), no fp16 scaling by autotune. Gradients are "
-        "added up in another order, running statistics of batch normalisation are those of each rank. Checkpoints "
-        "contain shares: the program must load them accordingly."
+        "again in the backward pass. No channels_last (shards are contiguous), no fp16 scaling by autotune. Gradients are "
+        "added up in another order, and each rank has its own running statistics of batch normalisation. Checkpoints "
+        "contain shards: the program must load them accordingly."
     ),
 )
 
@@ -70,9 +70,9 @@ RESHARD_AFTER_FORWARD = Knob(
         "pass and gathers them again for the backward pass, false keeps them in between. The outermost module stays as the "
         "program has it."
     ),
-    helps="false saves one gathering of all parameters a step, where the memory is there; true is what makes large models fit.",
+    helps="false saves one all-gather of all parameters a step, if the memory suffices; true is what makes large models fit.",
     hurts=(
-        "false keeps the whole model on each rank between forward and backward pass, beside the shares. Means nothing to a "
+        "false keeps the whole model on each rank between forward and backward pass, beside its shard. It has no effect on a "
         "model that is sharded as one, or not at all."
     ),
 )
@@ -117,8 +117,8 @@ STATIC_GRAPH = Knob(
     brief="DDP's graph is always the same",
     in_code=DDP_ARGUMENT,
     summary=(
-        "DistributedDataParallel(static_graph=True): the same parameters are used in the same order at every step, so that DDP "
-        "learns in the first what it would look for in each."
+        "DistributedDataParallel(static_graph=True) promises that the same parameters are used in the same order at every "
+        "step. DDP then records in the first step what it would otherwise search for in every step."
     ),
     helps=(
         "Programs with find_unused_parameters=True, whose search of the graph at every step goes away; activation "

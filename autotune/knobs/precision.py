@@ -23,7 +23,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked: a GPU without Tensor Cores. A CPU never blocks it, even if it runs slowly there."""
+    """Returns why autocast is blocked: a GPU without Tensor Cores. It is never blocked on a CPU, even where it is slow."""
     capability = host_context.compute_capability
     if not host_context.has_cuda or capability is None or capability >= TENSOR_CORES:
         return None

@@ -25,19 +25,20 @@ ACCUMULATION = Knob(
     phrase="accumulation {}",
     in_code="(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     summary=(
-        "Batches whose gradients are gathered before the optimizer steps. Of k iterations of the program the k-th steps, clips "
-        "and clears, and each loss counts a k-th, as if the k batches were one; batch normalisation still sees them one by "
-        "one. With train.global_batch=N it is derived from the batch size and not searched; without, it changes the "
-        "optimisation as a larger batch does. A program that gathers gradients itself gathers k times as many."
+        "Number of batches, k, whose gradients are accumulated for one optimizer step. Only every k-th iteration of the "
+        "program clips, steps and clears gradients, and each loss is divided by k, as if the k batches were one; batch "
+        "normalisation still sees them one by one. With train.global_batch=N the number is derived from the batch size and not "
+        "searched. Without, it changes the optimisation as a larger batch does. A program that accumulates gradients itself "
+        "then accumulates k times as many."
     ),
     helps=(
-        "A batch too large for memory: activations are those of one small batch. Optimizers whose update is dear beside a "
-        "small batch: it is paid once in k iterations. Ranks under DistributedDataParallel: gradients and buffers travel for "
-        "the k-th batch only, as under `no_sync`; the first two updates exchange them for each, until it is seen that the "
-        "program leaves gradients alone."
+        "A batch too large for memory: activations are those of one small batch. Optimizers whose update is expensive compared "
+        "with a small batch: it runs once in k iterations. Ranks under DistributedDataParallel: gradients and buffers are "
+        "exchanged for the k-th batch only, as under `no_sync`. In the first two updates they are exchanged for every batch, "
+        "until it is clear that the program leaves gradients alone."
     ),
     hurts=(
-        "k times the launches for the same samples: where the large batch fits it is faster. What the program counts are its "
+        "k times the launches for the same samples: where the large batch fits it is faster. The program still counts its own "
         "iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many batches "
         "as before. Up to k-1 batches at the very end go unused. Not applicable to several optimizers, LBFGS, and programs "
         "that clear or clip gradients by hand."
@@ -63,15 +64,15 @@ METRICS_SYNC_INTERVAL = Knob(
     brief="steps between readings of metrics",
     in_code="loss.item() and the like every {value!r}th iteration only",
     summary=(
-        "Steps between two times that the training loop reads losses and metrics back from the device, at least. In a Trainer "
-        "of transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every step; in "
-        "one of Lightning: `log_every_n_steps` and the progress bar's refresh rate; in a recipe: the steps between two lines. "
-        "Your own loop is asked by its own argument: `--log-interval {step.metrics_sync_interval=10}`."
+        "Least number of steps between two times that the training loop reads losses and metrics back from the device. In a "
+        "Trainer of transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every "
+        "step. In Lightning's Trainer: `log_every_n_steps` and the progress bar's refresh rate. In a recipe: the steps between "
+        "two lines. Your own loop takes it through an argument: `--log-interval {step.metrics_sync_interval=10}`."
     ),
     helps="GPUs and steps of few milliseconds: each reading waits until the device has done all it was given.",
     hurts=(
-        "Logs have fewer lines, and what depends on them (a callback that stops the training) sees fewer; a loss that is no "
-        "number is in the logs unchanged. No gain on a CPU, which has no device to wait for: it is not searched there."
+        "Logs have fewer lines, and what depends on them (a callback that stops the training) sees fewer values; a loss that "
+        "is not finite is logged as it is. No gain on a CPU, which has no device to wait for: it is not searched there."
     ),
 )
 

@@ -47,8 +47,8 @@ OMP = Knob(
     brief="OMP_NUM_THREADS",
     phrase="OMP {}",
     summary=(
-        "OMP_NUM_THREADS, read once when OpenMP loads: the first thread count of torch, NumPy's and SciPy's OpenMP builds and "
-        "OpenCV, in the training process and in everything it starts."
+        "OMP_NUM_THREADS, read once when OpenMP loads: the initial thread count of torch, NumPy's and SciPy's OpenMP builds "
+        "and OpenCV, in the training process and in everything it starts."
     ),
     helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
@@ -91,8 +91,8 @@ MKL = Knob(
     ),
     helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores together with torch's own threads.",
     hurts=(
-        "torch built with MKL takes this number for all of its operators, too, before threads.omp, and threads.intra wins over "
-        "both: tune one of the three."
+        "torch built with MKL also uses this number for all of its operators. It has precedence over threads.omp, and "
+        "threads.intra over both: tune one of the three."
     ),
 )
 
@@ -135,8 +135,8 @@ AFFINITY = Knob(
         "only where there is more than one NUMA node or rank."
     ),
     hurts=(
-        "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work. torch starts as many "
-        "threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
+        "A bound process cannot use idle cores elsewhere: numa on a CPU leaves the other nodes without work. torch starts as "
+        "many threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
     ),
 )
 

@@ -47,7 +47,7 @@ class Launch:
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` must be `folder`, absolute.
         deadlines: when to give up.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
-            then fork a process that has imported them instead of starting a fresh interpreter. () for a fresh start.
+            then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
     """
 
     argv: list[str]
@@ -66,7 +66,7 @@ class Ended:
     Attributes:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
         signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none or the launcher sent it.
-        cause: "result": every rank answered (or one answered and the others did not follow in time);
+        cause: "result": every rank wrote a result (or one did and the others did not follow in time);
             "exit": the first process exited without a complete result; "deadline": `evidence["deadline"]` names the limit;
             "stopped": `Running.stop` was called, `evidence["stop_reason"]` says why;
             "lost": the launcher lost what it depends on (its supervisor was killed), `stop_reason` says what.
@@ -133,7 +133,7 @@ class Running(ABC):
 
     @abstractmethod
     def poll(self) -> Ended | None:
-        """Returns how the trial ended once all its processes have exited, None before; the same object from then on.
+        """Returns None until all processes of the trial have exited, then how it ended: the same object at every later call.
 
         The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
         called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. Nothing

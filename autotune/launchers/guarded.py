@@ -55,7 +55,7 @@ class Guarded:
         return self._lease is not None
 
     def look(self) -> None:
-        """Answers a process that waits to write, and takes the lease if there is none."""
+        """Lets a process that waits to write go on, and takes the lease if there is none."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
         if self._lease is not None or self.why_not:

@@ -110,7 +110,7 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code, and the innermost call below it."""
+        """The innermost call in the user's own code, and the innermost call of all if that is in a library."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes 100 frames: the user's own may be further out
@@ -149,21 +149,21 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S: the processes are asked for their stacks one after the other.
+    """Returns where a trial hangs. Takes up to TOTAL_S: the stacks of the processes are read one after the other.
 
     Args:
         processes: all processes of the trial.
         log: the trial's standard error, where the stacks are written.
     """
     until_s = time.monotonic() + TOTAL_S
-    return understood([found for process in processes if (found := _looked(process, log, until_s)) is not None])
+    return understood([found for process in processes if (found := _inspected(process, log, until_s)) is not None])
 
 
 def understood(found: Sequence[Looked]) -> Hang:
     """Returns where a trial hangs, judged from the states and stacks of its processes."""
-    told = [p for p in found if p.frames and not p.is_helper]
-    workers, ranks = [p for p in told if p.is_worker], [p for p in told if not p.is_worker]
-    kind, summary = _stopped(found) or _collective(ranks) or _loader(ranks, workers) or _of_one(ranks) or _untold(found)
+    known = [p for p in found if p.frames and not p.is_helper]
+    workers, ranks = [p for p in known if p.is_worker], [p for p in known if not p.is_worker]
+    kind, summary = _stopped(found) or _collective(ranks) or _loader(ranks, workers) or _of_one(ranks) or _unknown(found)
     return Hang(kind=kind, summary=summary, processes=list(found))
 
 
@@ -212,17 +212,17 @@ def _of_one(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     return "user code", f"user code at {first.where}"
 
 
-def _untold(found: Sequence[Looked]) -> tuple[str, str]:
+def _unknown(found: Sequence[Looked]) -> tuple[str, str]:
     if not found:
-        return "unknown", "no process of it is left"
+        return "unknown", "no process of the trial is left"
     states = ", ".join(f"process {p.pid} {p.state}" for p in found[:3])
-    return "unknown", f"it does not tell where it is ({states})"
+    return "unknown", f"no stack could be read ({states})"
 
 
-# Asking --------------------------------------------------------------------------------------------------------------------
+# Reading a process's state and stack ---------------------------------------------------------------------------------------
 
 
-def _looked(process: psutil.Process, log: Path, until_s: float) -> Looked | None:
+def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | None:
     try:
         state = process.status()
         found = Looked(pid=process.pid, state=_in_words(process.pid, state))
@@ -230,8 +230,8 @@ def _looked(process: psutil.Process, log: Path, until_s: float) -> Looked | None
         rank, world_size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if rank.isdigit() and world_size.isdigit():
             found.rank, found.world_size = int(rank), int(world_size)
-        if state not in _STOPPED and time.monotonic() < until_s and _answers(process.pid, log):
-            found.frames = _asked(process, log)
+        if state not in _STOPPED and time.monotonic() < until_s and _can_report(process.pid, log):
+            found.frames = _reported(process, log)
     except (psutil.Error, OSError):
         return None
     return found
@@ -244,8 +244,8 @@ def _in_words(pid: int, state: str) -> str:
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
 
 
-def _answers(pid: int, log: Path) -> bool:
-    """Whether the process has a handler for the stack signal, as the harness installs, and its stderr is the trial's log."""
+def _can_report(pid: int, log: Path) -> bool:
+    """Whether the process handles the stack signal (the harness installs a handler) and its stderr is the trial's log."""
     if STACK_SIGNAL is None:
         return False
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -254,8 +254,8 @@ def _answers(pid: int, log: Path) -> bool:
     return is_caught and os.path.samefile(f"/proc/{pid}/fd/2", log)
 
 
-def _asked(process: psutil.Process, log: Path) -> list[Frame]:
-    """Asks a process to write its stacks to the log; returns the frames of its main thread."""
+def _reported(process: psutil.Process, log: Path) -> list[Frame]:
+    """Makes a process write its stacks to the log; returns the frames of its main thread."""
     assert STACK_SIGNAL is not None
     before = log.stat().st_size
     process.send_signal(STACK_SIGNAL)

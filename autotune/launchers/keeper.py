@@ -49,7 +49,8 @@ from autotune.launchers.writers import (
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 STDIN = 0
 READ_BYTES = 1 << 16
-AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0  # until the next try to lease a file that others are writing; sooner at first
+# Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
+AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
 MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
@@ -98,10 +99,10 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Answers the processes that wait to write, and handles changes in the watched folders.
+        """Lets the processes that wait to write go on, and handles changes in the watched folders.
 
         Args:
-            is_last: whether this is the last call, which scans the open files at once.
+            is_last: whether this is the last call; it scans the open files at once.
         """
         events = self._folders.events()
         for guarded in self._guarded.values():
@@ -130,7 +131,7 @@ class Trial:
         for guarded in self._guarded.values():
             guarded.end()
         self._folders.close()
-        spared = self._told(protocol.SPARED_FILE)
+        spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
         return {
             "is": "ended",
@@ -159,7 +160,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Records open files as written by the trial, and stops guarding the new ones among them, which are its own."""
+        """Records open files as written by the trial. Those among them that are new are its own: they are guarded no longer."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
@@ -167,7 +168,7 @@ class Trial:
             self._guarded.pop(path).end()
 
     def _take_all(self, events: list[Event]) -> None:
-        self._wrote |= self._told(protocol.MADE_FILE)
+        self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
         for event in events:
             self._take(event)
         for path in [path for path, guarded in self._guarded.items() if guarded.was_replaced()]:
@@ -210,7 +211,7 @@ class Trial:
                 temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
                 os.replace(temporary, self._place / protocol.KEPT_FILE)
 
-    def _told(self, name: str) -> set[Path]:
+    def _listed_by_harness(self, name: str) -> set[Path]:
         """Returns the paths that the harness has listed in one of its files."""
         with contextlib.suppress(OSError):
             text = (self._place / name).read_text(encoding="utf-8", errors="surrogateescape")

@@ -238,8 +238,8 @@ class LocalRunning(Running):
         elif self._is_rest_late(now_s):
             self._problems.append(f"no result from rank {', '.join(map(str, self._results.missing[:8]))}")
             self._conclude("result")
-        elif self._is_gone and self._is_signalled:  # but not on our request
-            self._lose("told to end from outside")
+        elif self._is_gone and self._is_signalled:  # the supervisor has ended it without our request
+            self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
         elif limit := deadlines.passed(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
@@ -253,7 +253,7 @@ class LocalRunning(Running):
                 self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
-        """Takes over from a supervisor that was killed, or that does not end what it was asked to end."""
+        """Takes over from a supervisor that was killed, or that does not end the trial in time."""
         graces = self._graces
         patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
         if self._cause is not None and now_s - self._cause_s > patience_s:
@@ -346,7 +346,7 @@ def signal_name(number: int) -> str:
 
 
 def _prepare(launch: Launch) -> None:
-    """Resets the trial's folder as for a first attempt: of the protocol's files it holds a spec and empty logs."""
+    """Resets the trial's folder as for a first attempt: the only files of the protocol left in it are spec and empty logs."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
@@ -389,7 +389,7 @@ def _end_and_clean(
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Defers interrupting signals until the end. Does nothing outside the main thread, the only one that signals interrupt."""
+    """Defers interrupting signals until the context ends. Does nothing outside the main thread, which alone receives them."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
 """Finds a study's processes, even those whose parent is gone, and ends processes.
 
-A study's processes carry a mark in their environment, which children keep even if they start a new session; everything below a
-marked process belongs to the study as well. Before it sends a signal, psutil checks the start time as well as the id, so that
-a reused id is never hit.
+A study's processes carry a mark in their environment, which children keep even if they start a new session. All descendants of
+a marked process belong to the study as well. Before psutil sends a signal, it checks the start time as well as the id, so that
+a process with a reused id is never hit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Ending:
         waited_s = now_s - self._since_s
         if waited_s > self._terminate_s:
             others = [process for process in alive if not is_janitor(process)]
-            is_late = waited_s > self._terminate_s + self._kill_s / 2  # janitors get half of the grace period more
+            is_late = waited_s > self._terminate_s + self._kill_s / 2  # janitors are killed half a grace period later
             send(alive if is_late else others, signal.SIGKILL)
         return waited_s > self._terminate_s + self._kill_s
 

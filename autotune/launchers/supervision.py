@@ -102,7 +102,7 @@ class SupervisorProcess:
             raise
 
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
-        """Starts a warm server and waits until it is ready; returns "" then, else the reason why it is not.
+        """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used.
 
         Args:
             mark: the server's mark.
@@ -202,7 +202,7 @@ class SupervisorProcess:
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
-    """Closes a supervisor's socket and waits for its exit: it ends every trial first. Also called at the tuner's exit."""
+    """Closes a supervisor's socket, upon which it ends every trial, and waits for its exit. Also called at the tuner's exit."""
     ours.close()
     try:
         process.wait(patience_s)

@@ -9,9 +9,9 @@ FD is the supervisor's end of a socket pair. Both sides write one JSON object pe
 environments hold secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
-                {"do": "serve", ...}                        the same for a warm server (harness/warm_server.py), which is
+                {"do": "serve", ...}                        the same, for a warm server (harness/warm_server.py), which is
                                                             tracked and ended like a trial
-                {"do": "start", ..., "server"}              the same for a trial to be forked by the server with that mark
+                {"do": "start", ..., "server"}              the same, for a trial that the server with that mark forks
                 {"do": "end", "trial", "after_s"}           SIGTERM after that delay, SIGKILL after a grace period
     supervisor  {"is": "started", "trial"}
                 {"is": "refused", "trial", "why"}           the process cannot be started

@@ -29,9 +29,9 @@ from autotune.run_dir import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
-MAX_ENTRIES = 10_000  # of one folder: the folder of a data set is not read to its end
+MAX_ENTRIES = 10_000  # read of one folder; a folder with as many is a data set's, and is ignored
 MAX_LEFT = 50
-MAX_NAMED = 500  # files to ask the keeper to guard; it reports by name those that it cannot guard
+MAX_NAMED = 500  # files passed to the keeper, which reports by name those that it cannot guard
 MAX_DEPTH = 3  # of folders searched for checkpoints
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders searched, and entries in each: enough for logs, not for data sets
 HEAD_BYTES = 8 << 10

@@ -73,7 +73,7 @@ class WarmServer:
         if self._key is None or not self._is_there(mark, supervisor):
             self._start(key, mark, supervisor, patience_s=min(READY_S, launch.deadlines.total_s))
         elif key != self._key:
-            self.why_not = f"{_difference(key, self._key)} is not as the server has it"
+            self.why_not = f"the trial differs from the warm server in {_difference(key, self._key)}"
         self.mark = "" if self.why_not else mark
 
     def give_up(self, why: str) -> None:

@@ -44,7 +44,7 @@ class Folders:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.file: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.file < 0:
-            raise OSError(ctypes.get_errno(), "inotify is not to be had")
+            raise OSError(ctypes.get_errno(), "inotify is not available")
         self._paths: dict[int, Path] = {}
 
     def watch(self, folder: Path) -> None:

@@ -6,8 +6,8 @@ that of the children it has waited for, so a trial that has exited by the second
 and interrupts are counted separately: they mostly work for the measured trial (writing back its files, decrypting what it
 reads), and are part of the machine.
 
-Three kinds of machine look alike from inside. On a machine of our own, or a part of its cores, the lines of /proc/stat for
-those cores count. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us:
+Three kinds of machine look alike from inside. On a machine of our own, or bound to some of its cores, the lines of /proc/stat
+for those cores count. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us:
 there the cgroup's own usage counts, against the quota. In a container without a quota the whole host counts again, with all
 its processes, because any of them may take a core that the trial could use.
 
@@ -65,7 +65,7 @@ class CpuLook:
 
     Attributes:
         time_s: monotonic clock.
-        num_cores: cores that may be used at most, by affinity or by the quota.
+        num_cores: most cores that may be used, by affinity or by the quota.
         busy_s: CPU time used on these cores, or by the cgroup; None if unknown.
         idle_s: unused CPU time; None if unknown, as with a quota.
         steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
@@ -91,7 +91,7 @@ class CpuUse:
     Attributes:
         seconds: between the two looks.
         num_cores: cores that the trial may use at most.
-        is_part: whether the machine has more cores than these; then the culprits may also have been busy on the others.
+        is_part: whether the machine has other cores besides; the CPU time of `culprits` may then have been spent on those.
         own_cores: used by this study, in cores: 1.0 is one core all the time.
         tuner_cores: used by autotune itself on the trial's cores: the tuner, its supervisor and its tracker.
         foreign_cores: used by foreign processes, without the kernel's own work.
@@ -184,8 +184,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use, if known; what happens on others takes nothing from it. Empty for those
-                that the tuner may use.
+            cores: the cores that the trial may use; what happens on others takes nothing from it. If empty, they are taken
+                to be the tuner's.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:

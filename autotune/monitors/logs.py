@@ -1,4 +1,4 @@
-"""Reads the tail of a trial's log, which is masked before it goes into evidence, reports and trackers, and bounds its size."""
+"""Reads the end of a trial's log and bounds the log's size. Callers mask secrets before they pass the text on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
     Writers must have opened it for appending, so that they continue at its new end. What they write while the file is read is
-    read as well; what they write in the microseconds between the last read and the cut is lost. Draining a pipe would lose
-    nothing, but a print would then wait for the reader, and the program would end with the reader.
+    kept; what they write in the microseconds between the last read and the cut is lost. A pipe would lose nothing, but then
+    each print of the program would wait for our reader, and the program would not survive it.
     """
     try:
         size_bytes = path.stat().st_size

@@ -48,9 +48,9 @@ class SeveralDevices(DeviceMonitor):
 
     def metrics(self) -> dict[str, float]:
         """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics that trials are judged by."""
-        told = [device.metrics() for device in self._devices]
-        names = dict.fromkeys(name for one in told for name in one)
-        return {name: _rule(name)([one[name] for one in told if name in one]) for name in names}
+        known = [device.metrics() for device in self._devices]
+        names = dict.fromkeys(name for metrics in known for name in metrics)
+        return {name: _rule(name)([metrics[name] for metrics in known if name in metrics]) for name in names}
 
     def open_window(self) -> None:
         """See `DeviceMonitor.open_window`."""

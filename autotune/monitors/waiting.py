@@ -15,9 +15,9 @@ COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent i
 class WaitingWatch:
     """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    No other measure shows what foreign load costs a trial. While a program takes one of two cores, a trial with one thread
-    loses nothing (measured: 1.07 of its speed), one with two threads almost everything (0.06). A thread's counter disappears
-    with the thread, so looks are taken about once a second while the trial runs.
+    No other measure shows what foreign load costs a trial. While another program uses one of two cores, a trial with one thread
+    keeps its speed (measured: 1.07 of it), and a trial with two threads loses almost all of it (0.06 left). A thread's counter
+    disappears with the thread, so looks are taken about once a second while the trial runs.
 
     Args:
         proc: where the kernel's files are.

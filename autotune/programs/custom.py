@@ -160,7 +160,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
             loss.backward()
             optimizer.step()
             if number % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so rarely, and before the clock is read
+                value = loss.item()  # waits for the device: only now and then, and before the clock is read
                 rate_per_s = options.print_every / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {number} loss {value:.4f} steps/s {rate_per_s:.1f}", flush=True)
                 since_s = time.monotonic()

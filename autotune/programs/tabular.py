@@ -157,7 +157,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(classes)
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so rarely, and before the clock is read
+                value = loss.item()  # waits for the device: only now and then, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
@@ -186,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="rows of the table; default: 100,000")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shares")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shards")
     parser.add_argument("--print-every", type=positive, default=100, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

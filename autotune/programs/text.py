@@ -39,7 +39,7 @@ WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
 NUM_SPECIAL = 2  # ids that are no words
-MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: share of all tokens, then of those chosen
+MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: share of all tokens; then shares of those chosen
 IGNORED = -100  # label of a token that the loss ignores
 HEAD_SIZE = 64
 
@@ -109,7 +109,7 @@ class TextWindows(Dataset[Batch]):
 
 
 def masked(tokens: Tensor, vocab_size: int) -> Batch:
-    """Returns the tokens with some masked or replaced, and the originals of these as labels."""
+    """Returns the tokens with a random choice masked or replaced; the labels are the original tokens of that choice."""
     is_chosen = torch.rand(tokens.shape) < MASKED_FRAC
     is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without a chosen token has no loss
     labels = torch.where(is_chosen, tokens, IGNORED)
@@ -271,7 +271,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_tokens += batch["input_ids"].numel()
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so rarely, and before the clock is read
+                value = loss.item()  # waits for the device: only now and then, and before the clock is read
                 rate_per_s = num_tokens / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} tokens/s {rate_per_s:.0f}", flush=True)
                 since_s, num_tokens = time.monotonic(), 0
@@ -302,7 +302,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="default: 100,000")
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shares")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shards")
     parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

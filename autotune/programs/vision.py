@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # epoch of data that stand in for a data set too large to repeat
+ENDLESS_SAMPLES = 100_000  # length of an epoch where the data stand in for a data set too large to repeat
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
@@ -277,7 +277,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(labels)
             if step % options.print_every == 0 and is_first_here():
-                value = loss.item()  # waits for the device, so rarely, and before the clock is read
+                value = loss.item()  # waits for the device: only now and then, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
@@ -319,7 +319,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="default: all of a folder, else 100,000")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shares")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shards")
     parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

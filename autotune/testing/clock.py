@@ -1,4 +1,4 @@
-"""A virtual clock for tests, which do not have to wait."""
+"""A virtual clock, with which tests do not have to wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.clock import Clock
 
 
 class VirtualClock(Clock):
-    """A clock on which time passes only in `sleep`, and at once, so that an hour's study takes no time."""
+    """A clock that only `sleep` advances. `sleep` returns at once, so that an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s

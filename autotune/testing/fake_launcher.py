@@ -45,7 +45,7 @@ class Surface:
         max_batch: larger batches run out of memory.
         capacity_bytes: memory of the device; configurations that need more run out of memory, too.
         start_s: from launch to the window.
-        spared_s: how much a warm start saves of that; `facts` must say that the program allows warm starts.
+        spared_s: how much of `start_s` a warm start saves; `facts` must say that the program allows warm starts.
         window_s: maximum length of the window.
         cycles: number of whole cycles in a window; 0 for a program whose steps have no cycle.
         leave_s: from the end of the window to the exit of the last process.
@@ -136,7 +136,7 @@ class Failure:
         num_steps: number of steps before the failure.
         is_unsteady: the trial gives a number but reaches no steady state.
         hang: kind of hang that is reported; "" for none.
-        raises: exception that `poll` raises once, half way through: KeyboardInterrupt.
+        raises: exception that `poll` raises once, halfway through the trial, such as KeyboardInterrupt.
     """
 
     error: dict[str, str] | None = None
@@ -231,8 +231,8 @@ class _FakeRunning(Running):
         self._window_s = launch.spec.rules.race_min_s if self._is_raced else min(surface.window_s, longest_s)
         self._begun = launcher.clock.monotonic()
         opened_s = self._start_s + self._compile_s
-        if self._until_told_s() >= opened_s + launch.spec.rules.race_min_s:
-            self._window_s = min(self._window_s, self._until_told_s() - opened_s)
+        if self._until_end_s() >= opened_s + launch.spec.rules.race_min_s:
+            self._window_s = min(self._window_s, self._until_end_s() - opened_s)
         self._ended: Ended | None = None
         self._stop_reason = ""
 
@@ -262,8 +262,8 @@ class _FakeRunning(Running):
             return self._start_s
         return self._start_s + self._compile_s + self._window_s + self._launcher.surface.leave_s
 
-    def _until_told_s(self) -> float:
-        """Returns the seconds from launch until the window must be over."""
+    def _until_end_s(self) -> float:
+        """Returns the seconds from launch until the window must be over, by the spec's `end_s`."""
         end_s = self._launch.spec.end_s
         return math.inf if end_s is None else end_s - self._begun
 

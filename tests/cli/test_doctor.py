@@ -78,7 +78,7 @@ def test_a_machine_with_gpus_as_a_document(machine):
     [
         ({"architectures": ["sm_70"]}, "it has no kernels for GPUs 0, 1 (sm_90), only sm_70"),
         ({"torch": "import os; os.abort()"}, "cannot be imported: ended by SIGABRT"),
-        ({"init": "import os; os.abort()"}, "NVML could not be asked: ended by SIGABRT"),
+        ({"init": "import os; os.abort()"}, "NVML could not be queried: ended by SIGABRT"),
     ],
 )
 def test_what_is_broken_is_named_and_is_exit_code_3(machine, broken, found):

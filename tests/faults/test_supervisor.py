@@ -30,7 +30,7 @@ def study(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "how"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "told to end from outside")]
+    ("number", "how"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "terminated from outside")]
 )
 def test_supervisor_ended_in_a_trial_costs_one_attempt_and_no_more(study, number, how):
     study.start()

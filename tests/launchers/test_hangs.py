@@ -114,9 +114,9 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found("", state="disk-sleep in nfs_wait")],
             "unknown",
-            "it does not tell where it is (process 7 disk-sleep in nfs_wait)",
+            "no stack could be read (process 7 disk-sleep in nfs_wait)",
         ),
-        ([], "unknown", "no process of it is left"),
+        ([], "unknown", "no process of the trial is left"),
     ],
 )
 def test_stacks_are_read_together(processes, kind, summary):

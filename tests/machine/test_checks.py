@@ -93,7 +93,7 @@ def test_a_machine_without_gpus_is_fine_where_it_has_none() -> None:
     host = changed(HOST, adapters=[], numa_nodes={"0": "0-31"})
     findings = everything(NO_GPUS, host, changed(PYTHON, cuda=None, is_available=None), {})
     assert {finding.status for finding in findings} == {Status.ok, Status.skipped}
-    assert "trains on the CPU" in one(findings, "driver").found
+    assert "training runs on the CPU" in one(findings, "driver").found
     assert not any(finding.name in ("clocks", "topology", "NVLink") for finding in findings)
 
 
@@ -123,7 +123,7 @@ def test_a_cost_and_a_command_stand_beside_everything_that_is_not_fine() -> None
         ({"is_persistent": False}, "persistence mode", "off on GPU 1", "sudo nvidia-smi -i 1 -pm 1"),
         ({"power_cap_w": 500.0}, "power cap", "GPU 1 capped at 500 W, 700 W by default", "sudo nvidia-smi -i 1 -pl 700"),
         ({"application_clock_mhz": 1200}, "clocks", "application clock of GPU 1: 1200 MHz instead of 1980 MHz", "-i 1 -rac"),
-        ({"slowdowns": ["thermal"], "temperature_c": 91}, "clocks", "GPU 1 is slowed down now for its heat, 91 °C", "-i 1"),
+        ({"slowdowns": ["thermal"], "temperature_c": 91}, "clocks", "GPU 1 is slowed down now by heat, 91 °C", "-i 1"),
         ({"processes": [{"pid": 7, "name": None, "memory_bytes": None}]}, "other processes", "pid 7 of another container",
          "nvidia-smi"),
     ],
@@ -157,7 +157,7 @@ def test_what_a_gpu_does_not_tell_is_not_called_fine() -> None:
         ({"problem": "Driver/library version mismatch", "code": 18}, Status.error, "of different versions", "reboot"),
         ({"problem": "Driver Not Loaded", "code": 9}, Status.error, "not loaded", "modprobe nvidia"),
         ({"problem": "Unknown Error", "code": 999}, Status.error, "NVML: Unknown Error", "dmesg"),
-        ({"problem": "nvidia-ml-py is missing", "code": None}, Status.warning, "cannot be asked", "pip install nvidia-ml-py"),
+        ({"problem": "nvidia-ml-py is missing", "code": None}, Status.warning, "cannot be queried", "pip install nvidia-ml-py"),
         ({"problem": ""}, Status.error, "shows no GPU", "lspci"),
         ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.skipped, "AMD", ""),
     ],
@@ -244,7 +244,7 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
 @pytest.mark.parametrize(
     ("variables", "status", "cost"),
     [
-        ({"OMP_NUM_THREADS": "1"}, Status.warning, "no more of the 32 effective cores"),
+        ({"OMP_NUM_THREADS": "1"}, Status.warning, "the rest of the 32 effective cores"),
         ({"OMP_NUM_THREADS": "64"}, Status.warning, "take turns"),
         ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.ok, ""),
         ({"OMP_NUM_THREADS": "32,4"}, Status.ok, ""),
@@ -304,7 +304,7 @@ def test_a_disk_says_how_it_was_measured_and_whether_memory_can_hold_the_data() 
 
 def test_what_is_no_disk_or_too_little_of_one_is_not_judged() -> None:
     few = changed(DATA, read_bytes=20 << 10, num_read=1, num_files=1, bytes=20 << 10)
-    assert "too little to judge it by, 20.0 KiB in 1 file" in check_data(few, host=HOST)[0].found
+    assert "too little to judge its speed, 20.0 KiB in 1 file" in check_data(few, host=HOST)[0].found
     assert "in 1 file," in check_data(few, host=HOST)[1].found
     assert "in memory, not a disk" in check_data(changed(DATA, file_system="tmpfs"), host=HOST)[0].found
 
@@ -321,7 +321,7 @@ def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_
     assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.skipped
     found = check_program({}, "ended with status 2", gpus=NO_GPUS, host={}, named="/bin/ls")[0]
     assert found.status is Status.error
-    assert "/bin/ls is not a Python" in found.found
+    assert "/bin/ls is not a working Python" in found.found
     assert "pip" not in found.command
 
 

@@ -30,12 +30,12 @@ def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]
     """
     problem = problem or str(found.get("problem") or "")  # the folder has disappeared since it was named
     if problem:
-        cost = "a program that reads there hangs as long"
+        cost = "a program that reads from it fails or hangs in the same way"
         return [_finding("disk", f"the folder could not be read: {problem}", Status.error, cost, "mount; sudo dmesg | tail")]
     if not found:
         return [_finding("disk", NOT_NAMED, Status.skipped)]
     if not found["num_files"]:
-        return [_finding("disk", f"{found['path']} has no files with anything in them", Status.skipped)]
+        return [_finding("disk", f"{found['path']} has no files, or only empty ones", Status.skipped)]
     return [_speed(found), *_page_cache(found, host)]
 
 
@@ -49,10 +49,10 @@ def _speed(found: dict[str, Any]) -> Finding:
         return _finding("disk", f"{found['path']} ({kind}): in memory, not a disk; read at {bytes_text(rate)}/s")
     if found["read_bytes"] < TOO_LITTLE_BYTES and files < SLOW_FILES_PER_S:
         read = f"{bytes_text(found['read_bytes'])} in {_files(found['num_read'])}"
-        return _finding("disk", f"{found['path']}{f' ({kind})' if kind else ''}: too little to judge it by, {read}")
+        return _finding("disk", f"{found['path']}{f' ({kind})' if kind else ''}: too little to judge its speed, {read}")
     if rate >= SLOW_BYTES_PER_S or files >= SLOW_FILES_PER_S:
         return _finding("disk", text)
-    cost = "one loader worker cannot have more than that; several read side by side"
+    cost = "one loader worker cannot read faster than that; several read in parallel"
     is_remote = kind in REMOTE or kind.startswith(FUSE)
     why = "it lies on another machine" if is_remote else "if there is a faster one"
     command = f"cp -r {shlex.quote(found['path'])} /local/disk   # {why}"
@@ -60,7 +60,7 @@ def _speed(found: dict[str, Any]) -> Finding:
 
 
 def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
-    """Returns the finding whether later epochs can come from memory; if so, the disk's speed matters little."""
+    """Returns the finding on whether later epochs can be read from memory; if so, the disk's speed matters little."""
     free = host.get("available_bytes")
     if not free:
         return []
@@ -69,9 +69,7 @@ def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
         f"{at_least}{bytes_text(found['bytes'])} in {at_least}{_files(found['num_files'])}, {bytes_text(free)} of memory free"
     )
     if found["bytes"] < free:
-        return [
-            _finding("page cache", f"{text}: {'later epochs can come from memory' if found['is_all'] else 'may fit or not'}")
-        ]
+        return [_finding("page cache", f"{text}: {'later epochs can come from memory' if found['is_all'] else 'may not fit'}")]
     return [_finding("page cache", f"{text}: every epoch reads the disk again, at the rate above")]
 
 

@@ -9,17 +9,17 @@ from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_t
 from autotune.quantities import bytes_text, number_text
 
 GROUP = "GPU"
-# Lower means below the default by more than NVML's rounding.
+# A clock or cap below this share of its default is lowered on purpose; NVML's rounding explains less.
 CAPPED_FRAC = 0.99
 # NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
 REMEDIES = {
     4: ("this user may not use the devices", "ls -l /dev/nvidia*"),
     9: ("the driver is not loaded", "sudo modprobe nvidia"),
-    12: ("the driver's library is not found: a container that was started without GPUs, mostly", "docker run --gpus all ..."),
+    12: ("the driver's library is not found: mostly in a container that was started without GPUs", "docker run --gpus all ..."),
     15: ("a GPU has fallen off the bus", "sudo dmesg | grep -i xid; sudo reboot"),
     18: ("driver and library are of different versions: it was updated since the system started", "sudo reboot"),
 }
-SLOWED = {"thermal": "for its heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
+SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
 
 def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
@@ -35,8 +35,8 @@ def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
                 group=GROUP,
                 name="driver",
                 status=Status.error,
-                found=f"NVML could not be asked: {problem}",
-                cost="a driver that does not answer holds up every program that asks it",
+                found=f"NVML could not be queried: {problem}",
+                cost="a driver that does not answer blocks every program that uses it",
                 command="sudo dmesg | grep -i -e nvrm -e xid",
             )
         ]
@@ -60,14 +60,14 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
             return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
-        text = "no NVIDIA driver: what trains here trains on the CPU"
+        text = "no NVIDIA driver: training runs on the CPU"
         if found.get("has_amd_files"):
-            text = "no NVIDIA driver but one of AMD's, which these checks do not know"
+            text = "no NVIDIA driver, only AMD's, which these checks do not cover"
         return _finding("driver", text, Status.skipped)
     cost = "no program has a GPU"
     if problem and code is None:
         cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not affected"
-        return _finding("driver", f"the GPUs cannot be asked: {problem}", Status.warning, cost, "pip install nvidia-ml-py")
+        return _finding("driver", f"the GPUs cannot be queried: {problem}", Status.warning, cost, "pip install nvidia-ml-py")
     if problem:
         meaning, command = REMEDIES.get(int(code or 0), ("", "sudo dmesg | grep -i nvrm"))
         return _finding("driver", f"NVML: {problem}{f' ({meaning})' if meaning else ''}", Status.error, cost, command)
@@ -78,7 +78,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
 def _persistence(gpus: list[dict[str, Any]]) -> Finding:
     off = [gpu["index"] for gpu in gpus if gpu.get("is_persistent") is False]
     if off:
-        cost = "between two programs the driver lets the GPU go, and each start waits until it is initialised again"
+        cost = "the driver unloads when no program uses the GPU, and each start waits until it is initialised again"
         command = f"sudo nvidia-smi{gpus_option(off, gpus)} -pm 1"
         return _finding("persistence mode", f"off on {gpus_text(off, gpus)}", Status.warning, cost, command)
     return _known("persistence mode", "on", any(gpu.get("is_persistent") for gpu in gpus))
@@ -91,7 +91,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
         for gpu in slowed:
             why, degrees = " and ".join(_slowdowns(gpu)), gpu.get("temperature_c")
             parts.append(f"GPU {gpu['index']} is slowed down now {why}{f', {degrees} °C' if degrees is not None else ''}")
-        cost = "trials meanwhile are `disturbed` and have no number; of several ranks all wait for the slowest"
+        cost = "meanwhile trials are `disturbed` and have no rate; with several ranks, all wait for the slowest"
         option = gpus_option([gpu["index"] for gpu in slowed], gpus)
         return _finding("clocks", "; ".join(parts), Status.warning, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
     held = [gpu for gpu in gpus if _is_below(gpu.get("application_clock_mhz"), gpu.get("default_application_clock_mhz"))]
@@ -125,7 +125,7 @@ def _processes(gpus: list[dict[str, Any]]) -> Finding:
         return _finding("other processes", "none on the GPUs")
     names = [f"GPU {index}: {_process_text(process)}" for index, process in there]
     shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
-    cost = "they take memory and time from what trains: trials beside them are `disturbed`"
+    cost = "they take memory and time from the training: trials beside them are `disturbed`"
     return _finding("other processes", shown, Status.warning, cost, "nvidia-smi   # then end those that are yours")
 
 
@@ -135,7 +135,7 @@ def _process_text(process: dict[str, Any]) -> str:
 
 
 def _slowdowns(gpu: dict[str, Any]) -> list[str]:
-    """Returns what holds a GPU's clock down, in words, without a power cap, which is meant to lower clocks."""
+    """Returns what holds a GPU's clock down, in words. Leaves out a power cap, whose purpose is to lower clocks."""
     return [SLOWED[name] for name in gpu.get("slowdowns") or [] if name in SLOWED]
 
 

@@ -44,7 +44,7 @@ def _cores(found: dict[str, Any]) -> Finding:
         text += f": the cgroup's quota is {number_text(quota)} of {affine} CPUs"
         if "OMP_NUM_THREADS" in found["variables"]:  # the user knows about it, then
             return _finding("cores", text)
-        cost = "torch makes as many threads as there are CPUs, and the quota stops them all in turn"
+        cost = "torch starts as many threads as there are CPUs, and the quota throttles all of them"
         return _finding("cores", text, Status.warning, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")
     if affine < cpus:
         text += f": this shell may run on {affine} of {cpus} CPUs"
@@ -58,7 +58,7 @@ def _swap(found: dict[str, Any]) -> Finding:
     text = f"{bytes_text(used)} of {bytes_text(total)} in use"
     if used < SWAP_BYTES:
         return _finding("swap", text)
-    cost = "what lies there is read back from the disk in the middle of a step"
+    cost = "swapped-out memory is read back from the disk in the middle of a step"
     return _finding("swap", text, Status.warning, cost, "sudo swapoff -a && sudo swapon -a   # once enough memory is free")
 
 
@@ -106,7 +106,7 @@ def _huge_pages(setting: str) -> Finding:
         return _finding(name, "the kernel has none", Status.skipped)
     if setting != "never":
         return _finding(name, f"transparent ones: {setting}")
-    cost = "training on a CPU works on memory in pages of 4 KiB, however large the tensors; a GPU's does not mind"
+    cost = "training on a CPU uses pages of 4 KiB, however large the tensors; training on a GPU is not affected"
     command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     return _finding(name, "transparent ones are never made", Status.warning, cost, command)
 

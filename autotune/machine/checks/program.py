@@ -44,17 +44,17 @@ def check_program(
 
 def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str) -> Finding:
     if not found and named:
-        text = f"{named} is not a Python that answers: {problem}"
+        text = f"{named} is not a working Python interpreter: {problem}"
         cost, command = "nothing is known of the program's torch", "autotune doctor --python $(which python)"
         return _finding("torch", text, Status.error, cost, command)
     problem = problem or str(found.get("problem") or "")
     python = str(found.get("executable") or "the interpreter")
     if problem:
-        cost = "no program of this interpreter trains"
+        cost = "no program can train with this interpreter"
         text = f"torch of {python} cannot be {'imported' if gpus.get('gpus') else 'read'}: {problem}"
         return _finding("torch", text, Status.error, cost, f"{_pip(found)} install --force-reinstall torch")
     if not found.get("torch") and named:
-        cost = "no program of this interpreter trains"
+        cost = "no program can train with this interpreter"
         return _finding("torch", f"none in {python}", Status.error, cost, f"{_pip(found)} install torch")
     if not found.get("torch"):
         text = f"none in {python}: name your program's interpreter, `autotune doctor --python PYTHON`"
@@ -153,11 +153,12 @@ def _threads(host: dict[str, Any]) -> Finding:
         return _finding(name, text, Status.warning, cost, unset)
     if few:
         cost = (
-            f"operators on the CPU use no more of the {cores} effective cores; right for several ranks, or loader workers alone"
+            f"operators on the CPU leave the rest of the {cores} effective cores idle; right only with several ranks, "
+            "or if the cores are for loader workers"
         )
         return _finding(name, text, Status.warning, cost, f"{unset}   # or tune threads.intra")
-    told = ", ".join(f"{name}={count}" for name, count in counts.items())
-    return _finding(name, told or "none is set: libraries take all cores they see")
+    values = ", ".join(f"{name}={count}" for name, count in counts.items())
+    return _finding(name, values or "none is set: libraries take all cores they see")
 
 
 def _is_count(text: str) -> bool:

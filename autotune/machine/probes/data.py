@@ -16,7 +16,7 @@ MAX_BYTES = 256 * MIB  # read at most
 MAX_FILE_BYTES = 16 * MIB  # per file: many files are more representative than one
 MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
-MAX_FILES = 100_000  # listed at most: no more than a few thousand of them are read
+MAX_FILES = 100_000  # listed at most; only a few thousand of them are read
 OWN_BYTES = 64 * MIB  # size of the file that is written if existing ones cannot be read past the cache
 SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 
