@@ -36,7 +36,7 @@ NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # its relative spread; its largest share of the smallest trial
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that does not grow with the batch
-CLASS_SPREAD = 0.3  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
+CLASS_SPREAD = 0.2  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
 THREADS_BYTES = 40e6  # spread of what a number of threads adds on a CPU: stacks, and buffers of the kernels
 # GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
