@@ -10,7 +10,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["./nosuch"], "COMMAND: no such program, got './nosuch'"),
     (["/nosuch/python", "train.py"], "COMMAND: no such program, got '/nosuch/python'"),
     (["python train.py"], "COMMAND: no such program, got 'python train.py'. Leave out the quotes"),
-    (["LR=1", "python", "train.py"], "Write `env LR=1 python train.py`"),
+    (["LR=1", "python", "train.py"], "write `env LR=1 python train.py`"),
     (["train.py"], "Write `python train.py`."),
     (["./train.py"], "Write `python ./train.py`."),
     (["./plain.sh"], "Write `bash ./plain.sh`."),
@@ -160,7 +160,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["verify", "claim.yaml", "model=resnet18", "--", "python", "train.py"], "model: belongs to a built-in recipe"),
     (
         ["verify", "claim.yaml", "precision.amp=off", "--", "python", "train.py"],
-        "precision.amp: the file's claim is about its own",
+        "precision.amp: the claim is about the value in the file",
     ),
     (["verify", "claim.yaml", "threads.intra=choice(1,2)", "--", "python", "train.py"], "threads.intra: nothing is searched"),
     (

@@ -86,7 +86,7 @@ def script(name: str, *words: str, **expected: Any) -> Program:
 
 
 TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-SILENT_STREAM = "not seen to ask get_worker_info()"
+SILENT_STREAM = "not seen to call get_worker_info()"
 PROGRAMS = (
     script("plain", batch_size=16, samples=16, knobs={**IMAGES, **THREADS}),
     script(

@@ -122,7 +122,7 @@ def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
     assert "not measured" in {entry["verdict"] for entry in summary["attribution"]}
     assert summary["best"]["overrides"] == ALL
     assert summary["minimality"] is None
-    assert any("No time to find out" in line for line in study.listener.named("notice"))
+    assert any("No time to measure the effects" in line for line in study.listener.named("notice"))
 
 
 def test_a_single_change_is_worth_what_the_whole_is_worth(bench, tiny):
