@@ -165,5 +165,3 @@ class LinesPass(Pass):
         per_batch = counts["samples"] / max(1, counts["fetches"])
         own["samples"] = own["timed"] = max(1.0, self._now()[3] - self._before[3]) * per_batch
         return [*stages, *stages_of(own, {}, MAIN, knows_delays=False)], lines
-
-

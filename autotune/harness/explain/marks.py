@@ -12,7 +12,7 @@ from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
 MAX_EVENTS = 20_000  # of a CUDA stream; later steps are timed on the host alone
-# A loss has no parameters, so its module is no training root; these count as forward where a program calls them by their module.
+# A loss has no parameters, so it is no training root. These count as forward if called as attributes of `nn.functional`.
 LOSSES = (
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
@@ -27,6 +27,7 @@ class Marks:
         seconds: phase -> host seconds since the marks were installed.
         thread: identifier of the training thread.
         on_change: called with each new phase; None for nothing.
+        on_result: called with a phase and what the function that it is about has returned; None for nothing.
         between_steps: called once, as soon as a phase begins outside all others; None for nothing.
 
     Args:
@@ -39,6 +40,7 @@ class Marks:
         self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
         self.thread = threading.get_ident()
         self.on_change: Optional[Callable[[str], None]] = None
+        self.on_result: Optional[Callable[[str, Any], None]] = None
         self.between_steps: Optional[Callable[[], None]] = None
         self._since_s = 0.0
         self._is_on = False
@@ -82,9 +84,12 @@ class Marks:
                 return function(*args, **kwargs)
             before = self.enter(phase)
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             finally:
                 self._change(before)
+            if self.on_result is not None:
+                self.on_result(phase, result)
+            return result
 
         return marked
 
@@ -155,7 +160,7 @@ class DevicePhases:
 
         if len(self._events) < MAX_EVENTS:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()  # type: ignore[no-untyped-call]
+            event.record()
             self._events.append((phase, event))
 
     def seconds(self) -> Dict[str, float]:

@@ -21,6 +21,7 @@ SWITCH_S = 0.0005  # the interpreter's switch interval meanwhile: the sampler wa
 # A thread in one of these waits for others: it uses no time.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
 MAX_LINES = 300
+MAX_COST, MAX_FACTOR = 0.015, 2.5  # a sampler that needs more of a core samples less often, down to this
 
 Key = Tuple[str, str, Any, int]  # phase, where, code, line
 
@@ -69,16 +70,18 @@ class LineSampler(threading.Thread):
 
     def run(self) -> None:
         """Samples until told to stop."""
-        draw, clock, most = random.Random(0).uniform, time.perf_counter, 1.5 * self._interval_s
-        last_s = clock()
+        draw, clock, interval_s = random.Random(0).uniform, time.perf_counter, self._interval_s
+        last_s = began_s = clock()
         while not self._is_over:
-            time.sleep(draw(most / 3, most))
+            time.sleep(draw(0.5, 1.5) * interval_s)
             now_s = clock()
             phase = self._phase()
             if phase:
                 self._sample(phase, now_s - last_s)
             last_s = now_s
             self.cpu_s = time.thread_time()
+            if self.cpu_s > MAX_COST * (now_s - began_s):  # system calls are slow here
+                interval_s = min(1.1 * interval_s, MAX_FACTOR * self._interval_s)
             if self.after_sample is not None:
                 self.after_sample()
 
@@ -96,14 +99,14 @@ class LineSampler(threading.Thread):
                 self._note(frame, phase, THREAD, elapsed_s)
 
     def _note(self, frame: Any, phase: str, where: str, elapsed_s: float) -> None:
-        kind_of, inner, own = self._sources.kind, None, None
+        kinds, kind_of, inner, own = self._sources.kinds, self._sources.kind, None, None
         known = set()
         while frame is not None:
-            kind = kind_of(frame)
-            if kind != HARNESS:
+            kind = kinds.get(frame.f_code) or kind_of(frame)
+            if kind is not HARNESS:
                 if inner is None:
                     inner = frame
-                if kind == OWN:
+                if kind is OWN:
                     key = (phase, where, frame.f_code, frame.f_lineno)
                     if own is None:
                         own = key
@@ -139,8 +142,8 @@ class LineSampler(threading.Thread):
             file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
             callees = self._callees.get(key, {}) if is_own else {}
             most = max(callees, key=lambda each: callees[each], default=None)
-            is_itself = most is None or 2 * sum(callees.values()) < self_s
-            callee = "" if is_itself else f"{os.path.basename(most.co_filename)}:{name_of(most)}"
+            is_itself = 2 * sum(callees.values()) < self_s
+            callee = "" if most is None or is_itself else f"{os.path.basename(most.co_filename)}:{name_of(most)}"
             text = text_of(file, number)
             return Line(file, number, name_of(code), text, phase, where, is_own, self_s * factor, total_s * factor, callee)
 

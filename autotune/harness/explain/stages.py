@@ -1,7 +1,7 @@
 """Times the stages in which a loader makes batches: reading, decoding, each transform, the rest of an item, collating.
 
-The same is done in a worker process and, without workers, in the training process. Seconds of a stage are its own, without those
-of the stages inside it.
+The same is done in a worker process and, without workers, in the training process. Seconds of a stage are its own, without
+those of the stages inside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
 from ..worker import OWN_DELAYS, _delays
@@ -67,7 +67,7 @@ class Stages:
         self._open: List[List[float]] = []  # for each open stage, what the stages inside it took
         self._patches: List[Patch] = []
         self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
-        self._pin_depth = 0
+        self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
 
     # --- timing ---
 
@@ -107,6 +107,8 @@ class Stages:
                 batch = self.timed(ITEM, fetch, (fetcher, index), {})
                 self.num_timed += num * self._is_timing
                 self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
+                if self.num_fetches == 1:
+                    self._patch_libraries()  # what the first batch has imported
                 return batch
             finally:
                 self.is_fetching = self._is_timing = False
@@ -154,18 +156,20 @@ class Stages:
 
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             self._patches.append(patches.install(kind, "fetch", self.around_fetch))
-        for module_name, name, stage in FUNCTIONS:
-            module = sys.modules.get(module_name)
-            if module is not None and hasattr(module, name):
-                self._patch(module, name, functools.partial(self._around, stage))
-        for module_name in COMPOSES:
-            compose = getattr(sys.modules.get(module_name), "Compose", None)
-            if compose is not None:
-                method = "forward" if hasattr(compose, "forward") else "__call__"
-                self._patch(compose, method, self._around_compose)
-        image_file = getattr(sys.modules.get("PIL.ImageFile"), "ImageFile", None)
-        if image_file is not None:
-            self._patch(image_file, "load", self._around_load)
+        self._patch_libraries()
+
+    def _patch_libraries(self) -> None:
+        for module, name, stage in FUNCTIONS:
+            self._patch_once(sys.modules.get(module), name, functools.partial(self._around, stage))
+        for module in COMPOSES:
+            compose = getattr(sys.modules.get(module), "Compose", None)
+            self._patch_once(compose, "forward" if hasattr(compose, "forward") else "__call__", self._around_compose)
+        self._patch_once(getattr(sys.modules.get("PIL.ImageFile"), "ImageFile", None), "load", self._around_load)
+
+    def _patch_once(self, owner: Any, name: str, wrap: Any) -> None:
+        if owner is not None and hasattr(owner, name) and (id(owner), name) not in self._done:
+            self._done.add((id(owner), name))
+            self._patch(owner, name, wrap)
 
     def install_hand_over(self) -> None:
         """Times, in the training process, how batches are received from workers and pinned."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import sys
-import tempfile
 import time
-from typing import Any, Iterator, List, Optional
+from typing import Any, List, Optional
 
 from ..context import TrialContext
 from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
+from .kineto import NO_KERNELS, quiet
 from .marks import Marks
 from .passes import Pass
 from .sources import Sources
@@ -22,9 +20,6 @@ WANTED_S = 0.25  # short steps are traced for as long as this
 MAX_EVENTS = 200_000
 MAX_S = 20.0
 RANGE = "autotune::"
-CHATTER = re.compile(rb"^(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")  # of kineto
-REFUSED = re.compile(rb"CUPTI_ERROR_\w+")
-NO_KERNELS = "kernels: not known: {}"
 
 
 class TracePass(Pass):
@@ -70,7 +65,7 @@ class TracePass(Pass):
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
             _synchronize()
-        with self._quiet():
+        with quiet(self.notes):
             self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
             self._profiler.start()
         self._num_steps, self._begun_s = 0, time.perf_counter()
@@ -93,7 +88,7 @@ class TracePass(Pass):
         if self.context.device == "cuda":
             _synchronize()
         self._seconds = time.perf_counter() - self._begun_s
-        with self._quiet():
+        with quiet(self.notes):
             self._profiler.stop()
 
     def _num_events(self) -> int:
@@ -153,7 +148,7 @@ class TracePass(Pass):
         path = os.path.join(self.context.spec.folder, name)
         temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # the profiler goes by the name's end
         try:
-            with self._quiet():
+            with quiet(self.notes):
                 self._profiler.export_chrome_trace(temporary)
             os.replace(temporary, path)
         except Exception as error:  # a full disk, mostly
@@ -164,33 +159,7 @@ class TracePass(Pass):
         return name
 
     def _saw_kernels(self) -> bool:
-        from torch.autograd import DeviceType
-
-        return any(event.device_type() == DeviceType.CUDA for event in self._profiler.profiler.kineto_results.events())
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Keeps what kineto writes to standard error out of the program's log; a refusal of CUPTI becomes a note."""
-        with contextlib.suppress(Exception):
-            sys.stderr.flush()
-        kept = os.dup(2)
-        with tempfile.TemporaryFile() as written:
-            os.dup2(written.fileno(), 2)
-            try:
-                yield
-            finally:
-                os.dup2(kept, 2)
-                os.close(kept)
-                written.seek(0)
-                for line in written:
-                    self._sort(line)
-
-    def _sort(self, line: bytes) -> None:
-        refused = REFUSED.search(line)
-        if refused is not None:
-            self.notes.append(NO_KERNELS.format(refused.group().decode()))
-        elif not CHATTER.match(line):
-            os.write(2, line)
+        return any(event.device_type().name == "CUDA" for event in self._profiler.profiler.kineto_results.events())
 
 
 def _mean_step_s(ends_s: List[float]) -> Optional[float]:

@@ -97,7 +97,8 @@ def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Sta
     """Returns stages, lines and counts of all workers between two readings.
 
     Args:
-        before, after: the readings.
+        before: the first reading.
+        after: the second.
         num_steps: that the seconds of lines are divided by.
     """
     counts = [difference(now["counts"], before[path]["counts"] if path in before else None) for path, now in after.items()]
@@ -127,4 +128,3 @@ def remove(folder: str) -> None:
     for path in glob.glob(os.path.join(glob.escape(folder), "stages*.*.json")):
         with contextlib.suppress(OSError):
             os.unlink(path)
-
