@@ -51,9 +51,8 @@ class HostAllocations(Allocations):
 
     def begin(self) -> None:
         """See the base class."""
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
         import torch
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         earlier = [torch.empty(1)]
         with quiet(self.notes):
