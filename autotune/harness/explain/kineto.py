@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import Iterator, List
 
-CHATTER = re.compile(rb"^(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")
+CHATTER = re.compile(rb"^(\[rank\d+\]:)?(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")
 REFUSED = re.compile(rb"CUPTI_ERROR_\w+")
 NO_KERNELS = "kernels: not known: {}"
 

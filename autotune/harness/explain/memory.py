@@ -7,6 +7,7 @@ saved, how many FLOPs.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from .. import batches, members
@@ -18,7 +19,7 @@ from .marks import Marks
 from .passes import Pass
 
 ROOT = ""  # name of a training root within itself
-COMPILED = "activations by module: not known, as compiled code does not say which module it runs"
+COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 
 
@@ -266,6 +267,7 @@ class MemoryPass(Pass):
         self._running = Running(self._names)
         if self.context.modules.num_graphs():
             self.notes.append(COMPILED)
+            warnings.filterwarnings("ignore", message=".*global hooks on modules")  # of torch, when FLOPs are counted
         else:
             self._running.install()
         self._saved = Activations(self._parameters, self._weights.seen, self._running.now, self._is_input)
@@ -340,19 +342,19 @@ class MemoryPass(Pass):
 
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}
-        rows = []
-        for module, name in _named(self._roots):
-            own = list(members.held(module).get("_parameters", {}).values())
-            row = {
+        rows: Dict[str, Dict[str, Any]] = {}
+        for module, name in _named(self._roots):  # a module comes after its wrapper, which has the same name here
+            own = [each for each in members.held(module).get("_parameters", {}).values() if each is not None]
+            known = rows.get(name, {"parameters": 0})["parameters"]
+            rows[name] = {
                 "module": name,
                 "class": type(module).__name__,
                 "activations": saved.by_module.get(name, 0),
-                "parameters": sum(storage_of(each)[1] for each in own if each is not None),
+                "parameters": known + sum(storage_of(each)[1] for each in own),
                 "flops": flops.get(name, 0.0),
             }
-            if row["activations"] or row["parameters"] or row["flops"]:
-                rows.append(row)
-        return sorted(rows, key=lambda row: (-row["activations"], -row["flops"]))
+        told = [row for row in rows.values() if row["activations"] or row["parameters"] or row["flops"]]
+        return sorted(told, key=lambda row: (-row["activations"], -row["flops"]))
 
 
 def _named(roots: List[Any]) -> Iterator[Tuple[Any, str]]:

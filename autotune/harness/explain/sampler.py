@@ -7,6 +7,9 @@ program. Signals and `faulthandler` were tried: they slow programs down, or cras
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import operator
 import os
 import random
 import sys
@@ -33,6 +36,7 @@ class LineSampler(threading.Thread):
         num_samples: of the thread.
         seconds: that these samples stand for.
         cpu_s: CPU seconds that the sampler itself used.
+        collected_s: seconds of garbage collections that happened to run in the sampler, set by whoever times them.
         phases_s: phase -> sampled seconds.
 
     Args:
@@ -48,6 +52,7 @@ class LineSampler(threading.Thread):
         self._thread = threading.get_ident()
         self._is_over = False
         self.num_samples, self.seconds, self.cpu_s = 0, 0.0, 0.0
+        self.collected_s = 0.0
         self.phases_s: Dict[str, float] = {}
         self._self_s: Dict[Key, float] = {}
         self._total_s: Dict[Key, float] = {}
@@ -79,7 +84,7 @@ class LineSampler(threading.Thread):
             if phase:
                 self._sample(phase, now_s - last_s)
             last_s = now_s
-            self.cpu_s = time.thread_time()
+            self.cpu_s = time.thread_time() - self.collected_s
             if self.cpu_s > MAX_COST * (now_s - began_s):  # system calls are slow here
                 interval_s = min(1.1 * interval_s, MAX_FACTOR * self._interval_s)
             if self.after_sample is not None:
@@ -91,39 +96,37 @@ class LineSampler(threading.Thread):
         self.num_samples += 1
         self.seconds += elapsed_s
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
-        frames = sys._current_frames()
-        for thread, frame in frames.items():
+        for thread in list(sys._current_frames()) if self._where == MAIN else [self._thread]:
+            stack = stack_of(thread)
             if thread == self._thread:
-                self._note(frame, phase, self._where, elapsed_s)
-            elif thread != self.ident and self._where == MAIN and not _is_idle(frame):
-                self._note(frame, phase, THREAD, elapsed_s)
+                self._note(stack, phase, self._where, elapsed_s)
+            elif thread != self.ident and stack and os.path.basename(stack[0][0].co_filename) not in IDLE:
+                self._note(stack, phase, THREAD, elapsed_s)
 
-    def _note(self, frame: Any, phase: str, where: str, elapsed_s: float) -> None:
-        kinds, kind_of, inner, own = self._sources.kinds, self._sources.kind, None, None
+    def _note(self, stack: List[Tuple[Any, int]], phase: str, where: str, elapsed_s: float) -> None:
+        kinds, kind_of = self._sources.kinds, self._sources.kind
+        inner = own = None
         known = set()
-        while frame is not None:
-            kind = kinds.get(frame.f_code) or kind_of(frame)
-            if kind is not HARNESS:
-                if inner is None:
-                    inner = frame
-                if kind is OWN:
-                    key = (phase, where, frame.f_code, frame.f_lineno)
-                    if own is None:
-                        own = key
-                    known.add(key)
-            frame = frame.f_back
+        for code, line in stack:
+            kind = kinds.get(code) or kind_of(code)
+            if kind is HARNESS:
+                continue
+            if inner is None:
+                inner = (phase, where, code, line)
+            if kind is OWN:
+                key = (phase, where, code, line)
+                own = own or key
+                known.add(key)
         for key in known:
             self._total_s[key] = self._total_s.get(key, 0.0) + elapsed_s
-        if inner is None or (own is None and where == THREAD):
-            return
         if own is not None:
             self._self_s[own] = self._self_s.get(own, 0.0) + elapsed_s
-        if own is None or inner.f_code is not own[2]:
-            callees = self._callees.setdefault(own, {}) if own is not None else {}
-            callees[inner.f_code] = callees.get(inner.f_code, 0.0) + elapsed_s
-            if where != THREAD:
-                key = (phase, where, inner.f_code, inner.f_lineno)
-                self._inner_s[key] = self._inner_s.get(key, 0.0) + elapsed_s
+        if inner is None or inner is own or where == THREAD or (own is not None and own[2] is inner[2]):
+            return
+        self._inner_s[inner] = self._inner_s.get(inner, 0.0) + elapsed_s
+        if own is not None:
+            callees = self._callees.setdefault(own, {})
+            callees[inner[2]] = callees.get(inner[2], 0.0) + elapsed_s
 
     # --- result ---
 
@@ -161,5 +164,18 @@ def most_of_each(lines: List[Line]) -> List[Line]:
     return sorted(found, key=lambda line: -line.self_s)
 
 
-def _is_idle(frame: Any) -> bool:
-    return os.path.basename(frame.f_code.co_filename) in IDLE
+def stack_of(thread: int) -> List[Tuple[Any, int]]:
+    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended.
+
+    All is done in one call of C code, during which no other thread runs: walking the frames of a thread that goes on meanwhile
+    reads freed memory where torch.compile runs frames of its own (seen with Python 3.11).
+    """
+    stack: List[Tuple[Any, int]] = []
+    first = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
+    frames = itertools.accumulate(itertools.chain(first, itertools.repeat("f_back")), getattr)
+    with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost frame; the thread has ended
+        stack.extend(map(_PLACE, frames))
+    return stack
+
+
+_PLACE = operator.attrgetter("f_code", "f_lineno")

@@ -12,7 +12,7 @@ from ..context import TrialContext
 from ..knobs.transfer import as_to, where_to
 from ..patches import Patch, patches
 from .documents import OPTIMIZER, OTHER, TRANSFER, Site
-from .marks import Marks
+from .marks import Marks, torch_is_compiling
 from .sources import Sources, name_of, text_of
 
 KINDS = {
@@ -65,8 +65,10 @@ class SyncSites:
         return not self._is_on_gpu or not hasattr(first, "is_cuda") or bool(first.is_cuda)
 
     def _around(self, kind: str, function: Any) -> Any:
+        is_compiling = torch_is_compiling()
+
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_counted(args[0] if args else None):
+            if is_compiling() or not self._is_counted(args[0] if args else None):
                 return function(*args, **kwargs)
             return self._timed(kind, function, args, kwargs)
 
@@ -93,8 +95,11 @@ class SyncSites:
     # --- copies ---
 
     def _around_move(self, is_cuda: bool, function: Any) -> Any:
+        is_compiling, marks = torch_is_compiling(), self._marks
+
         def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            marks = self._marks
+            if is_compiling():
+                return function(tensor, *args, **kwargs)
             if not self._is_on or self._is_inside or marks.now != OTHER or threading.get_ident() != marks.thread:
                 return function(tensor, *args, **kwargs)
             device, _, non_blocking, _ = where_to(*as_to(*args, **kwargs)) if is_cuda else where_to(args, kwargs)

@@ -76,7 +76,7 @@ class TracePass(Pass):
         elapsed_s = time.perf_counter() - self._begun_s
         if self._num_wanted is None:
             self._stop()
-            self._num_wanted = _num_wanted(elapsed_s, self._num_events())
+            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, self._num_events())
             self._start()
         elif self._num_steps < self._num_wanted and elapsed_s < MAX_S:
             self._profiler.step()
@@ -168,7 +168,7 @@ def _mean_step_s(ends_s: List[float]) -> Optional[float]:
 
 
 def _num_wanted(step_s: float, num_events: int) -> int:
-    """Returns how many steps to trace, given the seconds and events of one."""
+    """Returns how many steps to trace, given the seconds of a step and the number of its events."""
     wanted = max(MIN_STEPS, min(MAX_STEPS, int(WANTED_S / max(step_s, 1e-6))))
     return max(1, min(wanted, MAX_EVENTS // max(1, num_events)))
 
