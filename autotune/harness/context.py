@@ -16,6 +16,7 @@ from .clock import HostClock
 if TYPE_CHECKING:
     from .applied import Applied
     from .ending import Ending
+    from .explain.passes import Explained
     from .gradients import Gradients
     from .knobs.affinity import AffinityBinder
     from .knobs.registry import Handlers
@@ -50,6 +51,7 @@ class TrialContext:
         clock: times steps; the device's clock from the first step on.
         applied: what a real run does instead of measuring; None in a trial.
         losses: None in a real run.
+        explained: the pass of a trial in mode "explain"; None in all others.
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: of all knobs.
 
@@ -65,6 +67,7 @@ class TrialContext:
     binder: AffinityBinder
     applied: Optional[Applied]
     losses: Optional[LossWatch]
+    explained: Optional[Explained]
     memory: MemoryWatch
     loaders: LoaderWatch
     supply: Supply

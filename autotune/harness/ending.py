@@ -43,6 +43,8 @@ class Ending:
         context = self._context
         context.clock.close_window()
         context.phases.enter("exit")
+        if context.explained is not None:
+            context.explained.finish()
         self._write_result(status)
         context.is_over = True
         try:
@@ -130,6 +132,8 @@ class Ending:
         except Exception:  # a device in error: what was measured is still reported
             traceback.print_exc()
         context.phases.enter("exit")
+        if context.explained is not None:
+            context.explained.finish()
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 

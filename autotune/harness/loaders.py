@@ -16,6 +16,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import batches, members, sites, worker
 from .context import TrialContext
+from .explain import workers
+from .explain.documents import LINES
 from .knobs import affinity, eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
@@ -148,7 +150,8 @@ class LoaderWatch:
             start(iterator, loader)
             return
         path = info.counters_file if is_counted else ""
-        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
+        explained = workers.prefix(self._spec.folder, info.number) if info is not None and self._spec.explain == LINES else ""
+        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, explained=explained)
         try:
             start(iterator, loader)
         finally:

@@ -9,6 +9,8 @@ stored document carries `schema`. History of the schema: 1, the first.
                                              "spawn", when the first Python process starts, whether it imports torch or not
     result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never incomplete
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
+    explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
+    explained.*.json      harness -> tuner   what a pass saw, see explain/documents.py; trace.rank<R>.json.gz beside it
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
@@ -113,7 +115,7 @@ class Spec:
         nonce: random word that the result must repeat, so that results of an earlier attempt are not mistaken for this one's.
         folder: absolute path of the trial's folder.
         mode: "measure" (stop after the window), "inspect" (stop after a few steps), "parity" (stop after `max_steps` optimizer
-            steps, keep the loss of each), "apply" (never stop, never measure).
+            steps, keep the loss of each), "explain" (stop after a pass), "apply" (never stop, never measure).
         knobs: knob key -> value for the knobs to change; an absent knob keeps the program's own value.
         passed: knob key -> value of the knobs already set on the command line; the harness only checks them.
         target: which loaders to change, from `RankResult.target` of the baseline; None in the baseline itself.
@@ -135,6 +137,7 @@ class Spec:
         made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The name is None on the CPU;
             unknown values are absent.
         late: in mode "apply", knob key -> why it was set too late to have any effect in this process.
+        explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
     """
 
     trial: int
@@ -159,6 +162,7 @@ class Spec:
     origin: str = ""
     made_on: Dict[str, Any] = dataclasses.field(default_factory=dict)
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
+    explain: str = ""
     schema: int = SCHEMA
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from typing import Any, Optional
 
 from . import protocol
@@ -37,6 +38,7 @@ class Session(TrialContext):
         self.peers = Peers(self)
         self._next_look_s = 0.0
         self._eager_steps = max(EAGER_STEPS, self.spec.max_steps or 0)
+        self.explained = None
         self._is_stepped_by_hand = False  # the program calls `autotune.trial_step`
         self._stated_samples: Optional[float] = None
         self._is_plain = False  # nothing is left to find: steps may use the short hook
@@ -64,10 +66,19 @@ class Session(TrialContext):
         self.communication = ranks.Communication(self.handlers.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
+        if self.spec.mode == "explain":
+            self._make_explained()
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
+
+    def _make_explained(self) -> None:
+        from .explain.passes import Explained
+
+        self.explained = Explained(self)
+        if self.explained.looks_at_every_step:
+            self._eager_steps = sys.maxsize
 
     def _forked(self) -> None:
         # A fork may go on to train (a launcher may fork its ranks), but not if its parent already trains.
@@ -179,7 +190,8 @@ class Session(TrialContext):
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
         # If the loader's batches give a step's samples, calls need not be counted, except for a GPU's clock.
-        self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
+        is_counted = self.loaders.unit_source == "loader" and self.explained is None
+        self.modules.is_counting = self.device == "cuda" or not is_counted
         self.modules.settle()
         if self.num_steps == 1:
             self.window.first_step()
@@ -187,6 +199,9 @@ class Session(TrialContext):
         is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
         self.optimizers.settle(is_uninstalled=self._is_plain and not self.modules.is_counting)
+        if self.explained is not None:
+            self.explained.look()
+            self.window.is_full = self.explained.is_over
         if self.last_step.is_reached():
             self.ending.leave("measured")
         if self.phases.is_beat_due(now_s):

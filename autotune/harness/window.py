@@ -81,6 +81,9 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
+        if context.explained is not None:
+            self._warm_up(meter, [step for step in steps if not step.is_foreign])
+            return
         # Foreign steps contain an evaluation and are not training time. Without a loader, it may be a rollout, which counts.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
@@ -93,6 +96,12 @@ class Window:
         self.is_full = meter.phase == DONE
 
     def _feed(self, meter: Meter, steps: List[Finished]) -> None:
+        self._warm_up(meter, steps)
+        if meter.phase == STEADY and steps:
+            self._measure(meter, steps)
+
+    def _warm_up(self, meter: Meter, steps: List[Finished]) -> None:
+        """Feeds the meter until the window opens, and removes these steps from the list."""
         context = self._context
         if meter.phase == WARMUP:
             meter.is_draining = context.supply.drains_within(context.spec.rules.drain_max_s)
@@ -102,8 +111,6 @@ class Window:
                 self._open()
             elif step.is_quiet:
                 context.phases.enter("warmup")
-        if meter.phase == STEADY and steps:
-            self._measure(meter, steps)
 
     def _ahead_s(self, step_s: float) -> float:
         # The window's end is noticed one step later; with several ranks, the steps by which it is announced ahead are added.

@@ -1,0 +1,218 @@
+"""Follows the allocator for two steps: the highest sum of living allocations, and on a GPU what they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Dict, List, Optional, Tuple
+
+from .kineto import quiet
+from .sources import LIBRARY, OWN, Sources
+
+MAX_ENTRIES = 200_000  # of the CUDA allocator's history
+MAX_POINTS, MAX_ROWS = 500, 50
+EARLIER = "allocated before the observed steps"
+INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
+
+
+class Allocations:
+    """What an allocator did.
+
+    Attributes:
+        peak_bytes: on a GPU, the highest sum of living allocations. On the CPU, the same in the second step, of what was
+            allocated since the first began: what lives longer, as parameters and optimizer state, is not in it.
+        timeline, at_peak, fragmentation_frac, num_retries, notes: as in `documents.Memory`.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self.timeline: List[List[float]] = []
+        self.at_peak: List[Dict[str, Any]] = []
+        self.fragmentation_frac: Optional[float] = None
+        self.num_retries: Optional[int] = None
+        self.notes: List[str] = []
+
+    def begin(self) -> None:
+        """Called as the first step begins."""
+
+    def begin_second(self) -> None:
+        """Called as the second step begins."""
+
+    def end(self) -> None:
+        """Called as the second step has ended; may be called again."""
+
+
+class HostAllocations(Allocations):
+    """The CPU allocator, by the profiler's records of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._profiler: Any = None
+
+    def begin(self) -> None:
+        """See the base class."""
+        import torch
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        earlier = [torch.empty(1)]
+        with quiet(self.notes):
+            self._profiler = profile(
+                activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
+            )
+            self._profiler.start()
+            earlier.clear()  # torch warns of what was allocated earlier, but only once
+
+    def begin_second(self) -> None:
+        """See the base class."""
+        self._profiler.step()
+
+    def end(self) -> None:
+        """See the base class."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        with quiet(self.notes):
+            profiler.stop()
+        events = profiler.profiler.kineto_results.events()
+        second_ns = next((each.start_ns() for each in events if each.name() == "ProfilerStep#1"), None)
+        sizes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+        now = 0
+        for moment_ns, size in sizes:
+            now += size
+            if second_ns is not None and moment_ns >= second_ns:
+                self.peak_bytes = max(self.peak_bytes, now)
+
+
+class DeviceAllocations(Allocations):
+    """CUDA's allocator, by its own history. Not measured on a GPU yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = (0, 0, 0)
+        self._is_over = False
+
+    def begin(self) -> None:
+        """See the base class."""
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), _num_retries())
+        try:
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
+        except Exception as error:  # for example another allocator
+            self.notes.append(f"what was allocated at the peak: not known: {type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """See the base class."""
+        if self._is_over:
+            return
+        import torch
+
+        self._is_over = True
+        torch.cuda.synchronize()
+        allocated, reserved, retries = self._before
+        self.peak_bytes, self.num_retries = int(torch.cuda.max_memory_allocated()), _num_retries() - retries
+        with contextlib.suppress(Exception):
+            snapshot = torch.cuda.memory._snapshot()
+            torch.cuda.memory._record_memory_history(enabled=None)
+            traces = snapshot["device_traces"]
+            device = torch.cuda.current_device()
+            if device < len(traces) and traces[device]:
+                self._reduce(traces[device], allocated, reserved)
+
+    def _reduce(self, entries: List[Dict[str, Any]], allocated: int, reserved: int) -> None:
+        history = History(allocated, reserved)
+        history.replay(entries)
+        self.timeline, self.fragmentation_frac = history.points(), history.fragmentation_frac
+        self.at_peak = history.at_peak(Sources())
+
+
+class History:
+    """The entries of a CUDA allocator's trace, replayed.
+
+    Args:
+        allocated, reserved: bytes when the trace began.
+    """
+
+    def __init__(self, allocated: int, reserved: int) -> None:
+        self._allocated, self._reserved = self._first = allocated, reserved
+        self._points: List[List[float]] = []
+        self._living: Dict[int, Dict[str, Any]] = {}
+        self._at_peak: List[Dict[str, Any]] = []
+        self._peak = (-1, 0)  # allocated, reserved
+        self._is_highest = False
+
+    def replay(self, entries: List[Dict[str, Any]]) -> None:
+        """Follows the trace, whose entries are in order."""
+        began_us = entries[0].get("time_us", 0)
+        for entry in (each for each in entries if each["action"] in INSIDE):
+            self._apply(entry)
+            self._points.append([(entry.get("time_us", 0) - began_us) / 1e6, self._allocated, self._reserved])
+        self._keep_if_highest()
+
+    def _apply(self, entry: Dict[str, Any]) -> None:
+        action, size = entry["action"], int(entry["size"])
+        if action == "alloc":
+            self._living[entry["addr"]] = entry
+            self._allocated += size
+            if self._allocated > self._peak[0]:
+                self._peak, self._is_highest = (self._allocated, self._reserved), True
+        elif action == "free_completed":
+            self._keep_if_highest()
+            self._living.pop(entry["addr"], None)
+            self._allocated -= size
+        else:
+            self._reserved += size if action in ("segment_alloc", "segment_map") else -size
+
+    def _keep_if_highest(self) -> None:
+        if self._is_highest:
+            self._is_highest, self._at_peak = False, list(self._living.values())
+
+    def points(self) -> List[List[float]]:
+        """Returns [[seconds, allocated, reserved]], at most MAX_POINTS: of each stretch of the trace its highest."""
+        stretch = -(-len(self._points) // MAX_POINTS) or 1
+        parts = [self._points[at : at + stretch] for at in range(0, len(self._points), stretch)]
+        return [max(part, key=lambda point: point[1]) for part in parts]
+
+    @property
+    def fragmentation_frac(self) -> Optional[float]:
+        """(reserved - allocated) / reserved at the peak; None if nothing was allocated."""
+        allocated, reserved = self._peak
+        return None if allocated < 0 or reserved <= 0 else max(0.0, (reserved - allocated) / reserved)
+
+    def at_peak(self, sources: Sources) -> List[Dict[str, Any]]:
+        """Returns the allocations at the peak by place, the most bytes first."""
+        found: Dict[Tuple[str, int, str], List[int]] = {}
+        for entry in self._at_peak:
+            total = found.setdefault(_place(entry.get("frames") or [], sources), [0, 0])
+            total[0] += int(entry["size"])
+            total[1] += 1
+        earlier = self._peak[0] - sum(total[0] for total in found.values())
+        if earlier > 0:
+            found[("", 0, EARLIER)] = [earlier, 0]
+        rows: List[Dict[str, Any]] = [
+            {"file": file, "line": line, "function": function, "bytes": size, "count": count}
+            for (file, line, function), (size, count) in found.items()
+        ]
+        return sorted(rows, key=lambda row: -row["bytes"])[:MAX_ROWS]
+
+
+def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, str]:
+    """Returns the innermost line of the program's own in a recorded stack, innermost first; else the innermost of any."""
+    known = [each for each in frames if os.path.isabs(each["filename"])]
+    own = [each for each in known if sources.kind_of_file(each["filename"]) == OWN]
+    others = [each for each in known if sources.kind_of_file(each["filename"]) == LIBRARY]
+    first = next(iter([*own, *others]), None)
+    return ("", 0, "") if first is None else (first["filename"], int(first["line"]), str(first["name"]))
+
+
+def recorder(device: str) -> Allocations:
+    """Returns what follows the allocator of a device."""
+    return DeviceAllocations() if device == "cuda" else HostAllocations()
+
+
+def _num_retries() -> int:
+    import torch
+
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

@@ -1,0 +1,65 @@
+"""Reads what torch.compile did: recompilations and graph breaks, with their places and reasons."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional
+
+from .documents import Compiled
+
+MAX_REASON = 500  # characters
+
+
+def compile_seconds() -> float:
+    """Returns the seconds that this process has spent compiling so far."""
+    return sum(_seconds(each) for each in _metrics())
+
+
+def compiled(seconds_before: float) -> Optional[Compiled]:
+    """Returns what was compiled since the process began; None if nothing was.
+
+    Args:
+        seconds_before: `compile_seconds()` when the observed steps began.
+    """
+    metrics = _metrics()
+    if not metrics:
+        return None
+    return Compiled(_recompilations(metrics), _graph_breaks(), max(0.0, compile_seconds() - seconds_before))
+
+
+def _metrics() -> List[Any]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return list(dynamo.get_compilation_metrics()) if dynamo is not None else []
+
+
+def _seconds(metric: Any) -> float:
+    micros = getattr(metric, "duration_us", None)
+    return micros / 1e6 if micros else float(getattr(metric, "entire_frame_compile_time_s", None) or 0.0)
+
+
+def _recompilations(metrics: List[Any]) -> List[Dict[str, Any]]:
+    found: Dict[Any, Dict[str, Any]] = {}
+    for metric in metrics:
+        reason = getattr(metric, "recompile_reason", None)
+        is_again = reason or (getattr(metric, "cache_size", None) or 0) > 0
+        if not is_again or not metric.co_filename:
+            continue
+        place = (metric.co_filename, metric.co_firstlineno or 0, metric.co_name or "")
+        each = found.setdefault(place, {"reason": "", "seconds": 0.0, "count": 0})
+        each["reason"] = each["reason"] or str(reason or "")[:MAX_REASON]
+        each["seconds"] += _seconds(metric)
+        each["count"] += 1
+    named = [{"file": file, "line": line, "function": name, **each} for (file, line, name), each in found.items()]
+    return sorted(named, key=lambda each: -each["seconds"])
+
+
+def _graph_breaks() -> List[Dict[str, Any]]:
+    found: Dict[Any, int] = {}
+    for each in getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", []):
+        stack = getattr(each, "user_stack", None) or []
+        if getattr(each, "graph_break", True):
+            place = (stack[-1].filename, stack[-1].lineno) if stack else ("", 0)
+            key = (*place, str(getattr(each, "reason", ""))[:MAX_REASON])
+            found[key] = found.get(key, 0) + 1
+    named = [{"file": file, "line": line, "reason": reason, "count": count} for (file, line, reason), count in found.items()]
+    return sorted(named, key=lambda each: -each["count"])

@@ -1,0 +1,258 @@
+"""Defines the files that a trial in mode "explain" writes, one a rank, beside its result.
+
+Like `protocol`, this module needs only Python 3.9 and the standard library, and is read by both sides. Seconds are floats,
+bytes integers; what could not be found out is None and `notes` says why, never 0. Each pass runs in a process of its own:
+
+    explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
+    explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
+                                     opens in ui.perfetto.dev)
+    explained.memory.rank<R>.json    Memory: what holds the memory at the peak, and the FLOPs of one step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional
+
+from ..protocol import SCHEMA
+
+LINES, TRACE, MEMORY = PASSES = ("lines", "trace", "memory")
+
+# Phases of a step, as the host sees them. "input" is inside the loader's __next__, "transfer" are copies of a batch to the
+# device, "forward" are the calls of the module that trains and of torch's losses.
+INPUT, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, OTHER = STEP_PHASES = (
+    "input", "transfer", "forward", "backward", "optimizer", "other",
+)  # fmt: skip
+MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the training thread, a loader worker, another thread
+
+# Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
+READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
+
+
+def document_file(which: str, rank: int) -> str:
+    """Returns the name of the document of a pass."""
+    return f"explained.{which}.rank{rank}.json"
+
+
+def trace_file(rank: int) -> str:
+    """Returns the name of a rank's trace."""
+    return f"trace.rank{rank}.json.gz"
+
+
+@dataclasses.dataclass
+class Line:
+    """Host time at one line of code.
+
+    Attributes:
+        file: absolute path, or "<...>" of code without a file.
+        line, function: where; `function` is the qualified name if known.
+        text: the stripped source line; "" if it cannot be read.
+        phase: one of STEP_PHASES; "input" for worker processes.
+        where: MAIN, WORKER or THREAD.
+        is_own: whether the file belongs to the program: not to torch, the standard library or an installed package.
+        self_s: seconds a step while this line itself was the innermost of the program's own lines (what it calls in libraries
+            counts as its own); for lines of libraries, seconds while it was the innermost line of all.
+        total_s: seconds a step while the line was anywhere on the stack. For workers, seconds a step summed over workers.
+        callee: "file name:function" of the library function that it mostly waits in; "" if it is the line itself.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    phase: str
+    where: str
+    is_own: bool
+    self_s: float
+    total_s: float
+    callee: str = ""
+
+
+@dataclasses.dataclass
+class Stage:
+    """One stage of the input pipeline, over all workers, or in the training process where there are none.
+
+    Attributes:
+        name: see READ and its neighbours.
+        where: MAIN or WORKER.
+        seconds: wall seconds a sample.
+        cpu_s: CPU seconds a sample; None if unknown.
+        blocked_s: seconds a sample neither on a CPU nor waiting for one: storage, network, sleep. None if unknown.
+        count: how many were timed (one in k of cheap stages).
+        file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
+    """
+
+    name: str
+    where: str
+    seconds: float
+    cpu_s: Optional[float] = None
+    blocked_s: Optional[float] = None
+    count: int = 0
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@dataclasses.dataclass
+class Site:
+    """A place in the program's own code where the host waits for the device, or would if there were one.
+
+    Copies that block, and tensors that become Python numbers (`.item()`, `.cpu()`, `.tolist()`, `print(tensor)`).
+
+    Attributes:
+        kind: "item", "cpu", "synchronize", "copy" (pageable, blocking, host to device), "nonzero", ...
+        file, line, function, text: as in `Line`.
+        phase: of the step.
+        count: calls a step.
+        seconds: seconds a step inside these calls.
+    """
+
+    kind: str
+    file: str
+    line: int
+    function: str
+    text: str
+    phase: str
+    count: float
+    seconds: float
+
+
+@dataclasses.dataclass
+class Compiled:
+    """What torch.compile did.
+
+    Attributes:
+        recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], the most seconds first.
+        graph_breaks: [{"file", "line", "reason", "count"}].
+        seconds: spent compiling inside the observed steps.
+    """
+
+    recompilations: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    graph_breaks: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass
+class Lines:
+    """Result of the pass "lines".
+
+    Attributes:
+        rank, world_size: of this process.
+        device: "cuda" or "cpu".
+        steps, seconds: observed optimizer steps, and the wall seconds that they took.
+        samples: work units of these steps, in `unit`.
+        phases_s: phase of STEP_PHASES -> host seconds a step; they sum to seconds / steps.
+        device_phases_s: the same by CUDA events; None on the CPU.
+        wait_s: seconds a step inside the training loader's __next__; None without a DataLoader.
+        num_workers, batch_size: of the training loader; None if unknown.
+        interval_s: mean time between samples of the line sampler; `num_samples` of them in the training thread.
+        lines: by self_s, at most 300 for each `where`; all phases.
+        stages: of the training loader.
+        syncs: by seconds, at most 50.
+        gc_s, gc_count: seconds and collections of the cyclic garbage collector a step.
+        compiled: None if nothing was compiled.
+        communication: {"exposed_s" a step, "gradient_bytes"} as in RankResult.communication; {} if unknown.
+        overhead_frac: the sampler's own CPU seconds relative to the observed seconds.
+        notes: what could not be found out, and why.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    steps: int
+    seconds: float
+    samples: float
+    unit: str
+    phases_s: Dict[str, float]
+    device_phases_s: Optional[Dict[str, float]]
+    wait_s: Optional[float]
+    num_workers: Optional[int]
+    batch_size: Optional[int]
+    interval_s: float
+    num_samples: int
+    lines: List[Line]
+    stages: List[Stage]
+    syncs: List[Site]
+    gc_s: float
+    gc_count: float
+    compiled: Optional[Compiled] = None
+    communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    overhead_frac: float = 0.0
+    notes: List[str] = dataclasses.field(default_factory=list)
+    schema: int = SCHEMA
+
+
+@dataclasses.dataclass
+class Traced:
+    """Result of the pass "trace".
+
+    Attributes:
+        file: name of the trace beside this document; "" if there is none, and `notes` says why.
+        steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace.
+        step_s: seconds of a step under the profiler.
+        plain_step_s: seconds of a step before it was started, in the same process; None if unknown.
+        annotated: names of the ranges that the harness adds, "autotune::input" and so on for each phase.
+        activities: ["CPU"] or ["CPU", "CUDA"].
+        notes: for example that CUPTI was refused.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    file: str
+    steps: int
+    step_s: float
+    plain_step_s: Optional[float]
+    activities: List[str]
+    annotated: List[str] = dataclasses.field(default_factory=list)
+    notes: List[str] = dataclasses.field(default_factory=list)
+    schema: int = SCHEMA
+
+
+@dataclasses.dataclass
+class Memory:
+    """Result of the pass "memory". Bytes of one rank.
+
+    Attributes:
+        peak_bytes: peak of what the program's tensors hold: on CUDA the allocator's, on the CPU the sum of the parts below.
+        process_peak_bytes: on the CPU, the process's peak; None on CUDA.
+        parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest on CUDA.
+        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first; each
+            without the modules inside it, "" for the root.
+        by_operator: [{"operator", "flops", "count"}] of one step.
+        flops: of one step, forward and backward; None if not counted.
+        flops_forward: the forward pass alone.
+        samples: work units of that step, in `unit`.
+        dtypes: dtype -> bytes of activations, as "bfloat16".
+        timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
+        at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
+        fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
+        alloc_retries: in the observed steps; None on the CPU.
+        capacity_bytes: of the device, or of the process's memory limit.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    peak_bytes: int
+    process_peak_bytes: Optional[int]
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    input: int
+    other: int
+    by_module: List[Dict[str, Any]]
+    by_operator: List[Dict[str, Any]]
+    flops: Optional[float]
+    flops_forward: Optional[float]
+    samples: float
+    unit: str
+    dtypes: Dict[str, int] = dataclasses.field(default_factory=dict)
+    timeline: List[List[float]] = dataclasses.field(default_factory=list)
+    at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    fragmentation_frac: Optional[float] = None
+    alloc_retries: Optional[int] = None
+    capacity_bytes: Optional[int] = None
+    notes: List[str] = dataclasses.field(default_factory=list)
+    schema: int = SCHEMA

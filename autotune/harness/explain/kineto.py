@@ -1,0 +1,44 @@
+"""Keeps what kineto writes to standard error out of the program's log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from typing import Iterator, List
+
+CHATTER = re.compile(rb"^(\[rank\d+\]:)?(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")
+REFUSED = re.compile(rb"CUPTI_ERROR_\w+")
+NO_KERNELS = "kernels: not known: {}"
+
+
+@contextlib.contextmanager
+def quiet(notes: List[str]) -> Iterator[None]:
+    """Holds back what is written to standard error meanwhile, and passes on what is not kineto's.
+
+    Args:
+        notes: gets a note if CUPTI was refused.
+    """
+    with contextlib.suppress(Exception):  # the program may have closed it
+        sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                _sort(line, notes)
+
+
+def _sort(line: bytes, notes: List[str]) -> None:
+    refused = REFUSED.search(line)
+    if refused is not None:
+        notes.append(NO_KERNELS.format(refused.group().decode()))
+    elif not CHATTER.match(line):
+        os.write(2, line)

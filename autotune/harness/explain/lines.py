@@ -1,0 +1,176 @@
+"""The pass "lines": where the host's time goes, by phase, line and loader stage, without a profiler."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..context import TrialContext
+from . import compiling, workers
+from .documents import LINES, MAIN, Line, Lines, Stage
+from .marks import DevicePhases, Marks
+from .passes import Pass
+from .sampler import LineSampler, most_of_each
+from .sources import Sources
+from .stages import Stages, stages_of
+from .syncs import SyncSites
+
+LENGTH_S, MIN_STEPS, MAX_S = 5.0, 20, 15.0
+INTERVAL_S = 0.002  # between samples of the training thread
+NO_DELAYS = "blocked seconds of loader stages: not known, as the kernel does not say how long threads wait for a core"
+NO_LOADER = "no DataLoader feeds the steps: loader stages and waiting for input are not known"
+
+
+class Collections:
+    """Times the runs of the cyclic garbage collector in the training process.
+
+    Args:
+        sampler: which thread runs the collector is chance; its share is none of the sampler's own cost.
+    """
+
+    def __init__(self, sampler: LineSampler) -> None:
+        self.seconds, self.count, self._began_s = 0.0, 0, 0.0
+        self._sampler = sampler
+
+    def note(self, moment: str, info: Any) -> None:
+        """Called by the collector before and after each run."""
+        if moment == "start":
+            self._began_s = time.perf_counter()
+        else:
+            seconds = time.perf_counter() - self._began_s
+            self.seconds += seconds
+            self.count += 1
+            if threading.get_ident() == self._sampler.ident:
+                self._sampler.collected_s += seconds
+
+
+class LinesPass(Pass):
+    """Looks at the host for some seconds."""
+
+    which = LINES
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._sources = Sources()
+        self._began_s = self._ended_s = 0.0
+        self._before = (0, 0, 0.0, 0.0)
+
+    def begin(self) -> None:
+        """See the base class."""
+        context = self.context
+        self._marks = marks = Marks(context)
+        self._device: Optional[DevicePhases] = DevicePhases() if context.device == "cuda" else None
+        if self._device is not None:
+            context.clock.open_window()  # waits for the device
+            marks.on_change = self._device.note
+        self._sampler = LineSampler(self._sources, INTERVAL_S, lambda: marks.now, MAIN)
+        self._syncs = SyncSites(context, marks, self._sources)
+        self._collections = Collections(self._sampler)
+        gc.callbacks.append(self._collections.note)
+        self._stages = Stages()
+        if context.loaders.num_workers():
+            self._stages.install_hand_over()
+        else:
+            self._stages.install()
+        self._workers = self._read_workers()
+        self._compile_s = compiling.compile_seconds()
+        if context.world_size > 1:
+            context.communication.begin(is_compiled=context.modules.num_graphs() > 0)
+        self._before = self._now()
+        self._syncs.install()
+        marks.install()
+        self._began_s = time.perf_counter()
+        self._sampler.start()
+
+    def _now(self) -> Tuple[int, int, float, float]:
+        """Returns the number of steps, of steps fed to the window, and the loader's waiting seconds and batches so far."""
+        training = self.context.loaders.training
+        waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
+        return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)
+
+    def _read_workers(self) -> workers.Reading:
+        training = self.context.loaders.training
+        if training is None or not training.num_workers:
+            return {}
+        return workers.read(workers.prefix(self.context.spec.folder, training.number))
+
+    def step_done(self) -> None:
+        """See the base class."""
+        context = self.context
+        if context.communication.is_looking and not context.last_step.is_announced:
+            context.communication.step_done()
+        elapsed_s = time.perf_counter() - self._began_s
+        is_long = elapsed_s >= LENGTH_S and context.num_steps - self._before[0] >= MIN_STEPS
+        self.is_over = is_long or elapsed_s >= MAX_S
+
+    def finish(self) -> Optional[Lines]:
+        """See the base class."""
+        self._ended_s = time.perf_counter()
+        self._sampler.stop()
+        self._marks.uninstall()
+        self._syncs.uninstall()
+        self._stages.uninstall()
+        gc.callbacks.remove(self._collections.note)
+        after = self._now()
+        num_steps = after[0] - self._before[0]
+        return self._document(num_steps, after) if num_steps > 0 else None
+
+    def _document(self, num_steps: int, after: Tuple[int, int, float, float]) -> Lines:
+        context, training = self.context, self.context.loaders.training
+        seconds = sum(self._marks.seconds.values())
+        samples = context.window.steps["samples"][self._before[1] : after[1]]
+        stages, worker_lines = self._input(num_steps)
+        if training is None:
+            self.notes.append(NO_LOADER)
+        sampler = self._sampler
+        return Lines(
+            rank=context.rank,
+            world_size=context.world_size,
+            device=context.device,
+            steps=num_steps,
+            seconds=seconds,
+            samples=float(sum(samples)),
+            unit=context.loaders.unit,
+            phases_s={phase: each / num_steps for phase, each in self._marks.seconds.items()},
+            device_phases_s=self._device_phases(num_steps),
+            wait_s=None if training is None else (after[2] - self._before[2]) / num_steps,
+            num_workers=None if training is None else training.num_workers,
+            batch_size=None if training is None else training.batch_size,
+            interval_s=sampler.seconds / max(1, sampler.num_samples),
+            num_samples=sampler.num_samples,
+            lines=most_of_each([*sampler.lines(num_steps, self._scale()), *worker_lines]),
+            stages=stages,
+            syncs=self._syncs.sites(num_steps),
+            gc_s=self._collections.seconds / num_steps,
+            gc_count=self._collections.count / num_steps,
+            compiled=compiling.compiled(self._compile_s),
+            communication=context.communication.summary(),
+            overhead_frac=sampler.cpu_s / max(seconds, 1e-9),
+        )
+
+    def _scale(self) -> Dict[str, float]:
+        """Returns phase -> exact seconds over sampled seconds."""
+        return {phase: self._marks.seconds[phase] / each for phase, each in self._sampler.phases_s.items() if each > 0}
+
+    def _device_phases(self, num_steps: int) -> Optional[Dict[str, float]]:
+        if self._device is None:
+            return None
+        return {phase: each / num_steps for phase, each in self._device.seconds().items()}
+
+    def _input(self, num_steps: int) -> Tuple[List[Stage], List[Line]]:
+        """Returns the stages of the training loader and the lines of its workers."""
+        own = self._stages.counts()
+        if not self.context.loaders.num_workers():
+            if own["timed"] and not self._stages.knows_delays:
+                self.notes.append(NO_DELAYS)
+            return stages_of(own, self._stages.places, MAIN, knows_delays=self._stages.knows_delays), []
+        reading = self._read_workers()
+        workers.remove(self.context.spec.folder)
+        stages, lines, counts = workers.between(self._workers, reading, num_steps)
+        if not self._stages.knows_delays:
+            self.notes.append(NO_DELAYS)
+        per_batch = counts["samples"] / max(1, counts["fetches"])
+        own["samples"] = own["timed"] = max(1.0, self._now()[3] - self._before[3]) * per_batch
+        return [*stages, *stages_of(own, {}, MAIN, knows_delays=False)], lines

@@ -1,0 +1,182 @@
+"""Marks the phases of a step in the training thread: waiting for input, copying, forward, backward, optimizer, other."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ..context import TrialContext
+from ..patches import Patch, patches
+from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
+
+MAX_EVENTS = 20_000  # of a CUDA stream; later steps are timed on the host alone
+# A loss has no parameters, so it is no training root. These count as forward if called as attributes of `nn.functional`.
+LOSSES = (
+    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+)
+
+
+class Marks:
+    """The phase that the training thread is in, and the seconds spent in each. Created in the training thread.
+
+    Attributes:
+        now: the current phase.
+        seconds: phase -> host seconds since the marks were installed.
+        thread: identifier of the training thread.
+        on_change: called with each new phase; None for nothing.
+        on_result: called with a phase and what the function that it is about has returned; None for nothing.
+        between_steps: called once, as soon as a phase begins outside all others; None for nothing.
+
+    Args:
+        context: the trial in this process.
+    """
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self.now = OTHER
+        self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        self.thread = threading.get_ident()
+        self.on_change: Optional[Callable[[str], None]] = None
+        self.on_result: Optional[Callable[[str, Any], None]] = None
+        self.between_steps: Optional[Callable[[], None]] = None
+        self._since_s = 0.0
+        self._is_on = False
+        self._patches: List[Patch] = []
+        self._hooks: List[Any] = []
+        self._before_step: List[str] = []  # phases that optimizers' steps interrupted
+
+    # --- changes of phase ---
+
+    def enter(self, phase: str) -> str:
+        """Begins a phase and returns the one to go back to."""
+        before = self.now
+        if before == OTHER and self.between_steps is not None:
+            act, self.between_steps = self.between_steps, None
+            act()
+        self._change(phase)
+        return before
+
+    def leave(self, before: str) -> None:
+        """Ends a phase; `before` is what `enter` returned."""
+        self._change(before)
+
+    def _change(self, phase: str) -> None:
+        if phase == self.now:
+            return
+        now_s = time.perf_counter()
+        self.seconds[self.now] += now_s - self._since_s
+        self.now, self._since_s = phase, now_s
+        if self.on_change is not None:
+            self.on_change(phase)
+
+    def totals(self) -> Dict[str, float]:
+        """Returns phase -> host seconds so far, including the current phase."""
+        return {**self.seconds, self.now: self.seconds[self.now] + time.perf_counter() - self._since_s}
+
+    def around(self, phase: str, function: Any) -> Any:
+        """Returns a function wrapped in a phase."""
+        is_compiling = torch_is_compiling()
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._is_on or threading.get_ident() != self.thread:
+                return function(*args, **kwargs)
+            before = self.enter(phase)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self._change(before)
+            if self.on_result is not None:
+                self.on_result(phase, result)
+            return result
+
+        return marked
+
+    # --- entry ---
+
+    def install(self) -> None:
+        """Starts to mark phases."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._is_on, self._since_s = True, time.perf_counter()
+        for owner, name, phase in self._places():
+            self._patches.append(patches.install(owner, name, functools.partial(self.around, phase)))
+        self._hooks.append(register_optimizer_step_pre_hook(self._step_begins))
+        self._hooks.append(register_optimizer_step_post_hook(self._step_ends))
+
+    def uninstall(self) -> None:
+        """Removes the marks."""
+        self.seconds, self._is_on = self.totals(), False
+        while self._patches:
+            self._patches.pop().uninstall()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _places(self) -> List[Tuple[Any, str, str]]:
+        import torch
+        from torch.utils.data import DataLoader
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        from ..modules import ModuleWatch
+
+        places: List[Tuple[Any, str, str]] = [
+            (_BaseDataLoaderIter, "__next__", INPUT),
+            (DataLoader, "__iter__", INPUT),  # starts the workers
+            (ModuleWatch, "run", FORWARD),
+            (torch.autograd, "backward", BACKWARD),
+            (torch.autograd, "grad", BACKWARD),
+            (torch.amp.GradScaler, "unscale_", OPTIMIZER),
+            (torch.amp.GradScaler, "step", OPTIMIZER),
+            (torch.amp.GradScaler, "update", OPTIMIZER),
+        ]
+        if not self._context.modules.num_graphs():  # the compiler must see losses without our patch
+            places.append((torch.nn.modules.loss._Loss, "__call__", FORWARD))
+            places += [(torch.nn.functional, name, FORWARD) for name in LOSSES]
+        return places
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == self.thread:
+            self._before_step.append(self.enter(OPTIMIZER))
+
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == self.thread:
+            self._change(self._before_step.pop() if self._before_step else OTHER)
+
+    # The compiler must not trace our hooks when a program compiles its optimizer's step.
+    _step_begins._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _step_ends._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def torch_is_compiling() -> Callable[[], bool]:
+    """Returns the function by which a replacement finds that the compiler reads it, which must see the original alone."""
+    import torch
+
+    return torch.compiler.is_compiling
+
+
+class DevicePhases:
+    """Times phases on a GPU: an event at each change of phase, read at the end. Not measured on a GPU yet."""
+
+    def __init__(self) -> None:
+        self._events: List[Tuple[str, Any]] = []
+
+    def note(self, phase: str) -> None:
+        """Records an event where the host begins to queue work of a phase."""
+        import torch
+
+        if len(self._events) < MAX_EVENTS:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append((phase, event))
+
+    def seconds(self) -> Dict[str, float]:
+        """Returns phase -> device seconds between the first event and the last; waits for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+        found = dict.fromkeys(STEP_PHASES, 0.0)
+        for (phase, begin), (_, end) in zip(self._events, self._events[1:]):  # noqa: B905 (Python 3.9)
+            found[phase] += begin.elapsed_time(end) / 1e3
+        return found

@@ -1,0 +1,390 @@
+"""The pass "memory": what holds the memory at the peak, and the FLOPs of one step.
+
+The parts are counted: parameters, gradients and the optimizer's state from their tensors, activations as autograd saves them.
+Each takes a step of its own: what is allocated (by the profiler's records on the CPU, by the allocator's on a GPU), what is
+saved, how many FLOPs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+from .. import batches, members
+from ..context import TrialContext
+from . import allocations
+from .documents import FORWARD, INPUT, MEMORY, Memory
+from .flops import StepFlops, plain_name
+from .marks import Marks
+from .passes import Pass
+
+ROOT = ""  # name of a training root within itself
+COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
+NO_FLOPS = "FLOPs: not known: {}"
+
+
+class Storages:
+    """Bytes of distinct storages."""
+
+    def __init__(self) -> None:
+        self.seen: Set[int] = set()
+        self.num_bytes = 0
+
+    def add(self, tensor: Any) -> None:
+        """Counts a tensor's storage unless it has been counted."""
+        place, size = storage_of(tensor)
+        if size and place not in self.seen:
+            self.seen.add(place)
+            self.num_bytes += size
+
+
+def storage_of(tensor: Any) -> Tuple[int, int]:
+    """Returns (address, bytes) of a tensor's storage; (0, 0) for a tensor without one."""
+    try:
+        storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+        return int(storage.data_ptr()), int(storage.nbytes())
+    except Exception:  # a sparse, nested or functional tensor
+        return 0, 0
+
+
+class Saved:
+    """A tensor that autograd saves; counted until the graph lets go of it."""
+
+    __slots__ = ("activations", "place", "tensor")
+
+    def __init__(self, tensor: Any, activations: Optional[Activations], place: int) -> None:
+        self.tensor, self.activations, self.place = tensor, activations, place
+
+    def __del__(self) -> None:
+        if self.activations is not None:
+            self.activations.let_go(self.place)
+
+
+def _tensor_of(saved: Saved) -> Any:
+    return saved.tensor
+
+
+class Activations:
+    """What autograd saves in a step, and the gradients that have come meanwhile, when their sum is highest.
+
+    Attributes:
+        peak_bytes: of both; `saved_bytes`, `input_bytes` and `gradient_bytes` are the parts.
+        by_module: module -> bytes saved in it, at the peak.
+        dtypes: the same by dtype.
+
+    Args:
+        parameters: of the training roots.
+        excluded: addresses of storages that are no activations: parameters and buffers.
+        module: returns the name of the module that runs.
+        is_input: returns whether the storage at an address came from a loader.
+    """
+
+    def __init__(
+        self, parameters: List[Any], excluded: Set[int], module: Callable[[], str], is_input: Callable[[int], bool]
+    ) -> None:
+        self._parameters, self._excluded, self._module, self._is_input = parameters, excluded, module, is_input
+        self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module, dtype]; module None for input
+        self._gradients: Dict[int, int] = {}  # parameter -> bytes
+        self._saved = self._gradient_sum = 0
+        self._is_highest = False  # now; told apart only once it falls
+        self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
+        self.by_module: Dict[str, int] = {}
+        self.dtypes: Dict[str, int] = {}
+        self._hooks: Any = None
+        self._handles: List[Any] = []
+
+    def install(self) -> None:
+        """Starts to count in the calling thread."""
+        import torch
+
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
+        self.count_gradients()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _tensor_of)
+        self._hooks.__enter__()
+
+    def uninstall(self) -> None:
+        """Stops counting."""
+        if self._hooks is not None:
+            self._hooks.__exit__(None, None, None)
+            self._hooks = None
+        while self._handles:
+            self._handles.pop().remove()
+        self._tell_apart()
+
+    def count_gradients(self) -> None:
+        """Counts the gradients there are; also called when a forward pass begins, as the program may have cleared them."""
+        self._gradients = {id(each): storage_of(each.grad)[1] for each in self._parameters if each.grad is not None}
+        self._gradient_sum = sum(self._gradients.values())
+
+    def _gradient_came(self, parameter: Any) -> None:
+        size = storage_of(parameter.grad)[1] if parameter.grad is not None else 0
+        self._gradient_sum += size - self._gradients.get(id(parameter), 0)
+        self._gradients[id(parameter)] = size
+        self._look()
+
+    def _pack(self, tensor: Any) -> Any:
+        place, size = storage_of(tensor)
+        if not size or place in self._excluded:
+            return Saved(tensor.detach(), None, 0)
+        living = self._living.get(place)
+        if living is None:
+            module = None if self._is_input(place) else self._module()
+            living = self._living[place] = [0, size, module, str(tensor.dtype).replace("torch.", "")]
+            self._saved += size
+            self._look()
+        living[0] += 1
+        return Saved(tensor.detach(), self, place)
+
+    def let_go(self, place: int) -> None:
+        """Notes that the graph has released a tensor."""
+        living = self._living[place]
+        living[0] -= 1
+        if not living[0]:
+            self._tell_apart()
+            self._saved -= living[1]
+            del self._living[place]
+
+    def _look(self) -> None:
+        if self._saved + self._gradient_sum > self.peak_bytes:
+            self.peak_bytes, self._is_highest = self._saved + self._gradient_sum, True
+
+    def _tell_apart(self) -> None:
+        if not self._is_highest:
+            return
+        self._is_highest, self.gradient_bytes = False, self._gradient_sum
+        self.by_module, self.dtypes, self.input_bytes = {}, {}, 0
+        for _, size, module, dtype in self._living.values():
+            if module is None:
+                self.input_bytes += size
+                continue
+            self.by_module[module] = self.by_module.get(module, 0) + size
+            self.dtypes[dtype] = self.dtypes.get(dtype, 0) + size
+        self.saved_bytes = sum(self.by_module.values())
+
+
+class Running:
+    """Knows which module runs, by hooks on all modules of the process."""
+
+    def __init__(self, names: Dict[int, str]) -> None:
+        self._names, self._stack, self._handles = names, [ROOT], []  # type: Dict[int, str], List[str], List[Any]
+
+    def install(self) -> None:
+        """Starts to follow the modules' calls."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        self._handles.append(register_module_forward_pre_hook(self._enter))
+        self._handles.append(register_module_forward_hook(self._leave, always_call=True))
+
+    def uninstall(self) -> None:
+        """Stops."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _enter(self, module: Any, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self._stack[-1]))
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if len(self._stack) > 1:
+            self._stack.pop()
+
+    def now(self) -> str:
+        """Returns the name of the innermost module that runs."""
+        return self._stack[-1]
+
+
+class MemoryPass(Pass):
+    """Looks at allocations for two steps, at what is saved in the next, and counts the FLOPs of the one after."""
+
+    which = MEMORY
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._num_steps = 0
+        self._inputs: Set[int] = set()
+        self._input_bytes = 0
+        self._saved: Optional[Activations] = None
+        self._running: Optional[Running] = None
+        self._flops: Optional[StepFlops] = None
+        self._flops_samples = 0.0
+
+    def begin(self) -> None:
+        """See the base class."""
+        context = self.context
+        self._roots = [root.module for root in context.modules.living]
+        optimizers = context.optimizers.optimizers()
+        held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        self._names = _names(self._roots)
+        self._parameters = list({id(p): p for p in [*_parameters(self._roots), *held]}.values())
+        self._weights, self._state = Storages(), Storages()
+        for tensor in (*self._parameters, *_buffers(self._roots)):
+            self._weights.add(tensor)
+        self._marks = Marks(context)
+        self._marks.on_result = self._noted
+        self._marks.on_change = self._changed
+        self._marks.install()
+        self._allocations = allocations.recorder(context.device)
+        self._allocations.begin()
+
+    def _noted(self, phase: str, result: Any) -> None:
+        if phase == INPUT:
+            tensors = [each for each in batches._tensors(result) if hasattr(each, "untyped_storage")]
+            found = Storages()
+            for tensor in tensors:
+                found.add(tensor)
+            self._inputs, self._input_bytes = found.seen, found.num_bytes
+
+    def _is_input(self, place: int) -> bool:
+        return place in self._inputs
+
+    def _changed(self, phase: str) -> None:
+        if phase == FORWARD and self._saved is not None:
+            self._saved.count_gradients()
+        if self._flops is not None:
+            self._flops.entered(phase)
+
+    def step_done(self) -> None:
+        """See the base class."""
+        self._num_steps += 1
+        if self._num_steps == 1:
+            self._allocations.begin_second()
+        elif self._num_steps == 2:
+            self._allocations.end()
+            self._begin_saved()
+        elif self._num_steps == 3:
+            self._end_saved()
+            self._begin_flops()
+        elif self._num_steps == 4:
+            self._end_flops()
+            self.is_over = True
+
+    def _begin_saved(self) -> None:
+        for optimizer in self.context.optimizers.optimizers():
+            for tensor in _tensors_in(optimizer.state):
+                if storage_of(tensor)[0] not in self._weights.seen:
+                    self._state.add(tensor)
+        self._running = Running(self._names)
+        if self.context.modules.num_graphs():
+            self.notes.append(COMPILED)
+            warnings.filterwarnings("ignore", message=".*global hooks on modules")  # of torch, when FLOPs are counted
+        else:
+            self._running.install()
+        self._saved = Activations(self._parameters, self._weights.seen, self._running.now, self._is_input)
+        self._saved.install()
+
+    def _end_saved(self) -> None:
+        if self._saved is not None and self._running is not None:
+            self._saved.uninstall()
+            self._running.uninstall()
+
+    def _begin_flops(self) -> None:
+        self._flops = StepFlops()
+        try:
+            self._flops.begin()
+        except Exception as error:
+            self.notes.append(NO_FLOPS.format(f"{type(error).__name__}: {error}"))
+            self._flops = None
+
+    def _end_flops(self) -> None:
+        if self._flops is not None:
+            self._flops.end()
+            self._flops_samples = self.context.window.steps["samples"][-1]
+
+    def finish(self) -> Optional[Memory]:
+        """See the base class."""
+        self._marks.uninstall()
+        if self._num_steps < 3 or self._saved is None:  # the program ended before
+            self._allocations.end()
+            self._end_saved()
+            return None
+        if not self.is_over:
+            self._end_flops()
+            self._flops = None
+            self.notes.append(NO_FLOPS.format("the program ended before they were counted"))
+        return self._document(self._saved)
+
+    def _document(self, saved: Activations) -> Memory:
+        context, seen, summary = self.context, self._allocations, self.context.memory.summary()
+        is_on_gpu = context.device == "cuda"
+        is_received = bool(context.loaders.num_workers()) and not is_on_gpu  # in shared memory, which no allocator sees
+        inputs = self._input_bytes if not is_on_gpu else saved.input_bytes
+        base = 0 if is_on_gpu else self._weights.num_bytes + self._state.num_bytes + (inputs if is_received else 0)
+        parts = (self._weights.num_bytes, saved.gradient_bytes, self._state.num_bytes, saved.saved_bytes, inputs)
+        peak_bytes = max(sum(parts), base + seen.peak_bytes)
+        self.notes += seen.notes
+        flops = self._flops
+        return Memory(
+            rank=context.rank,
+            world_size=context.world_size,
+            device=context.device,
+            peak_bytes=peak_bytes,
+            process_peak_bytes=None if is_on_gpu else summary["peak_bytes"],
+            parameters=parts[0],
+            gradients=parts[1],
+            optimizer_state=parts[2],
+            activations=parts[3],
+            input=parts[4],
+            other=peak_bytes - sum(parts),
+            by_module=self._by_module(saved),
+            by_operator=flops.by_operator() if flops is not None else [],
+            flops=flops.total if flops is not None else None,
+            flops_forward=flops.forward if flops is not None else None,
+            samples=self._flops_samples,
+            unit=context.loaders.unit,
+            dtypes=saved.dtypes,
+            timeline=seen.timeline,
+            at_peak=seen.at_peak,
+            fragmentation_frac=seen.fragmentation_frac,
+            alloc_retries=seen.num_retries,
+            capacity_bytes=summary["capacity_bytes"],
+        )
+
+    def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
+        flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}
+        rows: Dict[str, Dict[str, Any]] = {}
+        for module, name in _named(self._roots):  # a module comes after its wrapper, which has the same name here
+            own = [each for each in members.held(module).get("_parameters", {}).values() if each is not None]
+            known = rows.get(name, {"parameters": 0})["parameters"]
+            rows[name] = {
+                "module": name,
+                "class": type(module).__name__,
+                "activations": saved.by_module.get(name, 0),
+                "parameters": known + sum(storage_of(each)[1] for each in own),
+                "flops": flops.get(name, 0.0),
+            }
+        told = [row for row in rows.values() if row["activations"] or row["parameters"] or row["flops"]]
+        return sorted(told, key=lambda row: (-row["activations"], -row["flops"]))
+
+
+def _named(roots: List[Any]) -> Iterator[Tuple[Any, str]]:
+    """Yields modules with their names, without those of wrappers; with several roots, the root's class comes first."""
+    for root in roots:
+        for name, module in members.named_modules(root):
+            yield module, plain_name(name if len(roots) == 1 else f"{type(root).__name__}.{name}".rstrip("."))
+
+
+def _names(roots: List[Any]) -> Dict[int, str]:
+    return {id(module): name for module, name in _named(roots)}
+
+
+def _parameters(roots: List[Any]) -> Iterator[Any]:
+    for root in roots:
+        yield from members.parameters(root)
+
+
+def _buffers(roots: List[Any]) -> Iterator[Any]:
+    for root in roots:
+        for module in members.modules(root):
+            yield from (each for each in members.held(module).get("_buffers", {}).values() if each is not None)
+
+
+def _tensors_in(state: Any) -> Iterator[Any]:
+    if hasattr(state, "untyped_storage"):
+        yield state
+    elif isinstance(state, dict):
+        for each in list(state.values()):
+            yield from _tensors_in(each)
+    elif isinstance(state, (list, tuple)):
+        for each in state:
+            yield from _tensors_in(each)

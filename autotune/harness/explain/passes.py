@@ -1,0 +1,133 @@
+"""Begins a pass once the program is warm, in all ranks at the same step, and ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, List, Optional
+
+from .. import protocol
+from ..context import TrialContext
+from ..last_step import ANNOUNCE_AHEAD
+from ..meter import WARMUP
+from .documents import LINES, MEMORY, PASSES, document_file
+
+BEGIN_FILE = "explain.json"  # rank 0 -> ranks: {"step": n}, after which all begin
+WARMUP_MAX_S = 20.0  # after the first step; then the pass begins even if the steps are not steady
+NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first: the pass began all the same"
+CUT_SHORT = "the program ended by itself in the middle of the pass"
+
+
+class Pass:
+    """One way of looking at the program's steps. A subclass overrides all methods; they are called in this order.
+
+    Attributes:
+        which: LINES, TRACE or MEMORY.
+        is_over: whether it has seen enough.
+        notes: what could not be found out, and why.
+    """
+
+    which = ""
+
+    def __init__(self, context: TrialContext) -> None:
+        self.context = context
+        self.is_over = False
+        self.notes: List[str] = []
+
+    def begin(self) -> None:
+        """Called after the last step of the warm-up, in the training thread."""
+
+    def step_done(self) -> None:
+        """Called after each step that is looked at: after each at all if this is no pass LINES."""
+
+    def finish(self) -> Any:
+        """Stops looking and returns the document; None if there is nothing to tell."""
+
+
+class Explained:
+    """The pass that this trial makes, from the first step to its document.
+
+    Args:
+        context: the trial in this process.
+    """
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._pass = _made(context)
+        self._begin_step: Optional[int] = None
+        self._has_begun = self._is_written = False
+        self._first_s = 0.0
+        self._file = os.path.join(context.spec.folder, BEGIN_FILE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass has seen enough, so that the program may end."""
+        return self._pass.is_over
+
+    @property
+    def looks_at_every_step(self) -> bool:
+        """Whether `look` must be called after every step."""
+        return self._pass.which != LINES
+
+    def look(self) -> None:
+        """Called after each step that is looked at."""
+        if self._has_begun:
+            self._pass.step_done()
+        elif self._is_due():
+            self._has_begun = True
+            self._pass.begin()
+
+    def _is_due(self) -> bool:
+        context = self._context
+        if context.world_size == 1:
+            return self._is_warm()
+        if self._begin_step is None:
+            if context.rank == 0 and self._is_warm():
+                self._begin_step = context.num_steps + ANNOUNCE_AHEAD + context.clock.run_ahead
+                protocol.write_json(self._file, {"step": self._begin_step})
+            elif context.rank != 0 and os.path.exists(self._file):
+                with open(self._file, encoding="utf-8") as file:
+                    self._begin_step = int(json.load(file)["step"])
+        return self._begin_step is not None and context.num_steps >= self._begin_step
+
+    def _is_warm(self) -> bool:
+        meter = self._context.window.meter
+        if meter is not None and meter.phase != WARMUP:
+            return True
+        self._first_s = self._first_s or time.monotonic()
+        is_late = time.monotonic() - self._first_s > WARMUP_MAX_S
+        if is_late:
+            self._pass.notes.append(NOT_STEADY)
+        return is_late
+
+    def finish(self) -> None:
+        """Writes the document; called before this rank's result is written."""
+        if not self._has_begun or self._is_written:
+            return
+        self._is_written = True
+        if not self._pass.is_over:
+            self._pass.notes.append(CUT_SHORT)
+        document = self._pass.finish()
+        if document is not None:
+            document.notes = list(dict.fromkeys([*document.notes, *self._pass.notes]))
+            protocol.write_json(
+                os.path.join(self._context.spec.folder, document_file(self._pass.which, self._context.rank)), document
+            )
+
+
+def _made(context: TrialContext) -> Pass:
+    which = context.spec.explain
+    if which not in PASSES:
+        raise ValueError(f"explain: no such pass, got {which!r}. One of {', '.join(PASSES)}")
+    if which == LINES:
+        from .lines import LinesPass
+
+        return LinesPass(context)
+    if which == MEMORY:
+        from .memory import MemoryPass
+
+        return MemoryPass(context)
+    from .trace import TracePass
+
+    return TracePass(context)

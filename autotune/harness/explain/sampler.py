@@ -1,0 +1,181 @@
+"""Samples which lines of Python a thread is at, from a thread of its own.
+
+A sample counts for the time since the one before, so that a sample that comes late, because the thread that is looked at holds
+the interpreter's lock, has the weight of what it stands for. The intervals vary, so that they do not fall in step with the
+program. Signals and `faulthandler` were tried: they slow programs down, or crash them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .documents import MAIN, THREAD, WORKER, Line
+from .sources import HARNESS, OWN, Sources, name_of, text_of
+
+SWITCH_S = 0.0005  # the interpreter's switch interval meanwhile: the sampler waits at most this long for Python code
+# A thread in one of these waits for others: it uses no time.
+IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
+MAX_LINES = 300
+MAX_COST, MAX_FACTOR = 0.015, 2.5  # a sampler that needs more of a core samples less often, down to this
+
+Key = Tuple[str, str, Any, int]  # phase, where, code, line
+
+
+class LineSampler(threading.Thread):
+    """Looks at a thread at intervals, and at others while it is at it.
+
+    Attributes:
+        num_samples: of the thread.
+        seconds: that these samples stand for.
+        cpu_s: CPU seconds that the sampler itself used.
+        collected_s: seconds of garbage collections that happened to run in the sampler, set by whoever times them.
+        phases_s: phase -> sampled seconds.
+
+    Args:
+        sources: tells whose code a frame runs.
+        interval_s: mean seconds between two samples.
+        phase: returns the phase that the thread is in; "" while its time does not count.
+        where: MAIN or WORKER.
+    """
+
+    def __init__(self, sources: Sources, interval_s: float, phase: Callable[[], str], where: str = MAIN) -> None:
+        super().__init__(name="autotune-sampler", daemon=True)
+        self._sources, self._interval_s, self._phase, self._where = sources, interval_s, phase, where
+        self._thread = threading.get_ident()
+        self._is_over = False
+        self.num_samples, self.seconds, self.cpu_s = 0, 0.0, 0.0
+        self.collected_s = 0.0
+        self.phases_s: Dict[str, float] = {}
+        self._self_s: Dict[Key, float] = {}
+        self._total_s: Dict[Key, float] = {}
+        self._inner_s: Dict[Key, float] = {}  # of library lines that were the innermost of all
+        self._callees: Dict[Key, Dict[Any, float]] = {}
+        self._switch_s = 0.0
+        self.after_sample: Optional[Callable[[], None]] = None
+
+    def start(self) -> None:
+        """Starts to sample the calling thread."""
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        super().start()
+
+    def stop(self) -> None:
+        """Stops sampling; called once, by the thread that is sampled."""
+        self._is_over = True
+        self.join()
+        sys.setswitchinterval(self._switch_s)
+
+    def run(self) -> None:
+        """Samples until told to stop."""
+        draw, clock, interval_s = random.Random(0).uniform, time.perf_counter, self._interval_s
+        last_s = began_s = clock()
+        while not self._is_over:
+            time.sleep(draw(0.5, 1.5) * interval_s)
+            now_s = clock()
+            phase = self._phase()
+            if phase:
+                self._sample(phase, now_s - last_s)
+            last_s = now_s
+            self.cpu_s = time.thread_time() - self.collected_s
+            if self.cpu_s > MAX_COST * (now_s - began_s):  # system calls are slow here
+                interval_s = min(1.1 * interval_s, MAX_FACTOR * self._interval_s)
+            if self.after_sample is not None:
+                self.after_sample()
+
+    # --- one sample ---
+
+    def _sample(self, phase: str, elapsed_s: float) -> None:
+        self.num_samples += 1
+        self.seconds += elapsed_s
+        self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
+        for thread in list(sys._current_frames()) if self._where == MAIN else [self._thread]:
+            stack = stack_of(thread)
+            if thread == self._thread:
+                self._note(stack, phase, self._where, elapsed_s)
+            elif thread != self.ident and stack and os.path.basename(stack[0][0].co_filename) not in IDLE:
+                self._note(stack, phase, THREAD, elapsed_s)
+
+    def _note(self, stack: List[Tuple[Any, int]], phase: str, where: str, elapsed_s: float) -> None:
+        kinds, kind_of = self._sources.kinds, self._sources.kind
+        inner = own = None
+        known = set()
+        for code, line in stack:
+            kind = kinds.get(code) or kind_of(code)
+            if kind is HARNESS:
+                continue
+            if inner is None:
+                inner = (phase, where, code, line)
+            if kind is OWN:
+                key = (phase, where, code, line)
+                own = own or key
+                known.add(key)
+        for key in known:
+            self._total_s[key] = self._total_s.get(key, 0.0) + elapsed_s
+        if own is not None:
+            self._self_s[own] = self._self_s.get(own, 0.0) + elapsed_s
+        if inner is None or inner is own or where == THREAD or (own is not None and own[2] is inner[2]):
+            return
+        self._inner_s[inner] = self._inner_s.get(inner, 0.0) + elapsed_s
+        if own is not None:
+            callees = self._callees.setdefault(own, {})
+            callees[inner[2]] = callees.get(inner[2], 0.0) + elapsed_s
+
+    # --- result ---
+
+    def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
+        """Returns the lines, the most seconds first, at most MAX_LINES for each place where lines ran.
+
+        Args:
+            num_steps: that the seconds are divided by.
+            scale: phase -> factor by which sampled seconds differ from those of the clock.
+        """
+        scale = scale or {}
+
+        def made(key: Key, self_s: float, total_s: float, *, is_own: bool) -> Line:
+            phase, where, code, number = key
+            factor = scale.get(phase, 1.0) / num_steps
+            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+            callees = self._callees.get(key, {}) if is_own else {}
+            most = max(callees, key=lambda each: callees[each], default=None)
+            is_itself = 2 * sum(callees.values()) < self_s
+            callee = "" if most is None or is_itself else f"{os.path.basename(most.co_filename)}:{name_of(most)}"
+            text = text_of(file, number)
+            return Line(file, number, name_of(code), text, phase, where, is_own, self_s * factor, total_s * factor, callee)
+
+        own = [made(key, self._self_s.get(key, 0.0), total_s, is_own=True) for key, total_s in list(self._total_s.items())]
+        own += [made(key, self_s, self_s, is_own=False) for key, self_s in list(self._inner_s.items())]
+        return most_of_each(own)
+
+
+def most_of_each(lines: List[Line]) -> List[Line]:
+    """Returns the lines with the most seconds of each place, the most first; the program's own come before others."""
+    found: List[Line] = []
+    for where in (MAIN, WORKER, THREAD):
+        here = sorted((line for line in lines if line.where == where), key=lambda line: (-line.self_s, -line.total_s))
+        found += sorted(here, key=lambda line: not line.is_own)[:MAX_LINES]
+    return sorted(found, key=lambda line: -line.self_s)
+
+
+def stack_of(thread: int) -> List[Tuple[Any, int]]:
+    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended.
+
+    All is done in one call of C code, during which no other thread runs: walking the frames of a thread that goes on meanwhile
+    reads freed memory where torch.compile runs frames of its own (seen with Python 3.11).
+    """
+    stack: List[Tuple[Any, int]] = []
+    first = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
+    frames = itertools.accumulate(itertools.chain(first, itertools.repeat("f_back")), getattr)
+    with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost frame; the thread has ended
+        stack.extend(map(_PLACE, frames))
+    return stack
+
+
+_PLACE = operator.attrgetter("f_code", "f_lineno")

@@ -1,0 +1,97 @@
+"""Tells the program's own code from libraries and from the harness."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from typing import Any, Dict, List, Optional, Tuple
+
+OWN, LIBRARY, HARNESS = "own", "library", "harness"
+GENERATED = os.sep + "torchinductor_"  # code that the compiler writes, where no variable says another place
+_HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Sources:
+    """Knows whose code runs.
+
+    Attributes:
+        kinds: code object -> its kind, for all that `kind` was asked about.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: Dict[Any, str] = {}
+        self._libraries = _library_folders()
+        self._main = _main_folder(self._libraries)
+        self._is_main_a_string = getattr(sys.modules.get("__main__"), "__file__", None) is None  # python -c
+
+    def kind(self, code: Any) -> str:
+        """Returns OWN, LIBRARY or HARNESS for a code object."""
+        known = self.kinds.get(code)
+        if known is None:
+            known = self.kinds[code] = self.kind_of_file(code.co_filename)
+        return known
+
+    def is_own(self, code: Any) -> bool:
+        """Whether a code object belongs to the program."""
+        return self.kind(code) is OWN
+
+    def kind_of_file(self, file: str) -> str:
+        """Returns the kind of the code in a file."""
+        if file.startswith("<"):  # compiled from a string, by the user or by a library
+            return OWN if file == "<string>" and self._is_main_a_string else LIBRARY
+        file = os.path.abspath(file)
+        if file.startswith(_HARNESS):
+            return HARNESS
+        if self._main and file.startswith(self._main):
+            return OWN
+        return LIBRARY if file.startswith(self._libraries) or GENERATED in file else OWN
+
+    def own_frame(self, frame: Any) -> Any:
+        """Returns the innermost frame of the program's own code, from a frame outwards; None without one."""
+        while frame is not None and self.kind(frame.f_code) is not OWN:
+            frame = frame.f_back
+        return frame
+
+
+def _library_folders() -> Tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
+    folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    folders += [os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if os.environ.get(name)]
+    torch = sys.modules.get("torch")
+    folders += [os.path.dirname(module.__file__) for module in (torch,) if module is not None and module.__file__]
+    return tuple({os.path.abspath(folder) + os.sep for folder in folders})
+
+
+def _main_folder(libraries: Tuple[str, ...]) -> str:
+    """Returns the folder of a main module that is itself in an installed package, whose folder is then the program's own."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not file:
+        return ""
+    folder = os.path.dirname(os.path.abspath(file)) + os.sep
+    return folder if folder.startswith(libraries) and folder not in libraries else ""
+
+
+def text_of(file: str, line: int) -> str:
+    """Returns a stripped source line; "" if it cannot be read."""
+    return linecache.getline(file, line).strip()
+
+
+def name_of(code: Any) -> str:
+    """Returns a function's qualified name if the interpreter knows it."""
+    return str(getattr(code, "co_qualname", code.co_name))
+
+
+def code_of(thing: Any, names: Tuple[str, ...] = ()) -> Optional[Any]:
+    """Returns the code of a function, or of the first of these methods that an object's class has; None if there is none."""
+    functions: List[Any] = [thing, *(getattr(type(thing), name, None) for name in names)]
+    for function in functions:
+        function = getattr(function, "__wrapped__", function)
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None:
+            return code
+    return None

@@ -1,0 +1,299 @@
+"""Times the stages in which a loader makes batches: reading, decoding, each transform, the rest of an item, collating.
+
+The same is done in a worker process and, without workers, in the training process. Seconds of a stage are its own, without
+those of the stages inside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from ..patches import Patch, patches, replace_of_object
+from ..worker import OWN_DELAYS, _delays
+from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, Stage
+from .sources import Sources, code_of, name_of
+
+CHEAP_S = 200e-6  # of cheaper items only some batches are timed
+ONE_IN = 8
+# What reads and decodes, where the program has imported it: module, function, stage.
+FUNCTIONS = (
+    ("builtins", "open", READ),
+    ("io", "open", READ),
+    ("PIL.Image", "open", READ),
+    ("numpy", "load", READ),
+    ("torch", "load", READ),
+    ("torchvision.io.image", "read_file", READ),
+    ("torchvision.io.image", "decode_image", DECODE),
+    ("torchvision.io.image", "decode_jpeg", DECODE),
+    ("torchvision.io.image", "decode_png", DECODE),
+    ("cv2", "imread", DECODE),
+    ("cv2", "imdecode", DECODE),
+    ("torchaudio", "load", DECODE),
+    ("soundfile", "read", DECODE),
+)
+COMPOSES = ("torchvision.transforms.transforms", "torchvision.transforms.v2._container")
+MAX_DATASETS = 8  # nested in one another
+
+Place = Tuple[str, int, str]  # file, line, function; ("", 0, "") where it is not the program's own
+NOWHERE: Place = ("", 0, "")
+
+
+class Stages:
+    """Times the stages in this process.
+
+    Attributes:
+        num_fetches, num_samples: batches made, and the samples that the data set was asked for.
+        num_timed: samples of the batches that were timed.
+        is_fetching: whether a batch is being made.
+        totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, calls], of timed batches.
+        places: stage -> its code.
+    """
+
+    def __init__(self) -> None:
+        self._sources = Sources()
+        self._thread = threading.get_ident()
+        self._delay_s = _delays()
+        self.knows_delays = os.path.exists(OWN_DELAYS)
+        self.num_fetches = self.num_samples = self.num_timed = 0
+        self.is_fetching = self._is_timing = False
+        self._one_in = 1
+        self.totals: Dict[str, List[float]] = {}
+        self.places: Dict[str, Place] = {}
+        self._open: List[List[float]] = []  # for each open stage, what the stages inside it took
+        self._patches: List[Patch] = []
+        self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
+        self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
+
+    # --- timing ---
+
+    def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function as a stage."""
+        if not self._is_timing or threading.get_ident() != self._thread:
+            return function(*args, **kwargs)
+        begin = (time.perf_counter(), time.thread_time(), self._delay_s())
+        self._open.append([0.0, 0.0, 0.0])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent = [time.perf_counter() - begin[0], time.thread_time() - begin[1], self._delay_s() - begin[2]]
+            self._add(name, [all_ - inner for all_, inner in zip(spent, self._open.pop())])  # noqa: B905 (Python 3.9)
+            if self._open:
+                self._open[-1] = [outer + own for outer, own in zip(self._open[-1], spent)]  # noqa: B905
+
+    def _add(self, name: str, spent: List[float]) -> None:
+        total = self.totals.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+        for position, each in enumerate((*spent, 1.0)):
+            total[position] += each
+
+    def around_fetch(self, fetch: Any) -> Any:
+        """Returns a fetcher's `fetch` wrapped so that a batch is timed."""
+
+        def timed_fetch(fetcher: Any, index: Any) -> Any:
+            if self.is_fetching or threading.get_ident() != self._thread:
+                return fetch(fetcher, index)
+            num = len(index) if isinstance(index, (list, tuple)) else 1
+            self.num_fetches += 1
+            self.num_samples += num
+            self.is_fetching, self._is_timing = True, self.num_fetches % self._one_in == 0
+            if not self._collating or self._collating[-1][0] is not fetcher:
+                self._meet(fetcher)
+            begin_s = time.perf_counter()
+            try:
+                batch = self.timed(ITEM, fetch, (fetcher, index), {})
+                self.num_timed += num * self._is_timing
+                self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
+                if self.num_fetches == 1:
+                    self._patch_libraries()  # what the first batch has imported
+                return batch
+            finally:
+                self.is_fetching = self._is_timing = False
+
+        return timed_fetch
+
+    def _meet(self, fetcher: Any) -> None:
+        """Wraps the collate function of a new fetcher and notes whose code makes its items."""
+        self._put_back()
+        self._collating.append((fetcher, fetcher.collate_fn))
+        self.places[COLLATE] = self._place(fetcher.collate_fn, ("__call__",))
+        self.places[ITEM] = self._place_of_items(fetcher.dataset)
+
+        def around(collate: Any) -> Any:
+            return lambda *args, **kwargs: self.timed(COLLATE, collate, args, kwargs)
+
+        replace_of_object(fetcher, "collate_fn", around)
+
+    def _put_back(self) -> None:
+        while self._collating:
+            fetcher, collate = self._collating.pop()
+            fetcher.collate_fn = collate
+
+    def _place(self, thing: Any, names: Tuple[str, ...] = ()) -> Place:
+        code = code_of(thing, names)
+        if code is None or not self._sources.is_own(code):
+            return NOWHERE
+        return os.path.abspath(code.co_filename), code.co_firstlineno, name_of(code)
+
+    def _place_of_items(self, dataset: Any) -> Place:
+        for _ in range(MAX_DATASETS):  # a Subset of a data set, and so on
+            for name in ("__getitems__", "__getitem__", "__iter__"):
+                place = self._place(getattr(type(dataset), name, None))
+                if place != NOWHERE:
+                    return place
+            datasets = getattr(dataset, "datasets", None)
+            dataset = getattr(dataset, "dataset", None) or (datasets[0] if datasets else None)
+        return NOWHERE
+
+    # --- entry ---
+
+    def install(self) -> None:
+        """Starts to time the batches that are made in this process."""
+        from torch.utils.data._utils import fetch
+
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._patches.append(patches.install(kind, "fetch", self.around_fetch))
+        self._patch_libraries()
+
+    def _patch_libraries(self) -> None:
+        for module, name, stage in FUNCTIONS:
+            self._patch_once(sys.modules.get(module), name, functools.partial(self._around, stage))
+        for module in COMPOSES:
+            compose = getattr(sys.modules.get(module), "Compose", None)
+            self._patch_once(compose, "forward" if hasattr(compose, "forward") else "__call__", self._around_compose)
+        self._patch_once(getattr(sys.modules.get("PIL.ImageFile"), "ImageFile", None), "load", self._around_load)
+
+    def _patch_once(self, owner: Any, name: str, wrap: Any) -> None:
+        if owner is not None and hasattr(owner, name) and (id(owner), name) not in self._done:
+            self._done.add((id(owner), name))
+            self._patch(owner, name, wrap)
+
+    def install_hand_over(self) -> None:
+        """Times, in the training process, how batches are received from workers and pinned."""
+        from multiprocessing.reduction import ForkingPickler
+
+        from torch.utils.data._utils import pin_memory
+
+        self._patch(ForkingPickler, "loads", functools.partial(self._around_any_thread, HANDOVER))
+        self._patch(pin_memory, "pin_memory", functools.partial(self._around_any_thread, PIN))
+
+    def install_sending(self) -> None:
+        """Times, in a worker, how batches are sent."""
+        from multiprocessing.reduction import ForkingPickler
+
+        self._patch(ForkingPickler, "dumps", functools.partial(self._around_any_thread, HANDOVER))
+
+    def uninstall(self) -> None:
+        """Removes what was installed."""
+        self._is_timing = False
+        self._put_back()
+        while self._patches:
+            self._patches.pop().uninstall()
+
+    def _patch(self, owner: Any, name: str, wrap: Any) -> None:
+        self._patches.append(patches.install(owner, name, wrap))
+
+    def _around(self, stage: str, function: Any) -> Any:
+        def staged(*args: Any, **kwargs: Any) -> Any:
+            return self.timed(stage, function, args, kwargs) if self._is_timing else function(*args, **kwargs)
+
+        return staged
+
+    def _around_load(self, load: Any) -> Any:
+        def staged_load(image: Any) -> Any:  # called again for each use of the pixels: only the first decodes
+            return self.timed(DECODE, load, (image,), {}) if self._is_timing and image.tile else load(image)
+
+        return staged_load
+
+    def _around_compose(self, call: Any) -> Any:
+        def composed(compose: Any, *inputs: Any) -> Any:
+            if not self._is_timing or threading.get_ident() != self._thread:
+                return call(compose, *inputs)
+            for transform in compose.transforms:
+                name = self._name(transform)
+                outputs = self.timed(name, transform, inputs, {})
+                inputs = outputs if len(inputs) > 1 else (outputs,)
+            return inputs if len(inputs) > 1 else inputs[0]
+
+        return composed
+
+    def _name(self, transform: Any) -> str:
+        given = getattr(transform, "lambd", transform)  # torchvision's Lambda
+        name = f"{TRANSFORM}: {getattr(given, '__name__', type(given).__name__)}"
+        if name not in self.places:
+            self.places[name] = self._place(given, ("forward", "__call__", "transform"))
+        return name
+
+    def _around_any_thread(self, stage: str, function: Any) -> Any:
+        depth = threading.local()
+
+        def staged(*args: Any, **kwargs: Any) -> Any:
+            if getattr(depth, "is_inside", False):
+                return function(*args, **kwargs)
+            depth.is_inside = True
+            begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                depth.is_inside = False
+                self._add(stage, [time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s, 0.0])
+
+        return staged
+
+    # --- result ---
+
+    def counts(self) -> Dict[str, Any]:
+        """Returns what was counted so far, as plain data that can be added up and subtracted."""
+        return {
+            "fetches": self.num_fetches,
+            "samples": self.num_samples,
+            "timed": self.num_timed,
+            "totals": {name: list(total) for name, total in list(self.totals.items())},
+        }
+
+
+def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, knows_delays: bool) -> List[Stage]:
+    """Returns the stages, seconds for each sample.
+
+    Args:
+        counts: as `Stages.counts`, added up over processes.
+        places: stage -> its code.
+        where: MAIN or WORKER.
+        knows_delays: whether the time waited for a core is known.
+    """
+    found = []
+    for name, (wall_s, cpu_s, delay_s, calls) in counts["totals"].items():
+        samples = max(1, counts["samples"] if name in (HANDOVER, PIN) else counts["timed"])
+        blocked_s = max(0.0, wall_s - cpu_s - delay_s) / samples if knows_delays and name not in (HANDOVER, PIN) else None
+        file, line, function = places.get(name, NOWHERE)
+        found.append(Stage(name, where, wall_s / samples, cpu_s / samples, blocked_s, int(calls), file, line, function))
+    return sorted(found, key=lambda stage: _order(stage.name))
+
+
+def difference(after: Dict[str, Any], before: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Returns what was counted between two moments."""
+    if before is None:
+        return after
+    totals = {}
+    for name, total in after["totals"].items():
+        earlier = before["totals"].get(name, [0.0] * len(total))
+        totals[name] = [now - then for now, then in zip(total, earlier)]  # noqa: B905 (Python 3.9)
+    return {**{key: after[key] - before[key] for key in ("fetches", "samples", "timed")}, "totals": totals}
+
+
+def together(counts: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Returns the sum of several processes' counts."""
+    totals: Dict[str, List[float]] = {}
+    for each in counts:
+        for name, total in each["totals"].items():
+            known = totals.get(name, [0.0] * len(total))
+            totals[name] = [a + b for a, b in zip(known, total)]  # noqa: B905 (Python 3.9)
+    return {**{key: sum(each[key] for each in counts) for key in ("fetches", "samples", "timed")}, "totals": totals}
+
+
+def _order(name: str) -> int:
+    names = (READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN)
+    return names.index(TRANSFORM) if name.startswith(TRANSFORM) else names.index(name)

@@ -1,0 +1,134 @@
+"""Counts where the program waits for its device or turns tensors into Python numbers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Tuple
+
+from ..context import TrialContext
+from ..knobs.transfer import as_to, where_to
+from ..patches import Patch, patches
+from .documents import OPTIMIZER, OTHER, TRANSFER, Site
+from .marks import Marks, torch_is_compiling
+from .sources import Sources, name_of, text_of
+
+KINDS = {
+    **{"item": "item", "tolist": "tolist", "cpu": "cpu", "numpy": "numpy", "nonzero": "nonzero"},
+    **{"__bool__": "bool", "__float__": "float", "__int__": "int"},
+}
+COPY, SYNCHRONIZE = "copy", "synchronize"
+MAX_SITES = 50
+
+Key = Tuple[str, Any, int, str]  # kind, code, line, phase
+
+
+class SyncSites:
+    """Counts synchronising calls by place, and marks copies of batches to the device as their own phase.
+
+    Args:
+        context: the trial in this process.
+        marks: of the training thread.
+        sources: tells whose code a frame runs.
+    """
+
+    def __init__(self, context: TrialContext, marks: Marks, sources: Sources) -> None:
+        self._marks, self._sources = marks, sources
+        self._is_on_gpu = context.device == "cuda"
+        self._is_on = self._is_inside = False
+        self._patches: List[Patch] = []
+        self._seen: Dict[Key, List[float]] = {}  # calls, seconds
+
+    def install(self) -> None:
+        """Starts to count."""
+        import torch
+
+        self._is_on = True
+        for name, kind in KINDS.items():
+            self._patches.append(patches.install(torch.Tensor, name, functools.partial(self._around, kind)))
+        for name in ("to", "cuda"):
+            self._patches.append(patches.install(torch.Tensor, name, functools.partial(self._around_move, name == "cuda")))
+        if self._is_on_gpu:
+            self._patches.append(patches.install(torch.cuda, SYNCHRONIZE, functools.partial(self._around, SYNCHRONIZE)))
+
+    def uninstall(self) -> None:
+        """Removes the patches."""
+        self._is_on = False
+        while self._patches:
+            self._patches.pop().uninstall()
+
+    def _is_counted(self, first: Any) -> bool:
+        if not self._is_on or self._is_inside or threading.get_ident() != self._marks.thread:
+            return False
+        return not self._is_on_gpu or not hasattr(first, "is_cuda") or bool(first.is_cuda)
+
+    def _around(self, kind: str, function: Any) -> Any:
+        is_compiling = torch_is_compiling()
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._is_counted(args[0] if args else None):
+                return function(*args, **kwargs)
+            return self._timed(kind, function, args, kwargs)
+
+        return watched
+
+    def _timed(self, kind: str, function: Any, args: Any, kwargs: Any) -> Any:
+        self._is_inside, begin_s = True, time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._is_inside = False
+            self._note(kind, sys._getframe(2), time.perf_counter() - begin_s)
+
+    def _note(self, kind: str, frame: Any, seconds: float) -> None:
+        phase = self._marks.now
+        if phase == OPTIMIZER and not self._is_on_gpu:
+            return  # torch's own optimizers read their step number
+        own = self._sources.own_frame(frame)
+        if own is not None:
+            seen = self._seen.setdefault((kind, own.f_code, own.f_lineno, phase), [0, 0.0])
+            seen[0] += 1
+            seen[1] += seconds
+
+    # --- copies ---
+
+    def _around_move(self, is_cuda: bool, function: Any) -> Any:
+        is_compiling, marks = torch_is_compiling(), self._marks
+
+        def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return function(tensor, *args, **kwargs)
+            if not self._is_on or self._is_inside or marks.now != OTHER or threading.get_ident() != marks.thread:
+                return function(tensor, *args, **kwargs)
+            device, _, non_blocking, _ = where_to(*as_to(*args, **kwargs)) if is_cuda else where_to(args, kwargs)
+            source = tensor.device.type
+            if device is None or device.type == source:
+                return function(tensor, *args, **kwargs)
+            before = marks.enter(TRANSFER)
+            try:
+                if source != "cpu":
+                    return self._timed("cpu", function, (tensor, *args), kwargs)
+                if non_blocking and (not self._is_on_gpu or tensor.is_pinned()):
+                    return function(tensor, *args, **kwargs)
+                return self._timed(COPY, function, (tensor, *args), kwargs)
+            finally:
+                marks.leave(before)
+
+        return moved
+
+    # --- result ---
+
+    def sites(self, num_steps: float) -> List[Site]:
+        """Returns the places with the most seconds, the most first.
+
+        Args:
+            num_steps: that calls and seconds are divided by.
+        """
+        found = []
+        for (kind, code, line, phase), (count, seconds) in self._seen.items():
+            file = code.co_filename
+            text = text_of(file, line)
+            found.append(Site(kind, file, line, name_of(code), text, phase, count / num_steps, seconds / num_steps))
+        return sorted(found, key=lambda site: (-site.seconds, -site.count))[:MAX_SITES]

@@ -1,0 +1,179 @@
+"""The pass "trace": a few steps under torch.profiler, exported as a trace; it is read and summed up on the tuner's side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, List, Optional
+
+from ..context import TrialContext
+from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
+from .kineto import NO_KERNELS, quiet
+from .marks import Marks
+from .passes import Pass
+from .sources import Sources
+from .syncs import SyncSites
+
+MIN_STEPS, MAX_STEPS = 4, 50
+WANTED_S = 0.25  # short steps are traced for as long as this
+MAX_EVENTS = 200_000
+MAX_S = 20.0
+RANGE = "autotune::"
+
+
+class TracePass(Pass):
+    """Traces a first step, to learn how many events a step has, and then as many steps as are wanted."""
+
+    which = TRACE
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._plain_step_s: Optional[float] = None
+        self._profiler: Any = None
+        self._range: Any = None
+        self._num_wanted: Optional[int] = None  # None while the first step is traced
+        self._num_steps = 0
+        self._begun_s = self._seconds = 0.0
+        self._has_kernels = True
+
+    def begin(self) -> None:
+        """See the base class."""
+        context = self.context
+        self._plain_step_s = _mean_step_s(context.window.steps["end_s"])
+        self._marks = Marks(context)
+        self._marks.on_change = self._enter
+        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies
+        self._syncs.install()
+        self._marks.install()
+        self._marks.between_steps = self._start
+
+    def step_done(self) -> None:
+        """See the base class."""
+        if self._marks.between_steps is not None:  # the program enters no phase that we see
+            act, self._marks.between_steps = self._marks.between_steps, None
+            act()
+        if not self.is_over:
+            self._marks.between_steps = self._next
+
+    # --- the profiler, started and stopped between two steps ---
+
+    def _start(self) -> None:
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self.context.device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            _synchronize()
+        with quiet(self.notes):
+            self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
+            self._profiler.start()
+        self._num_steps, self._begun_s = 0, time.perf_counter()
+
+    def _next(self) -> None:
+        self._leave()
+        self._num_steps += 1
+        elapsed_s = time.perf_counter() - self._begun_s
+        if self._num_wanted is None:
+            self._stop()
+            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, self._num_events())
+            self._start()
+        elif self._num_steps < self._num_wanted and elapsed_s < MAX_S:
+            self._profiler.step()
+        else:
+            self._stop()
+            self._seconds, self.is_over = time.perf_counter() - self._begun_s, True
+
+    def _stop(self) -> None:
+        if self.context.device == "cuda":
+            _synchronize()
+        self._seconds = time.perf_counter() - self._begun_s
+        with quiet(self.notes):
+            self._profiler.stop()
+
+    def _num_events(self) -> int:
+        results = self._profiler.profiler.kineto_results
+        return len(results.events()) if results is not None else 0
+
+    # --- ranges ---
+
+    def _enter(self, phase: str) -> None:
+        from torch.profiler import record_function
+
+        self._leave()
+        if phase != OTHER and self._profiler is not None and not self.is_over:
+            self._range = record_function(f"{RANGE}{phase}")
+            self._range.__enter__()
+
+    def _leave(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    # --- result ---
+
+    def finish(self) -> Optional[Traced]:
+        """See the base class."""
+        self._leave()
+        if self._profiler is None or self._num_wanted is None or not (self._num_steps or self.is_over):
+            self._uninstall()
+            return None
+        if not self.is_over:
+            self._stop()
+        self._uninstall()
+        context = self.context
+        is_on_gpu = context.device == "cuda"
+        file = self._exported()
+        if is_on_gpu and file and not self._saw_kernels():
+            self.notes.append(NO_KERNELS.format("the trace holds none"))
+        return Traced(
+            rank=context.rank,
+            world_size=context.world_size,
+            device=context.device,
+            file=file,
+            steps=self._num_steps,
+            step_s=self._seconds / max(1, self._num_steps),
+            plain_step_s=self._plain_step_s,
+            activities=["CPU", "CUDA"] if is_on_gpu else ["CPU"],
+            annotated=[f"{RANGE}{phase}" for phase in STEP_PHASES if phase != OTHER],
+        )
+
+    def _uninstall(self) -> None:
+        self._marks.uninstall()
+        self._syncs.uninstall()
+
+    def _exported(self) -> str:
+        """Writes the trace and returns the name of its file; "" if it could not be written."""
+        name = trace_file(self.context.rank)
+        path = os.path.join(self.context.spec.folder, name)
+        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # the profiler goes by the name's end
+        try:
+            with quiet(self.notes):
+                self._profiler.export_chrome_trace(temporary)
+            os.replace(temporary, path)
+        except Exception as error:  # a full disk, mostly
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            self.notes.append(f"the trace could not be written: {type(error).__name__}: {error}")
+            return ""
+        return name
+
+    def _saw_kernels(self) -> bool:
+        return any(event.device_type().name == "CUDA" for event in self._profiler.profiler.kineto_results.events())
+
+
+def _mean_step_s(ends_s: List[float]) -> Optional[float]:
+    last = ends_s[-MAX_STEPS - 1 :]
+    return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
+
+
+def _num_wanted(step_s: float, num_events: int) -> int:
+    """Returns how many steps to trace, given the seconds of a step and the number of its events."""
+    wanted = max(MIN_STEPS, min(MAX_STEPS, int(WANTED_S / max(step_s, 1e-6))))
+    return max(1, min(wanted, MAX_EVENTS // max(1, num_events)))
+
+
+def _synchronize() -> None:
+    import torch
+
+    torch.cuda.synchronize()

@@ -1,0 +1,130 @@
+"""Observes a loader worker: its stages and its lines, written now and then to a file that the training process reads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from .documents import INPUT, WORKER, Line, Stage
+from .sampler import LineSampler, most_of_each
+from .sources import Sources
+from .stages import Stages, difference, stages_of, together
+
+INTERVAL_S = 0.004  # between samples
+WRITE_S, WRITE_COST = 0.25, 100.0  # at least this long between two writes, and so many times what one takes
+IDS = ("file", "line", "function", "where", "is_own", "phase")
+
+
+class ObservedWorker:
+    """Observes this worker process until it ends.
+
+    Args:
+        path: of the file to write, in the trial's folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._stages = Stages()
+        self._stages.install()
+        self._stages.install_sending()
+        self._sampler = LineSampler(Sources(), INTERVAL_S, lambda: INPUT if self._stages.is_fetching else "", WORKER)
+        self._sampler.after_sample = self._write_if_due
+        self._next_s = time.monotonic() + WRITE_S
+        self._sampler.start()
+
+    def _write_if_due(self) -> None:
+        begin_s = time.monotonic()
+        if begin_s < self._next_s:
+            return
+        document = {
+            "counts": self._stages.counts(),
+            "places": self._stages.places,
+            "knows_delays": self._stages.knows_delays,
+            "lines": [dataclasses.asdict(line) for line in self._sampler.lines(1.0)],
+            "cpu_s": self._sampler.cpu_s,
+            "seconds": self._sampler.seconds,
+        }
+        with contextlib.suppress(OSError):  # the folder is gone or the disk is full: the loader must work anyway
+            temporary = f"{self._path}.tmp"
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(temporary, self._path)
+        now_s = time.monotonic()
+        self._next_s = now_s + max(WRITE_S, WRITE_COST * (now_s - begin_s))
+
+
+_observed: Optional[ObservedWorker] = None
+
+
+def observe(prefix: str) -> None:
+    """Observes this worker process from now on; called once, in the worker."""
+    global _observed
+    _observed = ObservedWorker(f"{prefix}.{os.getpid()}.json")
+
+
+def prefix(folder: str, number: int) -> str:
+    """Returns how the files of the workers of a loader begin.
+
+    Args:
+        folder: of the trial.
+        number: of the loader.
+    """
+    return os.path.join(folder, f"stages{number}")
+
+
+Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
+
+
+def read(start: str) -> Reading:
+    """Returns what workers have written so far.
+
+    Args:
+        start: how their files begin.
+    """
+    found = {}
+    for path in glob.glob(f"{glob.escape(start)}.*.json"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            found[path] = json.load(file)
+    return found
+
+
+def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Stage], List[Line], Dict[str, Any]]:
+    """Returns stages, lines and counts of all workers between two readings.
+
+    Args:
+        before: the first reading.
+        after: the second.
+        num_steps: that the seconds of lines are divided by.
+    """
+    counts = [difference(now["counts"], before[path]["counts"] if path in before else None) for path, now in after.items()]
+    if not any(each["timed"] for each in counts):  # no worker has written meanwhile: since they began
+        before, counts = {}, [now["counts"] for now in after.values()]
+    places: Dict[str, Any] = {}
+    for now in after.values():
+        places.update({name: tuple(place) for name, place in now["places"].items()})
+    whole = together(counts)
+    knows_delays = all(now["knows_delays"] for now in after.values())
+    return stages_of(whole, places, WORKER, knows_delays=knows_delays), _lines(before, after, num_steps), whole
+
+
+def _lines(before: Reading, after: Reading, num_steps: float) -> List[Line]:
+    sums: Dict[Any, Line] = {}
+    for reading, sign in ((after, 1.0), (before, -1.0)):
+        for each in (line for path in reading if path in after for line in reading[path]["lines"]):
+            key = tuple(each[name] for name in IDS)
+            line = sums.setdefault(key, Line(**{**each, "self_s": 0.0, "total_s": 0.0}))
+            line.self_s += sign * each["self_s"] / num_steps
+            line.total_s += sign * each["total_s"] / num_steps
+    return most_of_each([line for line in sums.values() if line.total_s > 0])
+
+
+def remove(folder: str) -> None:
+    """Removes the workers' files; called once they have been read."""
+    for path in glob.glob(os.path.join(glob.escape(folder), "stages*.*.json")):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
