@@ -36,13 +36,18 @@ _TENSOR_CORE = re.compile(
     r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|wgmma|nvjet|tcgen05|flash_fwd|flash_bwd|fmha_cutlass|"
     r"cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
 )  # fmt: skip
-# These give no matrix product at all, or are known to use CUDA cores alone.
-_NO_TENSOR_CORE = re.compile(
-    r"sgemm(?!.*(tensorop|1688))|dgemm|simt|gemv|scudnn|elementwise|reduce_kernel|softmax|layer_norm|rms_norm|batch_norm|"
-    r"bn_(fw|bw)|multi_tensor_apply|index|gather|scatter|embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|"
-    r"im2col|col2im|winograd|fft|triton_(poi|per|red)_", re.IGNORECASE,
+# Matrix products and convolutions on CUDA cores, which Tensor Cores could do.
+_CUDA_CORES = re.compile(
+    r"sgemm(?!.*(tensorop|1688))|dgemm|simt|scudnn|winograd|fft2d|_alg\d_engine|implicit_convolve_sgemm|conv2d_grouped|"
+    r"(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
 )  # fmt: skip
-_MATRIX_KERNEL = re.compile(r"gemm|conv|fprop|dgrad|wgrad|sdpa|fmha|flash|nvjet|cutlass|implicit|cudnn|winograd", re.IGNORECASE)
+# Anything but products of matrices.
+_NO_MATRIX = re.compile(
+    r"elementwise|reduce_kernel|softmax|layer_norm|rms_norm|batch_norm|bn_(fw|bw)|multi_tensor_apply|index|gather|scatter|"
+    r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
+    r"all_reduce|triton_(poi|per|red)_", re.IGNORECASE,
+)  # fmt: skip
+_MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_\w*(mm|conv)", re.IGNORECASE)
 
 _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("compiled", r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|^triton_|cpp_fused|inductor_wrapper_call"),
@@ -113,9 +118,11 @@ def width_of(kernel: str, types: tuple[str, ...] = ()) -> str:
 
 def tensor_core_used(kernel: str) -> str:
     """Returns whether a kernel runs on Tensor Cores: YES, NO or UNKNOWN."""
+    if _CUDA_CORES.search(kernel):
+        return NO
     if _TENSOR_CORE.search(kernel):
-        return NO if "simt" in kernel else YES
-    return NO if _NO_TENSOR_CORE.search(kernel) else UNKNOWN
+        return YES
+    return NO if _NO_MATRIX.search(kernel) else UNKNOWN
 
 
 def tensor_core_eligible(kernel: str, operator: str = "") -> str:
@@ -125,8 +132,10 @@ def tensor_core_eligible(kernel: str, operator: str = "") -> str:
         kernel: its name.
         operator: the operator that launched it; "" if unknown.
     """
-    if tensor_core_used(kernel) == YES or operator_kind(operator) in ("matmul", "convolution", "attention"):
-        return YES if _MATRIX_KERNEL.search(kernel) or tensor_core_used(kernel) != NO else NO
-    if _MATRIX_KERNEL.search(kernel):
+    if _CUDA_CORES.search(kernel) or _TENSOR_CORE.search(kernel):
         return YES
-    return NO if operator or tensor_core_used(kernel) == NO else UNKNOWN
+    if _NO_MATRIX.search(kernel):
+        return NO
+    if _MATRIX.search(kernel) or operator_kind(operator) in ("matmul", "convolution", "attention"):
+        return YES
+    return NO if operator else UNKNOWN

@@ -30,19 +30,19 @@ class Nesting:
 
     def spread_down(self, values: Ints) -> Ints:
         """Returns each event's value, or its nearest ancestor's where it has none (-1)."""
-        found = values.copy()
+        found = values.tolist()
         for at, parent in enumerate(self.parents.tolist()):  # a parent comes first
             if found[at] < 0 and parent >= 0:
                 found[at] = found[parent]
-        return found
+        return np.array(found, dtype=np.int64)
 
     def summed_up(self, values: Floats) -> Floats:
         """Returns each event's value and those of all events in it."""
-        found = values.copy()
+        found, parents = values.tolist(), self.parents.tolist()
         for at in range(len(found) - 1, -1, -1):
-            if (parent := self.parents[at]) >= 0:
-                found[parent] += found[at]
-        return found
+            if parents[at] >= 0:
+                found[parents[at]] += found[at]
+        return np.array(found, dtype=np.float64)
 
 
 def nested(trace: Trace, chosen: Ints) -> Nesting:

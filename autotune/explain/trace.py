@@ -60,7 +60,7 @@ class Trace:
         lanes: (process, thread) as texts.
         lane_names: lane -> name of the thread.
         arguments: different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes", "grid",
-            "block", "occupancy_percent", "device", "stream"} of kernels, {"bytes", ...} of copies.
+            "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
         device_name: of the first device; "" on the CPU.
         num_events: in the file, of all kinds; `num_skipped` of them had no usable time.
         notes: what was left out.
@@ -393,13 +393,13 @@ def _kept_arguments(category: int, name: str, arguments: dict[str, Any]) -> dict
         found = {kept: arguments.get(written) for kept, written in _LAUNCH.items()}
         return {key: value for key, value in found.items() if value is not None}
     if category in (COPY, SET):
-        return {key: arguments[key] for key in ("bytes", "stream", "device") if key in arguments}
+        return {"bytes": arguments["bytes"]} if "bytes" in arguments else {}
     return {}
 
 
 _LAUNCH = {
     "registers": "registers per thread", "shared_bytes": "shared memory", "grid": "grid", "block": "block",
-    "occupancy_percent": "est. achieved occupancy %", "stream": "stream", "device": "device",
+    "occupancy_percent": "est. achieved occupancy %",
 }  # fmt: skip
 
 
