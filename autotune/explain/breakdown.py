@@ -41,6 +41,7 @@ GPU_CATEGORIES = (*ON_DEVICE, INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_W
 CPU_CATEGORIES = (INPUT_WAIT, COMPILING, *OPERATOR_KINDS, COLLECTIVES, PYTHON, OTHER)
 MAX_OTHER_FRAC = 0.05  # above it, "other" is told apart
 MAX_OTHER_PARTS = 5
+MIN_PART_FRAC = 0.005  # of the step, of a part that is named
 
 Layer = tuple[str, Floats]  # category, when it holds
 
@@ -177,7 +178,7 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
         for number, kind in enumerate(OPERATOR_KINDS):
             pieces = host.nesting.pieces[is_there & (kinds == number)]
             layers.append((kind, union(pieces[:, 0], pieces[:, 1])))
-    ranges = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread) & ~trace.is_named(lambda name: name.startswith(STEP))
+    ranges = _ranges(trace)
     return [*layers, (COLLECTIVES, _union(trace, _collectives(trace))), (PYTHON, _union(trace, ranges))]
 
 
@@ -195,8 +196,15 @@ def _owner_kinds(trace: Trace, host: Host) -> Floats:
     return np.where(is_operator | is_compiled, kinds, -1)
 
 
+def _ranges(trace: Trace) -> Mask:
+    """Returns the ranges of the training thread, except the steps'."""
+    found: Mask = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread)
+    return found & ~trace.is_named(lambda name: name.startswith(STEP))
+
+
 def _inputs(trace: Trace) -> Mask:
-    return trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread) & trace.is_named(is_input_range)
+    found: Mask = _ranges(trace) & trace.is_named(is_input_range)
+    return found
 
 
 def _collectives(trace: Trace) -> Mask:
@@ -212,7 +220,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
     """Returns the seconds a step that no category covers, by the ranges before and after, the longest first."""
-    ranges = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread) & ~trace.is_named(lambda name: name.startswith(STEP))
+    ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]
     by_end = np.argsort(ends, kind="stable")
@@ -225,4 +233,5 @@ def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[s
             last = texts[after] if after < len(starts) and starts[after] < window[1] else "the step's end"
             where = f"between {first} and {last}"
             totals[where] = totals.get(where, 0.0) + (end - start) / len(windows)
-    return sorted(totals.items(), key=lambda pair: -pair[1])[:MAX_OTHER_PARTS]
+    least_s = MIN_PART_FRAC * float((windows[:, 1] - windows[:, 0]).mean())
+    return sorted(((where, s) for where, s in totals.items() if s >= least_s), key=lambda pair: -pair[1])[:MAX_OTHER_PARTS]

@@ -21,8 +21,8 @@ ITEM_BYTES = {
     "long": 8, "int": 4, "short": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8,
 }  # fmt: skip
 DTYPES = {
-    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "c10::Float8_e4m3fn": "float8",
-    "c10::Float8_e5m2": "float8",
+    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
+    "c10::Float8_e4m3fn": "float8", "c10::Float8_e5m2": "float8",
 }  # fmt: skip
 _WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")  # as its largest input
 _READS_ALL = (*_WRITES_AS_MUCH, "reduction", "pooling")
@@ -117,7 +117,7 @@ def _factors(name: str, dims: Dims) -> tuple[list[int], list[int]]:
 
 def _matrix_product(name: str, arguments: Mapping[str, Any]) -> float:
     left, right = _factors(name, arguments["dims"])
-    return 2 * math.prod(left) * right[-1]
+    return 2.0 * math.prod(left) * right[-1]
 
 
 def _outputs(name: str, dims: Dims) -> int:
@@ -126,32 +126,39 @@ def _outputs(name: str, dims: Dims) -> int:
 
 
 def _convolution(_: str, arguments: Mapping[str, Any]) -> float:
-    return 2 * _convolved(arguments) * math.prod(arguments["dims"][1])
+    weight: list[int] = arguments["dims"][1]
+    return 2.0 * _convolved(arguments) * math.prod(weight)
 
 
 def _convolved(arguments: Mapping[str, Any]) -> int:
     """Returns how often the kernel is laid over the batch: its size times the positions of the output (input if transposed)."""
-    (batch, _, *places), (_, _, *kernel) = arguments["dims"][:2]
+    inputs: list[int] = arguments["dims"][0]
+    weight: list[int] = arguments["dims"][1]
+    batch, places, kernel = inputs[0], inputs[2:], weight[2:]
     stride, padding, dilation, is_transposed = _values(arguments)[3:7]
     if is_transposed:
         return batch * math.prod(places)
     steps = zip(places, kernel, _each(stride, places), _each(padding, places), _each(dilation, places), strict=True)
-    return batch * math.prod((size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, width, step, pad, spread in steps)
+    outputs = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, width, step, pad, spread in steps]
+    return batch * math.prod(outputs)
 
 
 def _convolution_backward(_: str, arguments: Mapping[str, Any]) -> float:
-    gradient, inputs, weight = arguments["dims"][:3]
-    *_, is_transposed, _, _, wanted = _values(arguments)
-    batch, _, *places = inputs if is_transposed else gradient
-    return 2 * batch * math.prod(places) * math.prod(weight) * sum(map(bool, wanted[:2]))
+    dims: Dims = arguments["dims"]
+    gradient, inputs, weight = dims[:3]
+    is_transposed, _, _, wanted = _values(arguments)[-4:]
+    laid_over = inputs if is_transposed else gradient
+    batch, places = laid_over[0], laid_over[2:]
+    return 2.0 * batch * math.prod(places) * math.prod(weight) * sum(map(bool, wanted[:2]))
 
 
 def _attention(name: str, arguments: Mapping[str, Any]) -> float:
     """Counts causal attention in full, as torch.utils.flop_count does."""
     is_backward = "backward" in name
-    query, key, value = arguments["dims"][1:4] if is_backward else arguments["dims"][:3]
+    dims: Dims = arguments["dims"]
+    query, key, value = dims[1:4] if is_backward else dims[:3]
     scores = math.prod(query[:-1]) * key[-2]
-    return 2 * scores * (3 * query[-1] + 2 * value[-1] if is_backward else query[-1] + value[-1])
+    return 2.0 * scores * (3 * query[-1] + 2 * value[-1] if is_backward else query[-1] + value[-1])
 
 
 def _values(arguments: Mapping[str, Any]) -> list[Any]:

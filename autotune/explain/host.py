@@ -41,7 +41,11 @@ def host_of(trace: Trace) -> Host:
 def _phases(trace: Trace, nesting: Nesting) -> Ints:
     by_name = np.array([phase_of_range(text) for text in trace.texts], dtype=np.int64)
     is_range = trace.categories[nesting.chosen] == ANNOTATION
-    phases = nesting.spread_down(np.where(is_range, by_name[trace.names[nesting.chosen]], -1)) if len(nesting.chosen) else by_name[:0]
+    phases = (
+        nesting.spread_down(np.where(is_range, by_name[trace.names[nesting.chosen]], -1))
+        if len(nesting.chosen)
+        else by_name[:0]
+    )
     of_autograd = np.isin(trace.threads[nesting.chosen], trace.autograd_threads())
     return np.where((phases < 0) & of_autograd, STEP_PHASES.index(BACKWARD), phases)
 

@@ -21,7 +21,8 @@ def union(starts_s: Floats, ends_s: Floats) -> Floats:
     """Returns the union of intervals.
 
     Args:
-        starts_s, ends_s: seconds, in any order, shape (n,).
+        starts_s: seconds, in any order, shape (n,).
+        ends_s: seconds, in the same order.
     """
     kept = ends_s > starts_s
     starts_s, ends_s = starts_s[kept], ends_s[kept]
@@ -52,7 +53,8 @@ def seconds_in(covered: Floats, windows: Floats) -> Floats:
     before = np.concatenate(([0.0], np.cumsum(covered[:, 1] - covered[:, 0])))
     times = np.column_stack((covered[:, 0], covered[:, 1])).ravel()
     sums = np.column_stack((before[:-1], before[1:])).ravel()
-    return np.interp(windows[:, 1], times, sums) - np.interp(windows[:, 0], times, sums)
+    found: Floats = np.interp(windows[:, 1], times, sums) - np.interp(windows[:, 0], times, sums)
+    return found
 
 
 def gaps(covered: Floats, windows: Floats) -> Floats:

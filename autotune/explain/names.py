@@ -54,17 +54,17 @@ _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("collective", r"^c10d::|^(gloo|nccl|mpi|ucc):|record_param_comms"),
     ("attention", r"scaled_dot_product|flash_attention|_attention"),
     ("convolution", r"::\w*conv(olution|\dd|_|$)|thnn_conv|slow_conv"),
-    ("matmul", r"::(_?addmm\w*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear\w*|matmul|\w*linear\w*|einsum|_int_mm|_scaled_mm|"
+    ("matmul", r"::(_?addmm\w*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|matmul|\w*linear\w*|einsum|_int_mm|_scaled_mm|"
                r"_grouped_mm|mm_out|_mm)$"),
     ("normalisation", r"batch_norm|layer_norm|group_norm|instance_norm|rms_norm"),
     ("pooling", r"pool"),
     ("loss", r"loss|cross_entropy|log_softmax|nll_"),
     ("embedding and indexing", r"embedding|index|gather|scatter|masked_|::take"),
     ("random", r"dropout|bernoulli|::rand|normal_|uniform_|multinomial"),
-    ("copy and layout", r"copy|::to$|clone|contiguous|::cat$|::_cat|stack|empty|zero|fill|resize|reshape|view|transpose|::t$|permute|"
-                        r"expand|slice|select|detach|as_strided|narrow|split|chunk|squeeze|flatten|ones|full|set_|alias|pin_memory|"
-                        r"new_|unbind|repeat"),
-    ("reduction", r"::(sum|mean|max|min|amax|amin|norm|linalg_vector_norm|var|std|argmax|argmin|any|all|prod|cumsum|topk|sort)"),
+    ("copy and layout", r"copy|::to$|clone|contiguous|::cat$|::_cat|stack|empty|zero|fill|resize|reshape|view|"
+                        r"transpose|::t$|permute|expand|slice|select|detach|as_strided|narrow|split|chunk|squeeze|flatten|ones|"
+                        r"full|set_|alias|pin_memory|new_|unbind|repeat"),
+    ("reduction", r"::(sum|mean|max|min|amax|amin|norm|linalg_vector_norm|var|std|arg(max|min)|any|all|prod|cumsum|topk|sort)"),
     ("autograd", r"^autograd::engine|Backward\d*$|AccumulateGrad"),
     ("elementwise", r"^aten::"),
 ))  # fmt: skip

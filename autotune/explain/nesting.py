@@ -83,7 +83,7 @@ def nested(trace: Trace, chosen: Ints) -> Nesting:
     return Nesting(
         chosen=chosen,
         parents=np.array(parents, dtype=np.int64),
-        self_s=np.bincount(owners, weights=columns[:, 1] - columns[:, 0], minlength=len(starts)),
+        self_s=np.bincount(owners, weights=columns[:, 1] - columns[:, 0], minlength=len(starts)).astype(np.float64),
         pieces=columns[:, :2],
         owners=owners,
     )

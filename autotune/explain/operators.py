@@ -162,7 +162,9 @@ def _identity(trace: Trace, event: int) -> Row:
 def shapes_text(arguments: dict[str, Any]) -> str:
     """Returns shapes as "16x3x32x32, 16x3x3x3"; "" if there are none."""
     shapes = [shape for shape in arguments.get("dims") or [] if shape]
-    return ", ".join("x".join(map(str, shape)) if not isinstance(shape[0], list) else f"{len(shape)} tensors" for shape in shapes)
+    return ", ".join(
+        "x".join(map(str, shape)) if not isinstance(shape[0], list) else f"{len(shape)} tensors" for shape in shapes
+    )
 
 
 def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: bool) -> Row:
@@ -230,7 +232,8 @@ def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
     """Returns which calls are made directly by the same operator with the same shapes, whose total holds them already."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
-    return (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])
+    nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])
+    return nested
 
 
 def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
@@ -238,14 +241,16 @@ def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
     width = len(STEP_PHASES) + 1
     cells = found.groups * width + host.phases[found.places] + 1
     sums = np.bincount(cells, weights=host.nesting.self_s[found.places] + 1e-12, minlength=num_groups * width)
-    return sums.reshape(num_groups, width).argmax(axis=1) - 1
+    phases: Ints = sums.reshape(num_groups, width).argmax(axis=1) - 1
+    return phases
 
 
 def _within(times_s: Floats, windows: Floats) -> Mask:
     if not len(windows):
         return np.zeros(len(times_s), dtype=bool)
     found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
-    return (found >= 0) & (times_s < windows[found.clip(min=0), 1])
+    inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
+    return inside
 
 
 def _sum_known(values: Floats) -> float:

@@ -1,5 +1,7 @@
-"""Compares FLOPs and bytes a second with what a device can do at most: roofline (Williams et al., 2009) and MFU (Chowdhery et al.,
-2022: the model's FLOPs over what the device could do in that time)."""
+"""Compares FLOPs and bytes a second with what a device can do at most.
+
+Roofline: Williams et al., 2009. MFU: Chowdhery et al., 2022, the model's FLOPs over what the device could do in that time.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
     """Returns the roof over some work.
 
     Args:
-        flops, num_bytes: of the work; None if unknown.
+        flops: of the work; None if unknown.
+        num_bytes: that it moves; None if unknown.
         peak_flops_per_s: of its dtype.
         peaks: of the device.
     """
@@ -105,7 +108,13 @@ _DOCUMENTED: tuple[tuple[str, Peaks], ...] = (
     (r"\bP100\b", _of("NVIDIA P100 data sheet", 732, 10.6, float16=21.2)),
     (r"RTX 6000 Ada", _of("NVIDIA RTX 6000 Ada data sheet", 960, 91.1, tf32=182.2, bfloat16=364.2, float8=728.5)),
     (r"RTX A6000", _of("NVIDIA RTX A6000 data sheet, GA102 white paper", 768, 38.7, tf32=77.4, bfloat16=154.8)),
-    (r"RTX 5090\b(?! D)", _of("NVIDIA RTX Blackwell white paper, appendix A", 1792, 104.8, tf32=104.8, bfloat16=209.5, float8=419)),
-    (r"RTX 4090\b(?! D)", _of("NVIDIA Ada GPU architecture white paper, appendix A", 1008, 82.6, tf32=82.6, bfloat16=165.2, float8=330.3)),
+    (
+        r"RTX 5090\b(?! D)",
+        _of("NVIDIA RTX Blackwell white paper, appendix A", 1792, 104.8, tf32=104.8, bfloat16=209.5, float8=419),
+    ),
+    (
+        r"RTX 4090\b(?! D)",
+        _of("NVIDIA Ada GPU architecture white paper, appendix A", 1008, 82.6, tf32=82.6, bfloat16=165.2, float8=330.3),
+    ),
     (r"RTX 3090\b(?! Ti)", _of("NVIDIA GA102 architecture white paper, appendix A", 936, 35.6, tf32=35.6, bfloat16=71)),
 )

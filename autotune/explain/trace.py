@@ -1,7 +1,7 @@
 """Reads a trace of torch.profiler (Chrome's format as Kineto writes it) into compact columns.
 
-The file is decompressed and parsed event by event, so memory grows with the number of events that are kept (about 60 bytes each)
-and of different names and shapes, not with the size of the file. Format: pytorch/kineto, libkineto/src/output_json.cpp.
+The file is decompressed and parsed event by event, so memory grows with the number of events that are kept (about 150 bytes
+each) and of different names and shapes, not with the size of the file. Format: pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Trace:
         texts: masked names.
         lanes: (process, thread) as texts.
         lane_names: lane -> name of the thread.
-        arguments: different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes", "grid",
-            "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
+        arguments: different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
+            "grid", "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
         device_name: of the first device; "" on the CPU.
         num_events: in the file, of all kinds; `num_skipped` of them had no usable time.
         notes: what was left out.
@@ -161,7 +161,7 @@ class _Text:
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw, self._decode = raw, codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._scan = json.JSONDecoder(strict=False).scan_once
+        self._scan = json.JSONDecoder(strict=False).raw_decode
         self._buffer, self._at, self._num_bytes, self._is_over = "", 0, 0, False
 
     def next(self) -> str:
@@ -207,8 +207,6 @@ class _Text:
                 if end < len(self._buffer) or self._is_over:  # the end of "12" may be the middle of 123
                     self._at = end
                     return value
-            except StopIteration as stopped:
-                problem, is_cut = "Expecting value", self._is_at_end(int(stopped.value))
             except json.JSONDecodeError as error:
                 problem, is_cut = error.msg, error.msg.startswith("Unterminated") or self._is_at_end(error.pos)
             if not self._read() and problem:
