@@ -2,6 +2,7 @@
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
+    │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; says why in a line
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
@@ -35,6 +36,10 @@ class BadInput(AutotuneError):
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+class Unreadable(BadInput):
+    """A file that a pass of `explain` wrote cannot be used. Its table is absent with this reason."""
 
 
 class FolderLost(AutotuneError):

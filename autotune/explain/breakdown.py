@@ -1,0 +1,237 @@
+"""Splits the time of a step into categories. Each instant belongs to the first category that holds, so they sum to the step.
+
+On a GPU the device comes first: what the host does counts only while the device has nothing to do. On the CPU the innermost
+operator of the training thread counts, and of autograd's threads while the training thread waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autotune.errors import Unreadable
+from autotune.explain.host import Host
+from autotune.explain.intervals import NOTHING, Floats, Mask, gaps, joined, seconds_in, union
+from autotune.explain.names import (
+    BITS_16,
+    BITS_32,
+    BITS_UNKNOWN,
+    COLLECTIVE,
+    COMPILE,
+    LAUNCH,
+    OPERATOR_KINDS,
+    PYTHON,
+    SYNCHRONISE,
+    copy_kind,
+    is_input_range,
+    operator_kind,
+    width_of,
+)
+from autotune.explain.trace import ANNOTATION, COPY, DEVICE, HOST, KERNEL, OPERATOR, RUNTIME, SET, STEP, Trace
+from autotune.harness.explain.documents import OPTIMIZER, STEP_PHASES
+
+COLLECTIVES, D2H, D2D, H2D = "exposed_collective", "d2h", "d2d", "h2d"
+INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER = (
+    "input_wait", "kernel_launch", "synchronise", "compile", "host", "other",
+)  # fmt: skip
+ON_DEVICE = (BITS_16, BITS_32, BITS_UNKNOWN, COLLECTIVES, D2H, D2D, H2D)
+GPU_CATEGORIES = (*ON_DEVICE, INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER)
+CPU_CATEGORIES = (INPUT_WAIT, COMPILING, *OPERATOR_KINDS, COLLECTIVES, PYTHON, OTHER)
+MAX_OTHER_FRAC = 0.05  # above it, "other" is told apart
+MAX_OTHER_PARTS = 5
+MIN_PART_FRAC = 0.005  # of the step, of a part that is named
+
+Layer = tuple[str, Floats]  # category, when it holds
+
+
+@dataclass(kw_only=True)
+class Breakdown:
+    """Seconds of a step by category.
+
+    Attributes:
+        is_gpu: whether a device's events decide.
+        seconds: category -> mean seconds a step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
+        by_step: seconds of each step, shape (steps, categories).
+        step_s: mean seconds of a step.
+        other_parts: where "other" lies, ("between forward and backward", seconds a step), if it is above MAX_OTHER_FRAC.
+        busy_s: seconds a step in which the device did anything; on the CPU, in which an operator ran.
+        collective_s: seconds a step in which a collective ran, exposed or not.
+    """
+
+    is_gpu: bool
+    seconds: dict[str, float]
+    by_step: Floats
+    step_s: float
+    other_parts: list[tuple[str, float]] = field(default_factory=list)
+    busy_s: float = 0.0
+    collective_s: float = 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Category -> fraction of the step."""
+        return {name: value / self.step_s if self.step_s else 0.0 for name, value in self.seconds.items()}
+
+
+def breakdown(trace: Trace, host: Host) -> Breakdown:
+    """Returns where the time of a step goes.
+
+    Raises:
+        Unreadable: the trace has no steps.
+    """
+    windows = trace.steps()
+    if not len(windows) or not (windows[:, 1] > windows[:, 0]).all():
+        raise Unreadable(f"the trace has no ranges {STEP}")
+    layers = layers_of(trace, host)
+    by_step = swept(layers, windows, categories_of(trace))
+    seconds = dict(zip(categories_of(trace), by_step.mean(axis=0).tolist(), strict=True))
+    found = Breakdown(
+        is_gpu=trace.has_device, seconds=seconds, by_step=by_step, step_s=float((windows[:, 1] - windows[:, 0]).mean())
+    )
+    if found.shares[OTHER] > MAX_OTHER_FRAC:
+        found.other_parts = _other_parts(trace, joined([when for _, when in layers]), windows)
+    busy = ON_DEVICE if found.is_gpu else OPERATOR_KINDS
+    found.busy_s = sum(seconds[name] for name in busy)
+    found.collective_s = float(seconds_in(_union(trace, _collectives(trace)), windows).mean())
+    return found
+
+
+def categories_of(trace: Trace) -> tuple[str, ...]:
+    """Returns the categories of a trace, in order of priority."""
+    return GPU_CATEGORIES if trace.has_device else CPU_CATEGORIES
+
+
+def layers_of(trace: Trace, host: Host) -> list[Layer]:
+    """Returns when each category holds, in order of priority; "other" is the rest. A category may stand twice."""
+    return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
+
+
+def swept(layers: Sequence[Layer], windows: Floats, categories: Sequence[str]) -> Floats:
+    """Returns the seconds of each window by category, shape (windows, categories); the last category is the rest."""
+    totals = {name: np.zeros(len(windows)) for name in categories}
+    covered, before = NOTHING, np.zeros(len(windows))
+    for name, when in layers:
+        covered = joined([covered, when])
+        now = seconds_in(covered, windows)
+        totals[name] += now - before
+        before = now
+    totals[categories[-1]] += windows[:, 1] - windows[:, 0] - before
+    return np.column_stack([totals[name] for name in categories])
+
+
+# Layers --------------------------------------------------------------------------------------------------------------------
+
+
+def _gpu_layers(trace: Trace, host: Host) -> list[Layer]:
+    on_host = trace.is_of(*HOST) & np.isin(trace.threads, [trace.main_thread, *trace.autograd_threads()])
+    calls = on_host & trace.is_of(RUNTIME)
+    work = on_host & ~trace.is_named(lambda name: name.startswith(STEP))
+    return [
+        *_device_layers(trace, host),
+        (INPUT_WAIT, _union(trace, _inputs(trace))),
+        (KERNEL_LAUNCH, _union(trace, calls & trace.is_named(LAUNCH.search))),
+        (SYNC, _union(trace, calls & trace.is_named(SYNCHRONISE.search))),
+        (COMPILING, _union(trace, on_host & trace.is_named(COMPILE.search))),
+        (HOST_WORK, _union(trace, work)),
+    ]
+
+
+def _device_layers(trace: Trace, host: Host) -> list[Layer]:
+    kernels = trace.is_of(KERNEL)
+    collectives = kernels & trace.is_named(COLLECTIVE.search)
+    widths = kernel_widths(trace, host)
+    copies = trace.is_of(COPY)
+    found = [(width, _union(trace, kernels & ~collectives & (widths == number))) for number, width in enumerate(WIDTHS)]
+    found.append((COLLECTIVES, _union(trace, collectives)))
+    for kind in (D2H, D2D, H2D):
+        chosen = copies & trace.is_named(lambda name, kind=kind: copy_kind(name) == kind)  # type: ignore[misc]
+        found.append((kind, _union(trace, chosen | trace.is_of(SET) if kind == D2D else chosen)))
+    return found
+
+
+WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
+
+
+def kernel_widths(trace: Trace, host: Host) -> Floats:
+    """Returns the index in WIDTHS of each event that is a kernel; that of BITS_UNKNOWN for all others."""
+    found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
+    known: dict[tuple[int, int], int] = {}
+    for event, launcher in zip(host.device.tolist(), host.launchers.tolist(), strict=True):
+        detail = int(trace.details[host.nesting.chosen[launcher]]) if launcher >= 0 else -1
+        key = (int(trace.names[event]), detail)
+        if key not in known:
+            types = trace.arguments[detail].get("types") or [] if detail >= 0 else []
+            known[key] = WIDTHS.index(width_of(trace.texts[key[0]], tuple(map(str, types))))
+        found[event] = known[key]
+    return found
+
+
+def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
+    threads = trace.threads[host.nesting.chosen[host.nesting.owners]]
+    kinds = _owner_kinds(trace, host)
+    layers = [
+        (INPUT_WAIT, _union(trace, _inputs(trace))),
+        (COMPILING, _union(trace, trace.is_of(*HOST) & trace.is_named(COMPILE.search))),
+    ]
+    for is_there in (threads == trace.main_thread, np.isin(threads, trace.autograd_threads())):
+        for number, kind in enumerate(OPERATOR_KINDS):
+            pieces = host.nesting.pieces[is_there & (kinds == number)]
+            layers.append((kind, union(pieces[:, 0], pieces[:, 1])))
+    ranges = _ranges(trace)
+    return [*layers, (COLLECTIVES, _union(trace, _collectives(trace))), (PYTHON, _union(trace, ranges))]
+
+
+def _owner_kinds(trace: Trace, host: Host) -> Floats:
+    """Returns the index in OPERATOR_KINDS of the innermost operator of each piece of host time; -1 for ranges without one."""
+    by_name = np.array([OPERATOR_KINDS.index(operator_kind(text)) for text in trace.texts], dtype=np.int64)
+    events = host.nesting.chosen[host.nesting.owners]
+    if not len(events):
+        return np.zeros(0, dtype=np.int64)
+    kinds = by_name[trace.names[events]]
+    is_operator = trace.categories[events] == OPERATOR
+    in_optimizer = is_operator & (host.phases[host.nesting.owners] == STEP_PHASES.index(OPTIMIZER))
+    is_compiled = kinds == OPERATOR_KINDS.index("compiled")
+    kinds = np.where(in_optimizer, OPERATOR_KINDS.index("optimizer"), kinds)
+    return np.where(is_operator | is_compiled, kinds, -1)
+
+
+def _ranges(trace: Trace) -> Mask:
+    """Returns the ranges of the training thread, except the steps'."""
+    found: Mask = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread)
+    return found & ~trace.is_named(lambda name: name.startswith(STEP))
+
+
+def _inputs(trace: Trace) -> Mask:
+    found: Mask = _ranges(trace) & trace.is_named(is_input_range)
+    return found
+
+
+def _collectives(trace: Trace) -> Mask:
+    return trace.is_of(*DEVICE if trace.has_device else (OPERATOR, ANNOTATION)) & trace.is_named(COLLECTIVE.search)
+
+
+def _union(trace: Trace, chosen: Mask) -> Floats:
+    return union(trace.starts_s[chosen], trace.ends_s[chosen])
+
+
+# The rest ------------------------------------------------------------------------------------------------------------------
+
+
+def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
+    """Returns the seconds a step that no category covers, by the ranges before and after, the longest first."""
+    ranges = _ranges(trace)
+    starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
+    texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]
+    by_end = np.argsort(ends, kind="stable")
+    totals: dict[str, float] = {}
+    for window in windows:
+        for start, end in gaps(covered, window[None]).tolist():
+            before = np.searchsorted(ends[by_end], start, side="right") - 1
+            after = np.searchsorted(starts, end, side="left")
+            first = texts[by_end[before]] if before >= 0 and ends[by_end[before]] >= window[0] else "the step's begin"
+            last = texts[after] if after < len(starts) and starts[after] < window[1] else "the step's end"
+            where = f"between {first} and {last}"
+            totals[where] = totals.get(where, 0.0) + (end - start) / len(windows)
+    least_s = MIN_PART_FRAC * float((windows[:, 1] - windows[:, 0]).mean())
+    return sorted(((where, s) for where, s in totals.items() if s >= least_s), key=lambda pair: -pair[1])[:MAX_OTHER_PARTS]

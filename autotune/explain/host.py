@@ -1,0 +1,69 @@
+"""Says what the host was doing: the containment of its events, the phase of each, and which of them launched which kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.explain.intervals import Ints
+from autotune.explain.names import phase_of_range
+from autotune.explain.nesting import Nesting, nested
+from autotune.explain.trace import ANNOTATION, DEVICE, HOST, OPERATOR, RUNTIME, Trace
+from autotune.harness.explain.documents import BACKWARD, STEP_PHASES
+
+
+@dataclass(kw_only=True)
+class Host:
+    """The host's operators, ranges and runtime calls.
+
+    Attributes:
+        nesting: of all of them.
+        phases: index in STEP_PHASES of each, by position in `nesting.chosen`; -1 outside all phases.
+        device: indices of the device's events in the trace.
+        launchers: position of the innermost operator or range that launched each of `device`; -1 if unknown.
+    """
+
+    nesting: Nesting
+    phases: Ints
+    device: Ints
+    launchers: Ints
+
+
+def host_of(trace: Trace) -> Host:
+    """Returns what the host was doing."""
+    chosen = np.flatnonzero(trace.is_of(*HOST))
+    nesting = nested(trace, chosen)
+    device = np.flatnonzero(trace.is_of(*DEVICE))
+    return Host(nesting=nesting, phases=_phases(trace, nesting), device=device, launchers=_launchers(trace, nesting, device))
+
+
+def _phases(trace: Trace, nesting: Nesting) -> Ints:
+    by_name = np.array([phase_of_range(text) for text in trace.texts], dtype=np.int64)
+    is_range = trace.categories[nesting.chosen] == ANNOTATION
+    phases = (
+        nesting.spread_down(np.where(is_range, by_name[trace.names[nesting.chosen]], -1))
+        if len(nesting.chosen)
+        else by_name[:0]
+    )
+    of_autograd = np.isin(trace.threads[nesting.chosen], trace.autograd_threads())
+    return np.where((phases < 0) & of_autograd, STEP_PHASES.index(BACKWARD), phases)
+
+
+def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
+    """Joins device events and runtime calls by their correlation; the operator is what contains the call."""
+    chosen = nesting.chosen
+    calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
+    if not len(calls) or not len(device):
+        return np.full(len(device), -1, dtype=np.int64)
+    calls = calls[np.argsort(trace.correlations[chosen[calls]], kind="stable")]
+    known = trace.correlations[chosen[calls]]
+    places = np.searchsorted(known, trace.correlations[device]).clip(max=len(known) - 1)
+    operators = _containing_operator(trace, nesting)[calls[places]]
+    return np.where(known[places] == trace.correlations[device], operators, -1)
+
+
+def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
+    """Returns the position of the innermost operator that each event is or is in; -1 for those in none."""
+    is_operator = trace.categories[nesting.chosen] == OPERATOR
+    return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))

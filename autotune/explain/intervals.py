@@ -1,0 +1,82 @@
+"""Adds up intervals of time: unions, their seconds inside windows, and the gaps between them.
+
+A union is an array of shape (n, 2): start and end seconds, sorted, disjoint, none empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+NOTHING: Floats = np.empty((0, 2))
+
+
+def union(starts_s: Floats, ends_s: Floats) -> Floats:
+    """Returns the union of intervals.
+
+    Args:
+        starts_s: seconds, in any order, shape (n,).
+        ends_s: seconds, in the same order.
+    """
+    kept = ends_s > starts_s
+    starts_s, ends_s = starts_s[kept], ends_s[kept]
+    if not len(starts_s):
+        return NOTHING
+    order = np.argsort(starts_s, kind="stable")
+    starts_s, ends_s = starts_s[order], np.maximum.accumulate(ends_s[order])
+    is_first = np.concatenate(([True], starts_s[1:] > ends_s[:-1]))
+    lasts = np.concatenate((np.flatnonzero(is_first)[1:] - 1, [len(starts_s) - 1]))
+    return np.column_stack((starts_s[is_first], ends_s[lasts]))
+
+
+def joined(unions: Sequence[Floats]) -> Floats:
+    """Returns the union of unions."""
+    parts = np.concatenate([NOTHING, *unions])
+    return union(parts[:, 0], parts[:, 1])
+
+
+def seconds_in(covered: Floats, windows: Floats) -> Floats:
+    """Returns how many seconds of each window a union covers, shape (number of windows,).
+
+    Args:
+        covered: a union.
+        windows: start and end seconds, shape (n, 2); they may overlap.
+    """
+    if not len(covered):
+        return np.zeros(len(windows))
+    before = np.concatenate(([0.0], np.cumsum(covered[:, 1] - covered[:, 0])))
+    times = np.column_stack((covered[:, 0], covered[:, 1])).ravel()
+    sums = np.column_stack((before[:-1], before[1:])).ravel()
+    found: Floats = np.interp(windows[:, 1], times, sums) - np.interp(windows[:, 0], times, sums)
+    return found
+
+
+def gaps(covered: Floats, windows: Floats) -> Floats:
+    """Returns what a union leaves uncovered of disjoint, sorted windows, as a union."""
+    found = []
+    for start, end in windows:
+        inside = covered[(covered[:, 1] > start) & (covered[:, 0] < end)]
+        edges = np.concatenate(([start], inside.clip(start, end).ravel(), [end])).reshape(-1, 2)
+        found.append(edges[edges[:, 1] > edges[:, 0]])
+    return np.concatenate([NOTHING, *found])
+
+
+def without(covered: Floats, others: Floats) -> Floats:
+    """Returns the part of a union that another one does not cover."""
+    return gaps(others, covered) if len(covered) < 1000 else _difference(covered, others)
+
+
+def _difference(covered: Floats, others: Floats) -> Floats:
+    """Like `without`, in one sweep over all boundaries instead of one pass for each interval."""
+    times = np.concatenate((covered.ravel(), others.ravel()))
+    steps = np.concatenate((np.tile([1, -1], len(covered)), np.tile([-2, 2], len(others))))
+    order = np.argsort(times, kind="stable")
+    times, state = times[order], np.cumsum(steps[order])
+    is_left = state[:-1] == 1
+    return union(times[:-1][is_left], times[1:][is_left])

@@ -1,0 +1,108 @@
+"""Makes the table of kernels: how often and how long each runs, how it is launched, and whether Tensor Cores do its work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune.explain.host import Host
+from autotune.explain.names import tensor_core_eligible, tensor_core_used, width_of
+from autotune.explain.table import Row
+from autotune.explain.trace import KERNEL, Trace
+from autotune.plain_text import one_line
+
+MAX_ROWS = 500  # of a rank; the longest
+MAX_NAME_CHARS = 300
+
+COLUMNS = {
+    "rank": "rank of the process",
+    "kernel": "name",
+    "operator": "operator that launches it; empty if unknown",
+    "count": "launches a step",
+    "total_s": "seconds a step",
+    "mean_s": "seconds of a launch",
+    "min_s": "least seconds of a launch",
+    "max_s": "most seconds of a launch",
+    "share_frac": "part of all kernels' seconds",
+    "cumulative_frac": "share of this row and those before",
+    "registers": "registers of a thread",
+    "shared_bytes": "shared memory of a block",
+    "grid": "blocks",
+    "block": "threads of a block",
+    "occupancy_frac": "occupancy as CUPTI estimates it",
+    "precision": "compute_16bit (or fewer), compute_32bit (or more) or compute_unknown",
+    "tensor_core_used": "yes, no or unknown, by the kernel's name",
+    "tensor_core_eligible": "whether Tensor Cores could do its work: yes, no or unknown",
+}
+
+
+def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], list[str]]:
+    """Returns the rows of the table, the most seconds first, and notes on what is left out.
+
+    Kernels are told apart by name, launch configuration and operator.
+    """
+    steps = trace.steps()
+    start, end = (steps[0, 0], steps[-1, 1]) if len(steps) else (-np.inf, np.inf)
+    times = trace.starts_s[host.device]
+    chosen = np.flatnonzero((trace.categories[host.device] == KERNEL) & (times >= start) & (times < end))
+    if not len(chosen):
+        return [], ["no kernels were recorded in the steps"]
+    events, launchers = host.device[chosen], host.launchers[chosen]
+    operators = np.where(launchers >= 0, trace.names[host.nesting.chosen[launchers]], -1)
+    keys = np.column_stack((trace.names[events], trace.details[events], operators))
+    unique, groups = np.unique(keys, axis=0, return_inverse=True)
+    groups, seconds = groups.ravel(), trace.seconds[events]
+    counts, totals = np.bincount(groups), np.bincount(groups, weights=seconds)
+    least, most = np.full(len(unique), np.inf), np.zeros(len(unique))
+    np.minimum.at(least, groups, seconds)
+    np.maximum.at(most, groups, seconds)
+    firsts = np.full(len(unique), -1)
+    firsts[groups[::-1]] = launchers[::-1]
+    rows, cumulative, whole, num_steps = [], 0.0, float(totals.sum()) or 1.0, max(1, len(steps))
+    for group in np.argsort(-totals, kind="stable")[:MAX_ROWS]:
+        cumulative += float(totals[group]) / whole
+        name, detail, operator = unique[group].tolist()
+        rows.append({
+            "rank": rank,
+            "kernel": one_line(trace.texts[name], MAX_NAME_CHARS),
+            "operator": one_line(trace.texts[operator], MAX_NAME_CHARS) if operator >= 0 else "",
+            "count": float(counts[group]) / num_steps,
+            "total_s": float(totals[group]) / num_steps,
+            "mean_s": float(totals[group] / counts[group]),
+            "min_s": float(least[group]),
+            "max_s": float(most[group]),
+            "share_frac": float(totals[group]) / whole,
+            "cumulative_frac": cumulative,
+            **_launch(trace.arguments[detail] if detail >= 0 else {}),
+            **_precision(trace, host, name, int(firsts[group])),
+        })  # fmt: skip
+    left_out = len(unique) - len(rows)
+    return rows, [f"{left_out:,} shorter kernels are left out"] if left_out > 0 else []
+
+
+def _launch(arguments: dict[str, Any]) -> Row:
+    occupancy = arguments.get("occupancy_percent")
+    return {
+        "registers": arguments.get("registers"),
+        "shared_bytes": arguments.get("shared_bytes"),
+        "grid": _sizes(arguments.get("grid")),
+        "block": _sizes(arguments.get("block")),
+        "occupancy_frac": occupancy / 100 if isinstance(occupancy, int | float) else None,
+    }
+
+
+def _sizes(value: Any) -> str | None:
+    return "x".join(map(str, value)) if isinstance(value, list) else None
+
+
+def _precision(trace: Trace, host: Host, name: int, launcher: int) -> Row:
+    text = trace.texts[name]
+    event = int(host.nesting.chosen[launcher]) if launcher >= 0 else -1
+    detail = int(trace.details[event]) if event >= 0 else -1
+    types = trace.arguments[detail].get("types") or [] if detail >= 0 else []
+    return {
+        "precision": width_of(text, tuple(map(str, types))),
+        "tensor_core_used": tensor_core_used(text),
+        "tensor_core_eligible": tensor_core_eligible(text, trace.texts[trace.names[event]] if event >= 0 else ""),
+    }

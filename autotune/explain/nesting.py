@@ -1,0 +1,89 @@
+"""Finds out which events of a thread contain which: parents, self times, and the innermost event at each moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.explain.intervals import Floats, Ints
+from autotune.explain.trace import Trace
+
+
+@dataclass(kw_only=True)
+class Nesting:
+    """Containment among some events of a trace.
+
+    Attributes:
+        chosen: indices of these events in the trace, ascending, shape (n,).
+        parents: position in `chosen` of the event that directly contains each; -1 at the top. A parent precedes its children.
+        self_s: seconds of each that are in none of its children.
+        pieces: the moments when each thread's innermost event changes: columns (start, end) in seconds, shape (m, 2).
+        owners: position in `chosen` of the innermost event during each piece, shape (m,).
+    """
+
+    chosen: Ints
+    parents: Ints
+    self_s: Floats
+    pieces: Floats
+    owners: Ints
+
+    def spread_down(self, values: Ints) -> Ints:
+        """Returns each event's value, or its nearest ancestor's where it has none (-1)."""
+        found = values.tolist()
+        for at, parent in enumerate(self.parents.tolist()):  # a parent comes first
+            if found[at] < 0 and parent >= 0:
+                found[at] = found[parent]
+        return np.array(found, dtype=np.int64)
+
+    def summed_up(self, values: Floats) -> Floats:
+        """Returns each event's value and those of all events in it."""
+        found, parents = values.tolist(), self.parents.tolist()
+        for at in range(len(found) - 1, -1, -1):
+            if parents[at] >= 0:
+                found[parents[at]] += found[at]
+        return np.array(found, dtype=np.float64)
+
+
+def nested(trace: Trace, chosen: Ints) -> Nesting:
+    """Returns which of some events contain which, thread by thread.
+
+    An event that begins inside another and ends after it, as rounded times show, is cut at the end of the other.
+
+    Args:
+        trace: it has them in order of their start, the longest first.
+        chosen: indices of the events, ascending.
+    """
+    starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
+    parents = [-1] * len(starts)
+    open_events: dict[int, list[int]] = {}  # thread -> stack of positions
+    pieces: list[tuple[float, float, int]] = []
+    since: dict[int, float] = {}  # thread -> when its innermost event became that
+
+    def close_until(thread: int, now: float) -> list[int]:
+        stack = open_events.setdefault(thread, [])
+        while stack and ends[stack[-1]] <= now:
+            last = stack.pop()
+            pieces.append((since[thread], ends[last], last))
+            since[thread] = ends[last]
+        return stack
+
+    for at, (start, thread) in enumerate(zip(starts, trace.threads[chosen].tolist(), strict=True)):
+        stack = close_until(thread, start)
+        if stack:
+            parents[at] = stack[-1]
+            ends[at] = min(ends[at], ends[stack[-1]])
+            pieces.append((since[thread], start, stack[-1]))
+        since[thread] = start
+        stack.append(at)
+    for thread in open_events:
+        close_until(thread, np.inf)
+    columns = np.array([piece for piece in pieces if piece[1] > piece[0]]).reshape(-1, 3)
+    owners = columns[:, 2].astype(np.int64)
+    return Nesting(
+        chosen=chosen,
+        parents=np.array(parents, dtype=np.int64),
+        self_s=np.bincount(owners, weights=columns[:, 1] - columns[:, 0], minlength=len(starts)).astype(np.float64),
+        pieces=columns[:, :2],
+        owners=owners,
+    )

@@ -1,0 +1,257 @@
+"""Makes the table of operators: how often each runs, how long on host and device, its FLOPs and bytes, and what bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.explain.formulas import BACKEND, bytes_of, dtype_of, flops_of
+from autotune.explain.host import Host
+from autotune.explain.intervals import Floats, Ints, Mask
+from autotune.explain.names import operator_kind
+from autotune.explain.roofline import Peaks, roof
+from autotune.explain.table import Row
+from autotune.explain.trace import KERNEL, OPERATOR, Trace
+from autotune.harness.explain.documents import STEP_PHASES
+from autotune.plain_text import one_line
+
+MAX_ROWS = 500  # of a rank; the longest
+MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
+LAUNCH_BOUND = "launch"  # the host needs longer to start it than the device to do it
+
+COLUMNS = {
+    "rank": "rank of the process",
+    "operator": "name",
+    "kind": "what it does",
+    "phase": "phase of the step that it runs in most",
+    "shapes": "shapes of its inputs",
+    "dtype": "dtype of its first floating-point input",
+    "count": "calls a step",
+    "host_self_s": "host seconds a step in itself",
+    "host_total_s": "host seconds a step with all that it calls",
+    "device_self_s": "seconds a step of the kernels that it launches itself",
+    "device_total_s": "seconds a step of all kernels launched in it",
+    "share_frac": "part of the device's busy time, on the CPU of the host's time in operators",
+    "cumulative_frac": "share of this row and those before",
+    "flops": "FLOPs a step",
+    "bytes": "least bytes a step that it reads and writes",
+    "flops_per_s": "FLOPs a second while it runs",
+    "bound": "what bounds it: compute, memory or launch; empty if unknown",
+    "roofline_frac": "least seconds that the device's peaks allow, relative to the measured seconds",
+}
+
+
+@dataclass(kw_only=True)
+class Operators:
+    """What each call of an operator in the steps took.
+
+    Attributes:
+        places: positions in `host.nesting.chosen`, shape (n,).
+        groups: number of the row of each, shape (n,).
+        flops, num_bytes: of each call; nan if unknown or counted elsewhere.
+        device_self_s, device_total_s: seconds of kernels.
+        num_steps: in the trace.
+    """
+
+    places: Ints
+    groups: Ints
+    flops: Floats
+    num_bytes: Floats
+    device_self_s: Floats
+    device_total_s: Floats
+    num_steps: int
+
+    def total_flops(self) -> float | None:
+        """Returns the FLOPs of a step in operators that have a formula; None if there are none."""
+        return _sum_known(self.flops) / self.num_steps if np.isfinite(self.flops).any() else None
+
+    def total_bytes(self) -> float | None:
+        """Returns the least bytes of a step in operators whose traffic is known; None if there are none."""
+        return _sum_known(self.num_bytes) / self.num_steps if np.isfinite(self.num_bytes).any() else None
+
+
+def operators_of(trace: Trace, host: Host) -> Operators:
+    """Returns the calls of operators within the steps."""
+    nesting = host.nesting
+    device_self = np.zeros(len(nesting.chosen))
+    known = host.launchers >= 0
+    np.add.at(device_self, host.launchers[known], trace.seconds[host.device[known]])
+    device_total = nesting.summed_up(device_self)
+    in_steps = _within(trace.starts_s[nesting.chosen], trace.steps())
+    places = np.flatnonzero((trace.categories[nesting.chosen] == OPERATOR) & in_steps)
+    events = nesting.chosen[places]
+    keys = np.column_stack((trace.names[events], trace.details[events]))
+    groups = np.unique(keys, axis=0, return_inverse=True)[1].ravel() if len(keys) else np.zeros(0, dtype=np.int64)
+    flops, num_bytes = _work(trace, host)
+    return Operators(
+        places=places,
+        groups=groups,
+        flops=flops[places],
+        num_bytes=num_bytes[places],
+        device_self_s=device_self[places],
+        device_total_s=device_total[places],
+        num_steps=max(1, len(trace.steps())),
+    )
+
+
+def operator_rows(
+    trace: Trace, host: Host, found: Operators, *, rank: int = 0, peaks: Peaks | None = None
+) -> tuple[list[Row], list[str]]:
+    """Returns the rows of the table, the most seconds first, and notes on what is left out."""
+    if not len(found.places):
+        return [], ["no operators were recorded in the steps"]
+    nesting, steps = host.nesting, found.num_steps
+    events = nesting.chosen[found.places]
+    num_groups = int(found.groups.max()) + 1
+
+    def a_step(values: Floats) -> Floats:
+        return np.bincount(found.groups, weights=np.nan_to_num(values), minlength=num_groups) / steps
+
+    is_outermost = ~_is_in_itself(trace, host, found)
+    host_self, device_self = a_step(nesting.self_s[found.places]), a_step(found.device_self_s)
+    columns = {
+        "count": a_step(np.ones(len(events))),
+        "host_self_s": host_self,
+        "host_total_s": a_step(np.where(is_outermost, trace.seconds[events], 0)),
+        "device_self_s": device_self,
+        "device_total_s": a_step(np.where(is_outermost, found.device_total_s, 0)),
+        "flops": a_step(found.flops),
+        "bytes": a_step(found.num_bytes),
+    }
+    measured = device_self if trace.has_device else host_self
+    phases = _main_phases(host, found, num_groups)
+    firsts = np.full(num_groups, -1)
+    firsts[found.groups[::-1]] = events[::-1]
+    rows, cumulative, whole = [], 0.0, float(measured.sum()) or 1.0
+    order = np.lexsort((-host_self, -measured))
+    is_tf32 = uses_tf32(trace)
+    for group in order[:MAX_ROWS]:
+        cumulative += float(measured[group]) / whole
+        numbers = {name: float(column[group]) for name, column in columns.items()}
+        row = {
+            "rank": rank,
+            **_identity(trace, int(firsts[group])),
+            "phase": STEP_PHASES[phases[group]] if phases[group] >= 0 else "",
+            **numbers,
+            "share_frac": float(measured[group]) / whole,
+            "cumulative_frac": cumulative,
+        }
+        rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=is_tf32))
+    left_out = num_groups - len(rows)
+    return rows, [f"{left_out:,} shorter operators are left out"] if left_out > 0 else []
+
+
+def uses_tf32(trace: Trace) -> bool:
+    """Whether any kernel's name says that it computes in TF32."""
+    return bool((trace.is_of(KERNEL) & trace.is_named(lambda name: "tf32" in name.lower() or "s1688" in name)).any())
+
+
+def _identity(trace: Trace, event: int) -> Row:
+    name, detail = trace.texts[trace.names[event]], int(trace.details[event])
+    arguments = trace.arguments[detail] if detail >= 0 else {}
+    return {
+        "operator": one_line(name, MAX_NAME_CHARS),
+        "kind": operator_kind(name),
+        "shapes": one_line(shapes_text(arguments), MAX_SHAPES_CHARS),
+        "dtype": dtype_of(arguments),
+    }
+
+
+def shapes_text(arguments: dict[str, Any]) -> str:
+    """Returns shapes as "16x3x32x32, 16x3x3x3"; "" if there are none."""
+    shapes = [shape for shape in arguments.get("dims") or [] if shape]
+    return ", ".join(
+        "x".join(map(str, shape)) if not isinstance(shape[0], list) else f"{len(shape)} tensors" for shape in shapes
+    )
+
+
+def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: bool) -> Row:
+    """Adds flops_per_s, bound and roofline_frac; sets work that is 0 because nothing is known to None."""
+    seconds = row["device_self_s"] if has_device else row["host_self_s"]
+    row["flops"], row["bytes"] = row["flops"] or None, row["bytes"] or None
+    over = roof(row["flops"], row["bytes"], peaks.of(row["dtype"], is_tf32=is_tf32) if peaks else None, peaks)
+    is_launch_bound = has_device and 0 < row["device_self_s"] < row["host_self_s"]
+    row["flops_per_s"] = row["flops"] / seconds if row["flops"] and seconds else None
+    row["bound"] = LAUNCH_BOUND if is_launch_bound else over.bound
+    row["roofline_frac"] = over.least_s / seconds if over.least_s and seconds else None
+    return {name: row[name] for name in COLUMNS}
+
+
+def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
+    """Returns FLOPs and bytes of each host event, each piece of work once; nan where unknown or counted elsewhere."""
+    nesting = host.nesting
+    events = nesting.chosen
+    flops, num_bytes = np.full(len(events), np.nan), np.full(len(events), np.nan)
+    is_operator = trace.categories[events] == OPERATOR
+    keys = np.column_stack((trace.names[events], trace.details[events]))[is_operator]
+    if not len(keys):
+        return flops, num_bytes
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    known = np.array([_work_of(trace, int(name), int(detail)) for name, detail in unique], dtype=np.float64)
+    flops[is_operator], num_bytes[is_operator] = known[inverse.ravel()].T
+    has_formula = np.isfinite(flops)
+    inside = _is_inside(nesting.parents, has_formula)
+    flops[inside] = np.nan
+    num_bytes[inside] = np.nan
+    below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
+    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # aten::relu only calls aten::clamp_min
+    _move_into_backends(trace, host, flops, num_bytes)
+    return flops, num_bytes
+
+
+def _work_of(trace: Trace, name: int, detail: int) -> tuple[float, float]:
+    arguments = trace.arguments[detail] if detail >= 0 else {}
+    flops, num_bytes = flops_of(trace.texts[name], arguments), bytes_of(trace.texts[name], arguments)
+    return (np.nan if flops is None else flops, np.nan if num_bytes is None else num_bytes)
+
+
+def _is_inside(parents: Ints, marked: Mask) -> Mask:
+    """Returns which events have a marked ancestor."""
+    inside = np.zeros(len(parents), dtype=bool)
+    for at, parent in enumerate(parents.tolist()):  # a parent comes first
+        inside[at] = parent >= 0 and (marked[parent] or inside[parent])
+    return inside
+
+
+def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
+    """Gives the work of a convolution or of attention to the backend's operator in it, where the time is."""
+    parents, events = host.nesting.parents, host.nesting.chosen
+    backends = trace.is_named(BACKEND.search)[events] & (trace.categories[events] == OPERATOR)
+    for place in np.flatnonzero(backends).tolist():
+        above = int(parents[place])
+        while above >= 0 and not np.isfinite(flops[above]):
+            above = int(parents[above])
+        if above >= 0:
+            flops[place], num_bytes[place] = flops[above], num_bytes[above]
+            flops[above] = num_bytes[above] = np.nan
+
+
+def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
+    """Returns which calls are made directly by the same operator with the same shapes, whose total holds them already."""
+    events, parents = host.nesting.chosen, host.nesting.parents[found.places]
+    own, above = events[found.places], events[parents]
+    nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])
+    return nested
+
+
+def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
+    """Returns for each group the phase that it spends the most time in; -1 if in none."""
+    width = len(STEP_PHASES) + 1
+    cells = found.groups * width + host.phases[found.places] + 1
+    sums = np.bincount(cells, weights=host.nesting.self_s[found.places] + 1e-12, minlength=num_groups * width)
+    phases: Ints = sums.reshape(num_groups, width).argmax(axis=1) - 1
+    return phases
+
+
+def _within(times_s: Floats, windows: Floats) -> Mask:
+    if not len(windows):
+        return np.zeros(len(times_s), dtype=bool)
+    found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
+    inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
+    return inside
+
+
+def _sum_known(values: Floats) -> float:
+    return float(np.nansum(values))

@@ -1,0 +1,149 @@
+"""Finds and reads what the passes of `explain` wrote for each rank: three documents and a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune.errors import Unreadable
+from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
+
+MAX_DOCUMENT_BYTES = 64 << 20
+_NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
+_Document = TypeVar("_Document", Lines, Traced, Memory)
+
+
+@dataclass(kw_only=True)
+class Passes:
+    """What the passes wrote, by rank.
+
+    Attributes:
+        lines, traced, memory: rank -> document.
+        traces: rank -> path of its trace.
+        absent: pass -> why it, or a rank of it, is missing.
+    """
+
+    lines: dict[int, Lines] = field(default_factory=dict)
+    traced: dict[int, Traced] = field(default_factory=dict)
+    memory: dict[int, Memory] = field(default_factory=dict)
+    traces: dict[int, Path] = field(default_factory=dict)
+    absent: dict[str, list[str]] = field(default_factory=dict)
+
+    def miss(self, which: str, reason: str) -> None:
+        """Notes why something of a pass is missing."""
+        self.absent.setdefault(which, []).append(reason)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the program, also of those that wrote nothing; 0 if nothing was written."""
+        everything: list[Lines | Traced | Memory] = [*self.lines.values(), *self.traced.values(), *self.memory.values()]
+        return max((each.world_size for each in everything), default=0)
+
+
+def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Passes:
+    """Returns what the passes wrote.
+
+    Args:
+        folders: of the trials that ran them; each pass is in one of them. Of a document in two folders the last counts.
+        mask: removes secrets from texts.
+    """
+    found = Passes()
+    for folder in folders:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if named := _NAME.fullmatch(path.name):
+                _read(found, path, named[1], int(named[2]), mask)
+    by_pass: dict[str, Mapping[int, Any]] = {LINES: found.lines, TRACE: found.traced, MEMORY: found.memory}
+    for which, documents in by_pass.items():
+        if not documents and which not in found.absent:
+            found.miss(which, f"the pass {which!r} was not run, or wrote nothing")
+        for rank in range(found.world_size) if documents else ():
+            if rank not in documents:
+                found.miss(which, f"rank {rank}: {document_file(which, rank)} is missing")
+    return found
+
+
+def _read(found: Passes, path: Path, which: str, rank: int, mask: Callable[[str], str]) -> None:
+    try:
+        if which == LINES:
+            found.lines[rank] = read_document(path, Lines, mask)
+        elif which == MEMORY:
+            found.memory[rank] = read_document(path, Memory, mask)
+        else:
+            found.traced[rank] = document = read_document(path, Traced, mask)
+            if document.file and Path(document.file).name == document.file:
+                found.traces[rank] = path.parent / document.file
+            else:
+                found.miss(TRACE, f"rank {rank}: {'; '.join(document.notes) or 'no trace was written'}")
+    except Unreadable as error:
+        found.miss(which, f"rank {rank}: {error}")
+
+
+def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] = str) -> _Document:
+    """Returns a document.
+
+    Raises:
+        Unreadable: it is not there, cut short, not JSON or not such a document.
+    """
+    try:
+        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise Unreadable(f"{path.name}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB")
+        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise Unreadable(f"{path.name}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise Unreadable(f"{path.name}: not JSON, or cut short") from None
+    try:
+        return typing.cast(_Document, _value(_masked(raw, mask), kind))
+    except (TypeError, ValueError, KeyError) as error:
+        raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
+
+
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _masked(item, mask) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, mask) for item in value]
+    return mask(value) if isinstance(value, str) else value
+
+
+def _value(raw: Any, kind: Any) -> Any:
+    """Returns a value of a field's type; further keys of a document are ignored, missing ones get their default.
+
+    Raises:
+        TypeError: the value has another type, or a key without default is missing.
+    """
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(raw, dict):
+            raise TypeError("no object")
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _named(raw[name], hint, name) for name, hint in hints.items() if name in raw})  # type: ignore[operator]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if raw is None else _value(raw, next(each for each in arguments if each is not type(None)))
+    if origin is list:
+        return [_value(item, arguments[0]) for item in _of(raw, list)]
+    if origin is dict:
+        return {name: _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
+    if kind is float:
+        return float(_of(raw, (int, float)))
+    return raw if kind is Any else _of(raw, kind)
+
+
+def _named(raw: Any, hint: Any, name: str) -> Any:
+    try:
+        return _value(raw, hint)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _of(raw: Any, kind: Any) -> Any:
+    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
+        raise TypeError(f"{type(raw).__name__} instead of {getattr(kind, '__name__', 'number')}")
+    return raw

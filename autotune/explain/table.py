@@ -1,0 +1,56 @@
+"""Defines a table: columns with units and rows, written as CSV and JSON. Numbers stay in SI units; None is unknown."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Cell = str | int | float | bool | None
+Row = dict[str, Any]  # column -> Cell
+
+# What a spreadsheet would take for a formula (OWASP, "CSV Injection"); names of operators and files are a program's own.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(kw_only=True)
+class Table:
+    """One table of an explanation.
+
+    Attributes:
+        name: of its files.
+        title: in a few words.
+        columns: name -> what it says, with its unit; in order.
+        rows: column -> value; every row has every column.
+        notes: what is left out, or how something was found.
+    """
+
+    name: str
+    title: str
+    columns: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def of_rank(self, rank: int) -> list[Row]:
+        """Returns the rows of one rank."""
+        return [row for row in self.rows if row["rank"] == rank]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the table as plain values."""
+        return dataclasses.asdict(self)
+
+    def as_csv(self) -> str:
+        """Returns the table as CSV, with a header; unknown values are empty, texts never begin a formula."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(list(self._cells(row)) for row in self.rows)
+        return out.getvalue()
+
+    def _cells(self, row: Row) -> Iterator[Cell]:
+        for column in self.columns:
+            value = row[column]
+            yield "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,0 +1,391 @@
+"""Makes all tables of an explanation from what the passes wrote, and writes and reads them.
+
+explain/<table>.csv, explain/<table>.json    one table, all ranks
+explain/tables.json                          which tables there are, why others are absent, skew, and one step's timeline
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import Unreadable
+from autotune.explain.breakdown import CPU_CATEGORIES, GPU_CATEGORIES, MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
+from autotune.explain.host import host_of
+from autotune.explain.host_tables import (
+    compile_table,
+    lines_table,
+    memory_tables,
+    phases_table,
+    stages_table,
+    step_s,
+    syncs_table,
+)
+from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
+from autotune.explain.kernels import kernel_rows
+from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
+from autotune.explain.operators import operator_rows, operators_of, uses_tf32
+from autotune.explain.passes import Passes, read_passes
+from autotune.explain.ranks import Skew, ranks_table, skew_of
+from autotune.explain.roofline import Peaks, documented_peaks, roof
+from autotune.explain.table import Row, Table
+from autotune.explain.timeline import Rectangle, timeline
+from autotune.explain.trace import Trace, read_trace
+from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
+from autotune.run_dir import read_json, write_json, write_text
+
+FOLDER, INDEX = "explain", "tables.json"
+SCHEMA = 1  # 1: the first
+MAX_DISTORTION = 1.5  # profiled over plain step, above which a trace's shares say little of the plain program
+TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
+LINES_TABLES = ("phases", "lines", "stages", "syncs", "compile")
+PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+PRIVILEGES_REMEDY = (
+    "let users profile with the driver's option NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN"
+)
+
+BREAKDOWN_COLUMNS = {
+    "rank": "rank of the process", "category": "what the time goes to; each instant counts for the first that holds",
+    "seconds": "seconds a step, under the profiler", "share_frac": "relative to the step", "steps": "profiled steps",
+}  # fmt: skip
+ROOFLINE_COLUMNS = {
+    "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
+    "dtype": "dtype of most of the matrix work", "flops": "FLOPs of a step",
+    "flops_from": "memory (counted) or trace (by shapes)",
+    "bytes": "least bytes of a step, of the operators whose traffic is known", "flops_per_s": "FLOPs a second",
+    "bytes_per_s": "bytes a second", "peak_flops_per_s": "of the device in this dtype", "peak_bytes_per_s": "of its memory",
+    "peak_source": "data sheet, or measured", "mfu_frac": "flops_per_s relative to the peak (MFU)",
+    "bandwidth_frac": "bytes_per_s relative to the peak", "intensity_flops_per_byte": "FLOPs a byte",
+    "ridge_flops_per_byte": "intensity above which compute bounds", "bound": "which of the two bounds, at the peak",
+    "roofline_frac": "least seconds that the peaks allow, relative to the step",
+}  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Tables:
+    """The tables of one configuration, as they are written and read.
+
+    Attributes:
+        tables: name -> table.
+        absent: name -> why there is no such table.
+        skew: how unevenly ranks work; None for one rank.
+        timeline: of one step of one rank, `timeline_rank`.
+        distortion: rank -> profiled over plain seconds of a step.
+        traces: rank -> path of its trace, for ui.perfetto.dev.
+        other_parts: rank -> where "other" lies, [(place, seconds a step)], if it is above 5 %.
+    """
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    skew: Skew | None = None
+    timeline: list[Rectangle] = field(default_factory=list)
+    timeline_rank: int = 0
+    distortion: dict[int, float] = field(default_factory=dict)
+    traces: dict[int, str] = field(default_factory=dict)
+    other_parts: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
+
+    def rows(self, name: str, rank: int | None = None) -> list[Row]:
+        """Returns the rows of a table, of one rank or all; [] if the table is absent."""
+        table = self.tables.get(name)
+        return [] if table is None else table.rows if rank is None else table.of_rank(rank)
+
+    def add(self, table: Table, reason: str = "") -> None:
+        """Adds a table, or why it is absent if it has no rows."""
+        if table.rows:
+            self.tables[table.name] = table
+        else:
+            self.absent[table.name] = reason or "; ".join(table.notes) or "nothing was recorded"
+
+
+@dataclass(kw_only=True)
+class Explanation:
+    """Everything that findings are made from.
+
+    Attributes:
+        passes: documents by rank.
+        breakdowns: rank -> breakdown of its trace.
+        tables: all tables.
+    """
+
+    passes: Passes
+    breakdowns: dict[int, Breakdown]
+    tables: Tables
+
+
+def explained(
+    folders: Sequence[Path],
+    *,
+    mask: Callable[[str], str] = str,
+    peaks: Peaks | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+) -> Explanation:
+    """Returns the explanation of one configuration. What cannot be read makes its tables absent, and never raises.
+
+    Args:
+        folders: of the trials that ran its passes.
+        mask: removes secrets from names, paths and source lines.
+        peaks: measured on this device; used where none are documented, that is for CPUs and unknown GPUs.
+        bandwidth_bytes_per_s: between ranks, for the bound of an all-reduce; None if unknown.
+    """
+    passes = read_passes(folders, mask)
+    made = _OfTraces(passes, peaks)
+    for rank in sorted(passes.traces):
+        made.add(rank, mask)
+    tables = made.tables()
+    _add_lines(tables, passes)
+    _add_memory(tables, passes)
+    ranks = ranks_table(passes, made.breakdowns, bandwidth_bytes_per_s)
+    tables.add(ranks, _reason(passes, LINES))
+    tables.skew = skew_of(ranks)
+    return Explanation(passes=passes, breakdowns=made.breakdowns, tables=tables)
+
+
+def _reason(passes: Passes, which: str) -> str:
+    return "; ".join(passes.absent.get(which, []))
+
+
+def _add_lines(tables: Tables, passes: Passes) -> None:
+    reason = _reason(passes, LINES)
+    for make in (phases_table, lines_table, stages_table, syncs_table, compile_table):
+        table = make(passes.lines)
+        table.notes += passes.absent.get(LINES, []) if passes.lines else []
+        tables.add(table, reason if not passes.lines else _empty_reason(table.name))
+
+
+def _empty_reason(name: str) -> str:
+    return {
+        "stages": "the program has no DataLoader whose stages could be timed",
+        "syncs": "no place was seen where the host waits for a tensor's value",
+        "compile": "nothing was compiled again, and no graph broke",
+    }.get(name, "")
+
+
+def _add_memory(tables: Tables, passes: Passes) -> None:
+    for table in memory_tables(passes.memory):
+        if table.name == "memory":
+            table.notes += passes.absent.get(MEMORY, []) if passes.memory else []
+        tables.add(table, _reason(passes, MEMORY))
+
+
+# Traces --------------------------------------------------------------------------------------------------------------------
+
+
+class _OfTraces:
+    """Collects the tables that are made from traces, one rank at a time: a trace is dropped once its rows are made."""
+
+    def __init__(self, passes: Passes, peaks: Peaks | None) -> None:
+        self._passes, self._peaks = passes, peaks
+        self._rows: dict[str, list[Row]] = {name: [] for name in TRACE_TABLES}
+        self._notes: dict[str, list[str]] = {name: [] for name in TRACE_TABLES}
+        self._found = Tables()
+        self.breakdowns: dict[int, Breakdown] = {}
+
+    def add(self, rank: int, mask: Callable[[str], str]) -> None:
+        document, path = self._passes.traced[rank], self._passes.traces[rank]
+        try:
+            trace = read_trace(path, mask)
+            host = host_of(trace)
+            found = breakdown(trace, host)
+        except Unreadable as error:
+            self._passes.miss(TRACE, f"rank {rank}: {error}")
+            return
+        self._found.traces[rank] = str(path)
+        self.breakdowns[rank] = found
+        peaks = documented_peaks(trace.device_name) or self._peaks
+        operators = operators_of(trace, host)
+        self._add_breakdown(rank, trace, document)
+        self._extend("operators", rank, operator_rows(trace, host, operators, rank=rank, peaks=peaks))
+        if trace.has_device:
+            self._extend("kernels", rank, kernel_rows(trace, host, rank=rank))
+        else:
+            self._note("kernels", rank, _why_no_kernels(document))
+        work = (operators.total_flops(), operators.total_bytes())
+        self._rows["roofline"].append(self._roofline(rank, trace, work, peaks))
+        if not self._found.timeline:
+            self._found.timeline, self._found.timeline_rank = timeline(trace, host), rank
+
+    def tables(self) -> Tables:
+        """Returns the tables and why others are absent."""
+        reasons = self._passes.absent.get(TRACE, [])
+        for name, title, columns in (
+            ("breakdown", "Where the time of a step goes", BREAKDOWN_COLUMNS),
+            ("operators", "Operators", OPERATOR_COLUMNS),
+            ("kernels", "Kernels", KERNEL_COLUMNS),
+            ("roofline", "Against the device's peaks", ROOFLINE_COLUMNS),
+        ):
+            notes = [*self._notes[name], *reasons]
+            self._found.add(Table(name=name, title=title, columns=columns, rows=self._rows[name], notes=notes))
+        return self._found
+
+    def _note(self, name: str, rank: int, note: str) -> None:
+        self._notes[name].append(f"rank {rank}: {note}" if len(self._passes.traces) > 1 else note)
+
+    def _extend(self, name: str, rank: int, made: tuple[list[Row], list[str]]) -> None:
+        self._rows[name] += made[0]
+        for note in made[1]:
+            self._note(name, rank, note)
+
+    def _add_breakdown(self, rank: int, trace: Trace, document: Traced) -> None:
+        found = self.breakdowns[rank]
+        names = GPU_CATEGORIES if found.is_gpu else CPU_CATEGORIES
+        self._rows["breakdown"] += [
+            {
+                "rank": rank, "category": name, "seconds": found.seconds[name], "share_frac": found.shares[name],
+                "steps": len(found.by_step),
+            }
+            for name in names
+            if found.seconds[name] or name == OTHER
+        ]  # fmt: skip
+        for note in (*document.notes, *trace.notes, *self._distortion_notes(rank, document)):
+            self._note("breakdown", rank, note)
+        if document.device == "cuda" and not found.is_gpu:
+            self._note("breakdown", rank, f"only what the host did: {_why_no_kernels(document)}")
+        if found.shares[OTHER] > MAX_OTHER_FRAC:
+            self._found.other_parts[rank] = found.other_parts
+            self._note("breakdown", rank, self._other_note(rank, found))
+
+    def _distortion_notes(self, rank: int, document: Traced) -> list[str]:
+        if not document.plain_step_s:
+            return []
+        ratio = self._found.distortion[rank] = document.step_s / document.plain_step_s
+        if ratio <= MAX_DISTORTION:
+            return []
+        return [f"the profiler makes a step {ratio:.1f} times as long, so these shares are not the plain program's"]
+
+    def _other_note(self, rank: int, found: Breakdown) -> str:
+        where = "; ".join(f"{seconds * 1e3:.3g} ms {place}" for place, seconds in found.other_parts)
+        document = self._passes.lines.get(rank)
+        lines = [line for line in document.lines if line.phase == "other" and line.is_own] if document else []
+        top = max(lines, key=lambda line: line.self_s, default=None)
+        named = f"; its longest line is {top.file}:{top.line} with {top.self_s * 1e3:.3g} ms" if top else ""
+        return f"{found.shares[OTHER]:.1%} of the step is other: {where}{named}"
+
+    def _roofline(self, rank: int, trace: Trace, work: tuple[float | None, float | None], peaks: Peaks | None) -> Row:
+        flops, source = self._flops(rank, work[0])
+        seconds, num_bytes = self._step_s(rank), work[1]
+        dtype = _main_dtype([row for row in self._rows["operators"] if row["rank"] == rank], has_device=trace.has_device)
+        peak = peaks.of(dtype, is_tf32=uses_tf32(trace)) if peaks else None
+        bandwidth = peaks.bytes_per_s if peaks else None
+        over = roof(flops, num_bytes, peak, peaks)
+        return {
+            "rank": rank,
+            "device": trace.device_name or self._passes.traced[rank].device,
+            "step_s": seconds,
+            "dtype": dtype,
+            "flops": flops,
+            "flops_from": source,
+            "bytes": num_bytes,
+            "flops_per_s": _over(flops, seconds),
+            "bytes_per_s": _over(num_bytes, seconds),
+            "peak_flops_per_s": peak,
+            "peak_bytes_per_s": bandwidth,
+            "peak_source": peaks.source if peaks else "",
+            "mfu_frac": _over(_over(flops, seconds), peak),
+            "bandwidth_frac": _over(_over(num_bytes, seconds), bandwidth),
+            "intensity_flops_per_byte": _over(flops, num_bytes),
+            "ridge_flops_per_byte": _over(peak, bandwidth),
+            "bound": over.bound,
+            "roofline_frac": _over(over.least_s, seconds),
+        }
+
+    def _step_s(self, rank: int) -> float:
+        """Returns the seconds of a step without a profiler if they are known."""
+        lines, traced = self._passes.lines.get(rank), self._passes.traced[rank]
+        return (step_s(lines) if lines else 0.0) or traced.plain_step_s or self.breakdowns[rank].step_s
+
+    def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
+        """Returns a step's FLOPs, counted if the pass "memory" did, scaled to the samples of a mean step."""
+        memory, lines = self._passes.memory.get(rank), self._passes.lines.get(rank)
+        if memory is None or memory.flops is None:
+            return by_shapes, TRACE if by_shapes is not None else ""
+        scale = 1.0
+        if lines and lines.steps and memory.samples and lines.unit == memory.unit:
+            scale = lines.samples / lines.steps / memory.samples or 1.0
+        return memory.flops * scale, MEMORY
+
+
+def _why_no_kernels(document: Traced) -> str:
+    if document.device != "cuda":
+        return "the program ran on the CPU"
+    told = next((note for note in document.notes if "CUPTI" in note), "") or "the trace holds no events of the device"
+    return f"not known: {told}" + (f"; {PRIVILEGES_REMEDY}" if PRIVILEGES in told else "")
+
+
+def _main_dtype(rows: list[Row], *, has_device: bool) -> str | None:
+    """Returns the dtype in which most of the time of matrix products, convolutions and attention is spent."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        if row["dtype"] and row["kind"] in ("matmul", "convolution", "attention"):
+            seconds = row["device_self_s"] if has_device else row["host_self_s"]
+            totals[row["dtype"]] = totals.get(row["dtype"], 0.0) + seconds
+    return max(totals, key=lambda dtype: totals[dtype], default=None)
+
+
+def _over(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None
+
+
+# Files ---------------------------------------------------------------------------------------------------------------------
+
+
+def write_tables(tables: Tables, folder: Path) -> list[Path]:
+    """Writes all tables as CSV and JSON into `<folder>/explain` and returns the files.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True, mode=0o700)
+    written = []
+    for name, table in tables.tables.items():
+        write_text(target / f"{name}.csv", table.as_csv())
+        write_json(target / f"{name}.json", table.as_json())
+        written += [target / f"{name}.csv", target / f"{name}.json"]
+    plain = {field.name: getattr(tables, field.name) for field in dataclasses.fields(tables) if field.name != "tables"}
+    index = {
+        "schema": SCHEMA,
+        "tables": list(tables.tables),
+        **plain,
+        "skew": dataclasses.asdict(tables.skew) if tables.skew else None,
+        "timeline": [dataclasses.asdict(each) for each in tables.timeline],
+    }
+    write_json(target / INDEX, index)
+    return [*written, target / INDEX]
+
+
+def read_tables(folder: Path) -> Tables:
+    """Returns the tables that `write_tables` wrote; one that cannot be read is absent.
+
+    Raises:
+        OSError: nothing was written there, or it cannot be read.
+        ValueError: the index is not one.
+    """
+    target = folder / FOLDER
+    index = read_json(target / INDEX)
+    if not isinstance(index, Mapping) or index.get("schema") != SCHEMA:
+        raise ValueError(f"{target / INDEX}: not the index of an explanation's tables, or of another version")
+    try:
+        found = _from_index(index)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{target / INDEX}: {error}") from None
+    for name in index["tables"]:
+        try:
+            found.tables[name] = Table(**read_json(target / f"{Path(name).name}.json"))
+        except (OSError, ValueError, TypeError) as error:
+            found.absent[name] = f"{name}.json cannot be read: {error}"
+    return found
+
+
+def _from_index(index: Mapping[str, Any]) -> Tables:
+    return Tables(
+        absent=dict(index["absent"]),
+        skew=Skew(**index["skew"]) if index["skew"] else None,
+        timeline=[Rectangle(**each) for each in index["timeline"]],
+        timeline_rank=index["timeline_rank"],
+        distortion={int(rank): ratio for rank, ratio in index["distortion"].items()},
+        traces={int(rank): path for rank, path in index["traces"].items()},
+        other_parts={int(rank): [(place, s) for place, s in parts] for rank, parts in index["other_parts"].items()},
+    )

@@ -1,0 +1,135 @@
+"""Picks what a drawing of one step shows: a few hundred rectangles in lanes, instead of all events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.explain.breakdown import WIDTHS, kernel_widths
+from autotune.explain.host import Host
+from autotune.explain.names import COLLECTIVE, RANGE, copy_kind, operator_kind, phase_of_range
+from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, Trace
+from autotune.plain_text import one_line
+
+MAX_RECTANGLES = 400
+MERGED_FRAC = 0.001  # rectangles of one category that are closer than this part of the step become one
+MAX_NAME_CHARS = 100
+PHASES, TRAINING, AUTOGRAD, STREAM = "phases", "training thread", "autograd thread", "stream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rectangle:
+    """One rectangle.
+
+    Attributes:
+        lane: "phases", "training thread", "autograd thread 1", "stream 7", ...
+        name: of what it shows; of the longest if it shows several.
+        start_s: since the step's begin.
+        seconds: its length.
+        category: as in the breakdown, for the device; kind of operator or phase for the host.
+        count: events that it shows.
+    """
+
+    lane: str
+    name: str
+    start_s: float
+    seconds: float
+    category: str
+    count: int = 1
+
+
+def timeline(trace: Trace, host: Host, step: int | None = None) -> list[Rectangle]:
+    """Returns the rectangles of one step, by lane and start; [] if the trace has no steps.
+
+    Args:
+        trace: of one rank.
+        host: its host events.
+        step: number of the step in the trace; that of median length by default.
+    """
+    windows = trace.steps()
+    if not len(windows):
+        return []
+    lengths = windows[:, 1] - windows[:, 0]
+    number = int(np.argsort(lengths, kind="stable")[len(lengths) // 2]) if step is None else step
+    start, end = windows[number].tolist()
+    lanes: dict[str, list[Rectangle]] = {}
+    for each in (*_phases(trace), *_operators(trace, host), *_device(trace, host)):
+        cut_start, cut_end = max(each.start_s, start), min(each.start_s + each.seconds, end)
+        if cut_end > cut_start:
+            shown = Rectangle(
+                lane=each.lane, name=each.name, start_s=cut_start - start, seconds=cut_end - cut_start, category=each.category
+            )
+            lanes.setdefault(each.lane, []).append(shown)
+    merged = [each for lane in lanes.values() for each in _merged(lane, MERGED_FRAC * (end - start))]
+    merged.sort(key=lambda each: -each.seconds)
+    order = list(lanes)
+    return sorted(merged[:MAX_RECTANGLES], key=lambda each: (order.index(each.lane), each.start_s))
+
+
+def _phases(trace: Trace) -> Iterator[Rectangle]:
+    chosen = (
+        trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread) & trace.is_named(lambda name: phase_of_range(name) >= 0)
+    )
+    for event in np.flatnonzero(chosen).tolist():
+        name = trace.texts[trace.names[event]]
+        if name.startswith(RANGE):
+            yield _rectangle(trace, event, PHASES, name.removeprefix(RANGE))
+
+
+def _operators(trace: Trace, host: Host) -> Iterator[Rectangle]:
+    """Yields the outermost operators of the training thread and of autograd's."""
+    events, parents = host.nesting.chosen, host.nesting.parents
+    is_operator = trace.categories[events] == OPERATOR
+    is_outermost = is_operator & ((parents < 0) | ~is_operator[parents])
+    threads = {trace.main_thread: TRAINING}
+    threads |= {thread: f"{AUTOGRAD} {number}" for number, thread in enumerate(trace.autograd_threads(), start=1)}
+    for event in events[is_outermost & np.isin(trace.threads[events], list(threads))].tolist():
+        yield _rectangle(trace, event, threads[int(trace.threads[event])], operator_kind(trace.texts[trace.names[event]]))
+
+
+def _device(trace: Trace, host: Host) -> Iterator[Rectangle]:
+    widths = kernel_widths(trace, host) if trace.has_device else None
+    for event in np.flatnonzero(trace.is_of(*DEVICE)).tolist():
+        name = trace.texts[trace.names[event]]
+        if trace.categories[event] == KERNEL and widths is not None:
+            category = "exposed_collective" if COLLECTIVE.search(name) else WIDTHS[int(widths[event])]
+        else:
+            category = copy_kind(name) if trace.categories[event] == COPY else "d2d"
+        yield _rectangle(trace, event, f"{STREAM} {trace.lanes[trace.threads[event]][1]}", category)
+
+
+def _rectangle(trace: Trace, event: int, lane: str, category: str) -> Rectangle:
+    start, end = float(trace.starts_s[event]), float(trace.ends_s[event])
+    name = one_line(trace.texts[trace.names[event]].removeprefix(RANGE), MAX_NAME_CHARS)
+    return Rectangle(lane=lane, name=name, start_s=start, seconds=end - start, category=category)
+
+
+def _merged(lane: Iterable[Rectangle], gap_s: float) -> Iterator[Rectangle]:
+    """Yields a lane's rectangles, neighbours of one category as one, named after the longest of them."""
+    group: list[Rectangle] = []
+    for each in sorted(lane, key=lambda rectangle: rectangle.start_s):
+        if group and (each.category != group[0].category or each.start_s > _end(group) + gap_s):
+            yield _as_one(group)
+            group = []
+        group.append(each)
+    if group:
+        yield _as_one(group)
+
+
+def _end(group: list[Rectangle]) -> float:
+    return group[-1].start_s + group[-1].seconds
+
+
+def _as_one(group: list[Rectangle]) -> Rectangle:
+    longest = max(group, key=lambda each: each.seconds)
+    end = max(each.start_s + each.seconds for each in group)
+    return Rectangle(
+        lane=group[0].lane,
+        name=longest.name,
+        start_s=group[0].start_s,
+        seconds=end - group[0].start_s,
+        category=group[0].category,
+        count=len(group),
+    )
