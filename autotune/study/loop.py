@@ -30,6 +30,7 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier import Earlier, read_earlier
+from autotune.study.explaining import Explaining, planned_s
 from autotune.study.inheritance import earlier_noise, inherit, why_nothing
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
@@ -129,6 +130,7 @@ class _Study:
         self._finals: Finals | Verification | None = None
         self._attributor = Attributor(self._session)
         self._tiers = TierFinals(self._session)
+        self._explaining = Explaining(self._session, folder.read_explanation() if earlier else None)
 
     def run(self) -> Summary:
         if self._earlier:
@@ -167,6 +169,7 @@ class _Study:
             self._decision = self._finals.run()
             if not self._inputs.verify:
                 self._confirm_others(self._decision)
+                self._explain()
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
@@ -180,6 +183,12 @@ class _Study:
                 self._tiers.run(decision.finalist)
             if len(self._session.runner.goal.names) > 1:
                 confirm_front(self._session, set(decision.values))
+
+    def _explain(self) -> None:
+        """Explains best and baseline. The verdict stands by then, whatever becomes of the passes or an interrupt of them."""
+        if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
+            with contextlib.suppress(Ending, KeyboardInterrupt):
+                self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
 
     def _open(self) -> Tracking | None:
         if self._earlier:
@@ -219,35 +228,43 @@ class _Study:
         if first is None:
             first = self._measured_baseline()
         record = session.baseline
-        self._executable = first.facts.get("executable")
-        session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
-        session.target = first.target
-        session.runner.program = dict(first.facts)
-        session.runner.warm.learn(first)
-        session.runner.learn_leaving(record)
-        session.runner.baseline_losses = record.losses
-        session.runner.cycle = cycle(first)
-        session.learn_excuses()
-        session.space = _resolved(self._inputs, first)
+        space = self._learn(first)
         if earlier is None or earlier.first is None:
-            self._name_dropped(session.space.dropped)
-        session.costs = Costs({key: knob(key).start_costs for _, key, _ in session.space.costly()})
-        for searched in session.searched:
-            session.costs.learn(searched)
-        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
-        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+            self._name_dropped(space.dropped)
         session.runner.goal.check_baseline(record)
-        session.about = about(self._inputs, self._folder, session.about, space=session.space, first=first)
+        session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = session.space.baseline  # only now is it known what the program sets by itself
+        record.knobs = space.baseline  # only now is it known what the program sets by itself
         self._take_over()
         self._budget.reserve(record)
+        if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
+            self._budget.reserve_passes(planned_s(record))
         self._folder.write_trial(record)
         self._folder.write_study(session.about)
         self._write("running")
         self._listener.started(session.about)
         if not (self._inputs.is_recording or self._inputs.verify):
             self._listener.planned(session.outlook())
+
+    def _learn(self, first: RankResult) -> ResolvedSpace:
+        """Tells the session what the baseline found out, and returns the space that follows from it."""
+        session = self._session
+        self._executable = first.facts.get("executable")
+        session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
+        session.target = first.target
+        session.runner.program = dict(first.facts)
+        session.runner.warm.learn(first)
+        session.runner.learn_leaving(session.baseline)
+        session.runner.baseline_losses = session.baseline.losses
+        session.runner.cycle = cycle(first)
+        session.learn_excuses()
+        session.space = space = _resolved(self._inputs, first)
+        session.costs = Costs({key: knob(key).start_costs for _, key, _ in space.costly()})
+        for searched in session.searched:
+            session.costs.learn(searched)
+        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
+        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+        return space
 
     def _take_over(self) -> None:
         """Takes over results of earlier studies before the search begins; a resumed study keeps those it took over first."""
@@ -291,6 +308,7 @@ class _Study:
             decision=self._decision,
             attribution=self._attributor.found,
             tiers=self._tiers.decisions,
+            explanation=self._explaining.document,
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
