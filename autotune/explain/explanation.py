@@ -50,6 +50,22 @@ def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Ch
     return {**document, "explained": [*kept, dict(added)], **_counted([*old, *new]), "skipped": ""}
 
 
+def with_check(document: Document, check: Check) -> Document:
+    """Returns a document with a check of a finding; the finding keeps it."""
+    new = check.as_json()
+    explained = [_noted(one, new) if one["trial"] == check.trial else one for one in document["explained"]]
+    old = [one for one in document["checks"] if _key(one) != _key(new)]
+    return {**document, "explained": explained, **_counted([*old, new])}
+
+
+def _noted(one: dict[str, Any], check: dict[str, Any]) -> dict[str, Any]:
+    place = (check["cause"], check["where"])
+    findings = [
+        {**finding, "check": check} if (finding["cause"], finding["where"]) == place else finding for finding in one["findings"]
+    ]
+    return {**one, "findings": findings}
+
+
 def _counted(checks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"checks": checks, "accuracy": accuracy(checks)}
 

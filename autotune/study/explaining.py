@@ -8,26 +8,30 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.config.command import CommandTemplate
+from autotune.errors import BadInput
 from autotune.explain import checks, explanation
 from autotune.explain.evidence import Evidence
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
-from autotune.explain.gains import LEAST_GAIN
+from autotune.explain.gains import LEAST_GAIN, Gain
 from autotune.explain.reading import Documents, read
 from autotune.explain.trials import configuration_with, effects, noise_known
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve
 from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
+from autotune.wording import command_text
 
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # of a pass itself, at most for programs of fast steps
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # the same for slow steps
+MAX_SHOWN = 12  # trials named in a message
 MAX_CHECKS = 3  # findings of one trial that are tried
 SIDES = ("with the remedy", "as it was")
 ORDER = (True, False, False, True)  # whether the remedy is measured, ABBA: a drift of the machine affects both alike
@@ -52,6 +56,36 @@ class Wanted:
     fixed: CommandTemplate | None = None
     finding: int = 1
     pairs: int = 2
+
+
+def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
+    """Returns the trial to explain, and its role in the study.
+
+    Args:
+        number: of the trial; None for the best.
+        records: trials of the study.
+        summary: of the study.
+        study: its name.
+
+    Raises:
+        BadInput: there is no such trial, or it has no measurement; names those that can be explained.
+    """
+    best = (summary.get("best") or {}).get("trial", 0)
+    able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
+    number = best if number is None else number
+    if number in able:
+        roles = {0: explanation.BASELINE, best: explanation.BEST}
+        return able[number], roles.get(number, explanation.ASKED)
+    there = {one.number: one for one in records}
+    shown = ", ".join(map(str, list(able)[:MAX_SHOWN])) + (" and others" if len(able) > MAX_SHOWN else "")
+    can = f"Can be explained: {shown}." if able else "None of its trials can be explained."
+    if number not in there:
+        raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
+    one = there[number]
+    if one.repeats is not None and one.repeats in able:
+        raise BadInput(f"--trial: a {one.kind} trial of {one.repeats}, got {number}. Explain that: --trial {one.repeats}.")
+    reason = f" ({one.reason})" if one.reason else ""
+    raise BadInput(f"--trial: it has no measurement, it ended as {one.outcome}{reason}, got {number}. {can}")
 
 
 def pass_s(record: TrialRecord, which: str) -> float:
@@ -118,6 +152,9 @@ class Explaining:
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
         """Runs the wanted passes of a trial that were not run yet, explains it, and tries what it finds."""
         session, before = self._session, self._passes(record)
+        if wanted.fixed:
+            self._compare(wanted.fixed, wanted, record)
+            return
         ends_s = session.inputs.clock.monotonic() + wanted.minutes * 60
         for which in wanted.passes:
             if which not in before or before[which].outcome is not Outcome.ok:
@@ -211,6 +248,38 @@ class Explaining:
             return made.score if made.outcome.may_win else None
         return None
 
+    def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
+        """Measures another program and the study's own in turn, and compares with what a finding predicted.
+
+        Raises:
+            BadInput: the trial was not explained, or there is no such finding of it.
+        """
+        session = self._session
+        finding = _chosen(explanation.entry_of(self.document, record.number), wanted, session.folder.name)
+        inputs = replace(session.inputs, command=fixed)
+        other = replace(session, runner=session.runner.with_inputs(inputs))
+        remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
+        number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
+        pairs: list[tuple[float, float]] = []
+        for index in range((wanted.pairs + 1) // 2):
+            scores = []
+            for is_new in ORDER:
+                why = f"{finding.cause}: {'the fixed program' if is_new else 'the program as it was'}"
+                made = (other if is_new else session).measure_check(
+                    record, record.knobs, cause=f"fixed: {finding.cause}", round_number=number + index, why=why, ends_s=None
+                )
+                if is_new and not made.outcome.may_win:
+                    raise BadInput(f"COMMAND: it could not be measured, got {made.outcome}: {made.reason}.")
+                scores.append(made.score if made.outcome.may_win else None)
+            pairs += _paired(scores)
+        if not pairs:
+            raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
+        news, olds = zip(*pairs, strict=True)
+        gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
+        made_check = checks.check_of(finding, gain, trial=record.number, how=checks.FIXED, remedy=remedy, num_pairs=len(pairs))
+        self.document = explanation.with_check(self.document or explanation.empty(), made_check)
+        session.folder.write_explanation(self.document)
+
     def _pairs_before(self, record: TrialRecord, finding: Finding, changed: Knobs) -> list[tuple[float, float]]:
         """Returns the pairs that an earlier run of the study measured for the same finding."""
         new = self._session.resolved.changed(changed)
@@ -235,6 +304,22 @@ def _paired(scores: Sequence[float | None]) -> list[tuple[float, float]]:
         if one and other and math.isfinite(one) and math.isfinite(other):
             pairs.append((one, other) if ORDER[index] else (other, one))
     return pairs
+
+
+def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
+    """Returns the finding that a fixed program is to confirm.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if entry is None:
+        raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
+    if not 1 <= wanted.finding <= len(entry["findings"]):
+        there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
+        raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
+    finding = Finding.from_json(entry["findings"][wanted.finding - 1])
+    was = (finding.check or {}).get("predicted")
+    return replace(finding, gain=Gain.from_json(was)) if was else finding
 
 
 def _failed(name: str, record: TrialRecord) -> str:

@@ -30,11 +30,11 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier import Earlier, read_earlier
-from autotune.study.explaining import Explaining, planned_s
+from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
 from autotune.study.inheritance import earlier_noise, inherit, why_nothing
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
-from autotune.study.summary import Standing, summarise
+from autotune.study.summary import Standing, summarise, trial_entry
 from autotune.trackers.sync import incomplete
 from autotune.trials.budget import Budget, Costs
 from autotune.trials.events import Listener, Masked, Tracking
@@ -85,6 +85,24 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
         BadInput: also if machine or program differ from those of the earlier trials; names the differences.
     """
     return _run(inputs, folder, listener, is_new=False)
+
+
+def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
+    """Explains a trial of a study that has ended, and returns the study's summary, which is else as it was.
+
+    Args:
+        inputs: the inputs of the study, without a budget.
+        folder: the study's folder.
+        listener: receives events and notices.
+        wanted: what to explain.
+
+    Raises:
+        BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.
+        KeyboardInterrupt: the user stopped it; what was found until then is on disk.
+    """
+    folder.mask = inputs.secrets.message
+    with folder.claimed(), Interrupts(listener.notice) as interrupts:
+        return _Study(inputs, folder, Masked(listener, inputs.secrets), interrupts, read_earlier(folder)).explain(wanted)
 
 
 def _run(inputs: StudyInputs, folder: StudyFolder, told: Listener, *, is_new: bool) -> Summary:
@@ -190,6 +208,39 @@ class _Study:
             with contextlib.suppress(Ending, KeyboardInterrupt):
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
 
+    def explain(self, wanted: Wanted) -> Summary:
+        """Explains a trial of a study that has ended."""
+        session, first = self._session, self._earlier.first if self._earlier else None
+        if first is None:
+            raise BadInput(f"STUDY: its baseline was not measured, got {self._folder.name!r}. Nothing can be explained before.")
+        self._check_identity(session.about.identity, "explained")
+        self._learn(first)
+        summary = self._folder.current_summary()
+        record, role = explainable(wanted.trial, session.records, summary, self._folder.name)
+        session.after_trial = lambda: self._amend(summary)
+        try:
+            self._explaining.run_asked(wanted, record, role)
+        except Ending as ending:
+            if str(ending):  # the program was edited, or the device is at fault
+                raise BadInput(f"STUDY: {ending}.") from None
+            raise KeyboardInterrupt from None
+        finally:
+            self._amend(summary)
+            self._inputs.launcher.close()
+            session.runner.close()
+        tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
+        if tracking and (why := self._drain(tracking)):
+            self._listener.notice(incomplete(self._folder, why))
+        return summary
+
+    def _amend(self, summary: Summary) -> None:
+        """Adds passes, checks and the explanation to a summary, and leaves the rest of it as it is."""
+        summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
+        summary["explanation"] = self._explaining.document
+        self._folder.write_summary(summary)
+        if summary["best"]:
+            self._folder.write_best(export(summary, "yaml", None))
+
     def _open(self) -> Tracking | None:
         if self._earlier:
             self._folder.tidy()
@@ -210,14 +261,14 @@ class _Study:
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
             return None
 
-    def _check_identity(self, now: dict[str, Any]) -> None:
+    def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
         """Checks that machine, program and space are those of the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be resumed here and now, its trials could not stand beside new ones: "
+                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, its trials could not stand beside new ones: "
                 f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
             )
 

@@ -119,7 +119,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "files": _files(everything),
         "explanation": standing.explanation,
         "cycles": _cycles(records),
-        "trials": [_trial(record) for record in everything],
+        "trials": [trial_entry(record) for record in everything],
     }
 
 
@@ -403,5 +403,6 @@ def _cycles(records: list[TrialRecord]) -> str | None:
     return cycles_text(records[0].metrics) or None if records else None
 
 
-def _trial(record: TrialRecord) -> dict[str, Any]:
+def trial_entry(record: TrialRecord) -> dict[str, Any]:
+    """Returns a trial's entry in a summary."""
     return {name: getattr(record, name) for name in _TRIAL_FIELDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -165,6 +166,12 @@ class TrialRunner:
         # Last, when the numbers are final.
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self._keep(finished)
+
+    def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
+        """Returns a runner of another program that knows what this one has learned."""
+        other = copy.copy(self)
+        other._inputs = inputs
+        return other
 
     def close(self) -> None:
         """Releases the monitors of the machine."""

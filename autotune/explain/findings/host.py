@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.findings.pipeline import is_behind
 from autotune.explain.gains import Saved, gain_of
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work, is_torch, named, place_of
 from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
@@ -129,8 +130,9 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
         return Saved(low=0.0, mid=min(seconds, idle_s), high=min(most, idle_s))
-    rest_s = evidence.wait_s if evidence.num_workers and evidence.wait_s > 0.1 * evidence.step_s else 0.0
-    if rest_s:  # the loader is behind: less work in the training thread is more waiting, but for the cores it frees
+    if evidence.num_workers and is_behind(
+        evidence
+    ):  # the loader is behind: less work in the training thread is more waiting, but for the cores it frees
         shared = 0.5 if evidence.is_shared else 0.0
         return Saved(low=0.0, mid=shared * seconds, high=most)
     return Saved(low=least, mid=seconds, high=most)

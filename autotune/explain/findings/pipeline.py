@@ -19,7 +19,8 @@ DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation",
 WORKERS = "too few workers"
 NUM_WORKERS = "loader.num_workers"
 BLOCKED_FRAC = 0.5  # of a stage's seconds: it waits for storage rather than computes
-WAITS_FRAC = 0.05  # of a step: the loader is behind
+WAITS_FRAC = 0.05  # of a step that waits for input: less is not worth a look
+BEHIND_FRAC = 0.75  # of a step in which the workers make its samples: the loader may set the pace
 ENOUGH = 1.1  # times the work per step that workers should be able to do
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
@@ -74,6 +75,22 @@ def stages(evidence: Evidence) -> list[Stage]:
 def service_s(evidence: Evidence) -> float:
     """Returns the seconds that making one sample takes."""
     return math.fsum(stage.seconds for stage in stages(evidence))
+
+
+def supply_s(evidence: Evidence) -> float:
+    """Returns the seconds in which the workers make a step's samples, were the step to wait for nothing else."""
+    rate = evidence.record.loader_rate
+    ranks = max(1, len(evidence.lines))
+    samples = evidence.first.samples / max(1, evidence.first.steps)
+    by_rate_s = samples * ranks / rate if rate else 0.0
+    return max(by_rate_s, service_s(evidence) * evidence.batch / max(1, evidence.num_workers))
+
+
+def is_behind(evidence: Evidence) -> bool:
+    """Returns whether the step waits because the loader is slow, and not just while it takes a finished batch."""
+    if evidence.wait_s < WAITS_FRAC * evidence.step_s:
+        return False
+    return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
 
 
 def _blocked_s(stage: Stage) -> float:
@@ -174,7 +191,7 @@ def gain_without(evidence: Evidence, *, wall_s: float, cpu_s: float) -> Gain:
         return gain_of(step_s, Saved(low=0.8 * seconds, mid=seconds, high=1.25 * seconds), "floor")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
     busy_s = max(step_s - wait_s, 0.0)
-    if wait_s < WAITS_FRAC * step_s:
+    if not is_behind(evidence):
         return gain_of(step_s, Saved(low=0.0, mid=0.6 * freed_s, high=1.2 * freed_s), "predicted")
     work_s = max(service_s(evidence) * evidence.batch, wall_s)
     loader_s = step_s * (1 - wall_s / work_s)  # the loader sets the pace now
@@ -185,7 +202,7 @@ def gain_without(evidence: Evidence, *, wall_s: float, cpu_s: float) -> Gain:
 
 def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if more loader workers would hide the input's time."""
-    if not evidence.lines or evidence.wait_s < WAITS_FRAC * evidence.step_s:
+    if not evidence.lines or not is_behind(evidence):
         return
     have, wanted = evidence.num_workers, _wanted(evidence)
     if wanted is None:
