@@ -12,6 +12,7 @@ from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.records import KnobValue, TrialRecord
 
+GENERATED = "torchinductor_"  # in the path of code that torch.compile wrote
 Effect = Callable[[str, KnobValue], Gain | None]
 
 
@@ -105,7 +106,7 @@ class Evidence:
 
     def own_lines(self, where: str = MAIN) -> list[Line]:
         """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""
-        found = [line for line in self.first.lines if line.is_own and line.where == where]
+        found = [line for line in self.first.lines if line.is_own and line.where == where and GENERATED not in line.file]
         return sorted(found, key=lambda line: -line.self_s)
 
     def value(self, knob: str) -> KnobValue | None:

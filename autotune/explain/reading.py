@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune.explain.evidence import Operations
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Compiled, Line, Lines, Memory, Site, Stage, Traced
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -22,12 +23,14 @@ class Documents:
 
     Attributes:
         lines, traced, memory: documents of a pass; [] if it did not run or nothing of it can be read.
+        operations: what the traces say of operators; [] without a trace.
         notes: what is missing, and why; what the passes could not find out.
     """
 
     lines: list[Lines] = dataclasses.field(default_factory=list)
     traced: list[Traced] = dataclasses.field(default_factory=list)
     memory: list[Memory] = dataclasses.field(default_factory=list)
+    operations: list[Operations] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 

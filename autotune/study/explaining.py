@@ -18,6 +18,7 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.explain.operations import tables
 from autotune.explain.reading import Documents, read
 from autotune.explain.trials import configuration_with, effects, noise_known
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
@@ -188,8 +189,12 @@ class Explaining:
         return explanation.passes_of(record.number, self._session.records)
 
     def _documents(self, record: TrialRecord) -> Documents:
-        ran = {name: one for name, one in self._passes(record).items() if one.outcome is Outcome.ok}
-        return read({name: self._session.folder.trial_path(one.number) for name, one in ran.items()})
+        session, ran = self._session, [one for one in self._passes(record).values() if one.outcome is Outcome.ok]
+        folders = {one.origin: session.folder.trial_path(one.number) for one in ran}
+        documents = read(folders)
+        if TRACE in folders:
+            documents.operations = tables(list(folders.values()), folders[TRACE], session.inputs.secrets.message)
+        return documents
 
     def _evidence(self, record: TrialRecord, documents: Documents) -> Evidence:
         session = self._session
@@ -204,6 +209,7 @@ class Explaining:
             lines=documents.lines,
             traced=documents.traced,
             memory=documents.memory,
+            operations=documents.operations,
             domains={key: domain.values for key, domain in space.domains.items()},
             effect=effects(record, session.records, session.resolved, noise),
         )
