@@ -90,6 +90,8 @@ class Kind(enum.StrEnum):
     attribution = "attribution"
     final = "final"
     parity = "parity"
+    explain = "explain"  # a pass that observes; it never has a value
+    check = "check"  # one of a pair that tries a finding's remedy; it counts for nothing else
 
 
 @dataclass(kw_only=True)
@@ -134,15 +136,15 @@ class TrialRecord:
     Attributes:
         number: its place in the study and its folder's name; 0 is the baseline.
         kind: why it was run.
-        repeats: number of the trial whose configuration is measured again, or whose losses are checked (kind parity); None if
-            this is the configuration's first measurement.
+        repeats: number of the trial whose configuration is measured again, explained or changed (kind check), or whose losses
+            are checked (kind parity); None for a first measurement.
         round: round of the finals or of the attribution it belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; "" for the baseline and the
-            finals.
+            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; the pass of a trial that
+            explains; the cause that a check tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -432,6 +434,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
 #            "unguarded": [{"path", "why"}]},
 #  "placeholders", "detected": as in StudyRecord,
+#  "explanation": explain/explanation.py's document | null before any pass has run,
 #  "cycles": a sentence about the cycles that steps come in | null,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",

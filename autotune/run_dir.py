@@ -193,6 +193,23 @@ class StudyFolder:
             return {**summary, "status": "interrupted", "reason": CUT_OFF}
         return summary
 
+    @property
+    def explanation_file(self) -> Path:
+        """What explains the study, see explain/explanation.py."""
+        return self.path / "explanation.json"
+
+    def write_explanation(self, document: dict[str, Any]) -> None:
+        """Writes explanation.json."""
+        self._write(self.explanation_file, as_json(document))
+
+    def read_explanation(self) -> dict[str, Any] | None:
+        """Returns explanation.json; None if there is none, or it cannot be read: running the passes' rules again makes it."""
+        with contextlib.suppress(OSError, ValueError):
+            document = read_json(self.explanation_file)
+            is_one = isinstance(document, dict) and all(isinstance(document.get(key), list) for key in ("explained", "checks"))
+            return document if is_one else None
+        return None
+
     def write_best(self, text: str) -> None:
         """Writes the winner."""
         self._write(self.best_file, text)

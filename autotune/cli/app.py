@@ -33,6 +33,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 - `autotune run -- python train.py`: your own script, unmodified
 - `autotune resume STUDY`: continue a study, however it ended
 - `autotune show`: the latest study again
+- `autotune explain STUDY`: where its time goes, what a change would gain
 - `autotune export STUDY -o best.yaml`: the winner as a file
 - `autotune apply best.yaml -- python train.py`: train with it
 - `autotune verify best.yaml`: whether its speed-up still holds
@@ -167,17 +168,66 @@ def show(
     trial: Annotated[
         int | None, typer.Option("--trial", metavar="N", min=0, help="Show everything about this trial.", show_default=False)
     ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Show where the time goes, as far as it was explained.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show a study: its trials and its verdict; or one trial, completely."""
+    """Show a study: its trials and its verdict; or one trial, completely; or why it is as fast as it is."""
     from autotune.cli import show as implementation
+    from autotune.cli.explain import print_why
     from autotune.cli.trial import print_trial
 
     folder = implementation.chosen(runs_folder(runs_dir), study)
+    if why:
+        return print_why(folder, trial, as_json=as_json)
     if trial is not None:
         return print_trial(folder, trial, as_json=as_json)
     return implementation.print_study(folder, as_json=as_json)
+
+
+@app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
+def explain(
+    context: typer.Context,
+    study: AnyStudy = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", metavar="N", min=0, help="Explain this trial, not the best.", show_default=False)
+    ] = None,
+    passes: Annotated[
+        str, typer.Option("--passes", metavar="PASSES", help="What to look at: lines, trace, memory, with commas.")
+    ] = "lines,trace,memory",
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="M", min=0.0, help="Begin no check of a finding that would end later.")
+    ] = 1.0,
+    is_fixed: Annotated[
+        bool, typer.Option("--fixed", help="Measure the command after -- against the study's program, in turn.")
+    ] = False,
+    finding: Annotated[int, typer.Option("--finding", metavar="N", min=1, help="The finding that --fixed is about.")] = 1,
+    pairs: Annotated[int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Pairs that --fixed measures.")] = 4,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Explain a study's best trial: where its time goes, what a change would gain, and whether that was right.
+
+    Runs the program a few more times, with a look inside, and tries settings that it finds. The study's result stays as it is.
+
+        autotune explain resnet18
+        autotune explain resnet18 --trial 0 --passes lines
+        autotune explain resnet18 --fixed -- python train_fixed.py
+    """
+    from autotune.cli import explain as implementation
+
+    asked = implementation.Asked(
+        study=study,
+        trial=trial,
+        passes=passes,
+        minutes=minutes,
+        is_fixed=is_fixed,
+        finding=finding,
+        pairs=pairs,
+        command=context.obj,
+        runs=runs_folder(runs_dir),
+    )
+    return implementation.explain(asked, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)

@@ -170,7 +170,7 @@ class LiveView(View):
             return Text()
         _, kind, knobs, why = self._now
         what = "the program, unchanged" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
-        if kind is Kind.parity:
+        if kind in (Kind.parity, Kind.explain, Kind.check):
             return Text(why)
         return Text.assemble(
             f"{kind.value}: " if kind in (Kind.attribution, Kind.final) else "", what, (f"  {why}" if why else "", "quiet")

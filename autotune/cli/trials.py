@@ -166,4 +166,6 @@ def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool
         words = f"attribution: {trial.get('why') or words}"
     elif kind == Kind.parity:
         words = f"losses of {changes_phrase(changed)}" if changed else "losses of the baseline"
+    elif kind in (Kind.explain, Kind.check):
+        words = f"{kind}: {trial.get('why') or words}"
     return Text(words, style="name" if is_best else "default")

@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
+from autotune.explained import why_lines
 from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, ratio_interval_text, ratio_text, seconds_text
@@ -61,6 +62,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
             _tiers(summary),
             _front(summary),
             _diagnosis(summary),
+            _why(summary),
             _rest(summary, path),
         ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
@@ -240,6 +242,12 @@ def _diagnosis(summary: Summary) -> Group | None:
     return Group(Text("diagnosis"), *found) if found else None
 
 
+def _why(summary: Summary) -> Group | None:
+    said = why_lines(summary)
+    lines = (Padding(Text(line), (0, 0, 0, 2)) for line in said)
+    return Group(Text("what still costs time"), *lines) if said else None
+
+
 def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
@@ -329,6 +337,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"reason  {reason}")
     said += [f"note  {line}" for line in objective_lines(summary)]
     said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
+    said += [f"why  {line}" for line in why_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:

@@ -45,7 +45,7 @@ def estimated(
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side.
     """
-    able = [one for one in records if one.score and one.outcome.may_win and one.kind is not Kind.parity]
+    able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
     for one in able:
         logs.setdefault(configuration_key(one.changed), []).append(math.log(one.score or 1.0))

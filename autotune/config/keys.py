@@ -46,7 +46,7 @@ GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "search_space", "tiers", "program.python", "study.name",
 )  # fmt: skip
-_SURROUNDING_GROUPS = ("study.budget.", "search.", "tracker.", "record.")
+_SURROUNDING_GROUPS = ("study.budget.", "search.", "tracker.", "record.", "explain.")
 
 
 def is_setting(key: str) -> bool:

@@ -311,6 +311,18 @@ class RecordOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class ExplainOptions:
+    """Whether a study explains its result.
+
+    Attributes:
+        auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
+            It takes a tenth of the study's time at most; `autotune explain` does it at any later time.
+    """
+
+    auto: bool = True
+
+
+@dataclass(kw_only=True, slots=True)
 class ProgramOptions:
     """How a recipe's program is run.
 
@@ -355,6 +367,7 @@ class StudyConfig:
         runs_dir: folder of the studies.
         measure: how long to measure and to wait.
         parity: what a configuration that computes differently must show.
+        explain: whether a study explains its result.
         program: how a recipe's program is run.
         record: how much `autotune record` measures.
         provenance: origin of an exported file; not a setting.
@@ -389,6 +402,7 @@ class StudyConfig:
     runs_dir: str = "runs"
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     parity: ParityOptions = field(default_factory=ParityOptions)
+    explain: ExplainOptions = field(default_factory=ExplainOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     record: RecordOptions = field(default_factory=RecordOptions)
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Makes tables from what the passes of `autotune explain` wrote: where the time of a step goes, and where the memory goes.
+"""Explains where a program's time goes, what a change would gain, and whether that was right.
 
-The tuner's side: no torch. A table that cannot be made is absent with a reason, never zero.
+The tuner's side of the passes: no torch. A table that cannot be made is absent with a reason, never zero.
 """

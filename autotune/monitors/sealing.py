@@ -30,7 +30,7 @@ def seal(folder: Path, secrets: Secrets) -> None:
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         _rewrite(folder / name, secrets.text)
         _rewrite(folder / first_attempt(name), secrets.text)
-    for file in folder.glob("result.rank*"):
+    for file in (*folder.glob("result.rank*"), *folder.glob("explained.*")):
         if file.suffix == ".tmp":
             file.unlink(missing_ok=True)
         else:

@@ -167,7 +167,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
         OmegaConf.update(raw, key, value, merge=True)
     config = typed(raw)
     config.objective = THROUGHPUT
-    config.launch.warm = FRESH  # as it was recorded
+    config.launch.warm, config.explain.auto = FRESH, False  # as it was recorded
     config.train.global_batch = table.settings.get("train.global_batch")
     return config
 

@@ -1,8 +1,9 @@
 """A study from its first trial to its verdict: baseline, search, finals, summary."""
 
 from autotune.clock import Clock
-from autotune.study.loop import resume_study, run_study
+from autotune.study.explaining import Wanted
+from autotune.study.loop import explain_study, resume_study, run_study
 from autotune.trials.events import Listener, Tracking
 from autotune.trials.inputs import StudyInputs
 
-__all__ = ["Clock", "Listener", "StudyInputs", "Tracking", "resume_study", "run_study"]
+__all__ = ["Clock", "Listener", "StudyInputs", "Tracking", "Wanted", "explain_study", "resume_study", "run_study"]

@@ -30,10 +30,11 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier import Earlier, read_earlier
+from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
 from autotune.study.inheritance import earlier_noise, inherit, why_nothing
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
-from autotune.study.summary import Standing, summarise
+from autotune.study.summary import Standing, summarise, trial_entry
 from autotune.trackers.sync import incomplete
 from autotune.trials.budget import Budget, Costs
 from autotune.trials.events import Listener, Masked, Tracking
@@ -86,6 +87,24 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
     return _run(inputs, folder, listener, is_new=False)
 
 
+def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
+    """Explains a trial of a study that has ended, and returns the study's summary, otherwise unchanged.
+
+    Args:
+        inputs: the inputs of the study, without a budget.
+        folder: the study's folder.
+        listener: receives events and notices.
+        wanted: what to explain.
+
+    Raises:
+        BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.
+        KeyboardInterrupt: the user stopped it; what was found until then is on disk.
+    """
+    folder.mask = inputs.secrets.message
+    with folder.claimed(), Interrupts(listener.notice) as interrupts:
+        return _Study(inputs, folder, Masked(listener, inputs.secrets), interrupts, read_earlier(folder)).explain(wanted)
+
+
 def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new: bool) -> Summary:
     folder.mask, listener = inputs.secrets.message, Masked(unmasked, inputs.secrets)
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
@@ -129,6 +148,7 @@ class _Study:
         self._finals: Finals | Verification | None = None
         self._attributor = Attributor(self._session)
         self._tiers = TierFinals(self._session)
+        self._explaining = Explaining(self._session, folder.read_explanation() if earlier else None)
 
     def run(self) -> Summary:
         if self._earlier:
@@ -167,6 +187,7 @@ class _Study:
             self._decision = self._finals.run()
             if not self._inputs.verify:
                 self._confirm_others(self._decision)
+                self._explain()
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
@@ -180,6 +201,45 @@ class _Study:
                 self._tiers.run(decision.finalist)
             if len(self._session.runner.goal.names) > 1:
                 confirm_front(self._session, set(decision.values))
+
+    def _explain(self) -> None:
+        """Explains best and baseline. The verdict stands by then, whatever becomes of the passes or an interrupt of them."""
+        if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
+            with contextlib.suppress(Ending, KeyboardInterrupt):
+                self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
+
+    def explain(self, wanted: Wanted) -> Summary:
+        """Explains a trial of a study that has ended."""
+        session, first = self._session, self._earlier.first if self._earlier else None
+        if first is None:
+            raise BadInput(f"STUDY: its baseline was not measured, got {self._folder.name!r}. Nothing can be explained before.")
+        self._check_identity(session.about.identity, "explained")
+        self._learn(first)
+        summary = self._folder.current_summary()
+        record, role = explainable(wanted.trial, session.records, summary, self._folder.name)
+        session.after_trial = lambda: self._amend(summary)
+        try:
+            self._explaining.run_asked(wanted, record, role)
+        except Ending as ending:
+            if str(ending):  # the program was edited, or the device is at fault
+                raise BadInput(f"STUDY: {ending}.") from None
+            raise KeyboardInterrupt from None
+        finally:
+            self._amend(summary)
+            self._inputs.launcher.close()
+            session.runner.close()
+        tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
+        if tracking and (why := self._drain(tracking)):
+            self._listener.notice(incomplete(self._folder, why))
+        return summary
+
+    def _amend(self, summary: Summary) -> None:
+        """Adds passes, checks and the explanation to a summary, and leaves the rest of it as it is."""
+        summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
+        summary["explanation"] = self._explaining.document
+        self._folder.write_summary(summary)
+        if summary["best"]:
+            self._folder.write_best(export(summary, "yaml", None))
 
     def _open(self) -> Tracking | None:
         if self._earlier:
@@ -201,14 +261,14 @@ class _Study:
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
             return None
 
-    def _check_identity(self, now: dict[str, Any]) -> None:
+    def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
         """Checks that machine, program and space are those of the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be resumed here and now, its trials cannot be compared with new ones: "
+                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, its trials cannot be compared with new ones: "
                 f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
             )
 
@@ -219,35 +279,43 @@ class _Study:
         if first is None:
             first = self._measured_baseline()
         record = session.baseline
-        self._executable = first.facts.get("executable")
-        session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
-        session.target = first.target
-        session.runner.program = dict(first.facts)
-        session.runner.warm.learn(first)
-        session.runner.learn_leaving(record)
-        session.runner.baseline_losses = record.losses
-        session.runner.cycle = cycle(first)
-        session.learn_excuses()
-        session.space = _resolved(self._inputs, first)
+        space = self._learn(first)
         if earlier is None or earlier.first is None:
-            self._name_dropped(session.space.dropped)
-        session.costs = Costs({key: knob(key).start_costs for _, key, _ in session.space.costly()})
-        for searched in session.searched:
-            session.costs.learn(searched)
-        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
-        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+            self._name_dropped(space.dropped)
         session.runner.goal.check_baseline(record)
-        session.about = about(self._inputs, self._folder, session.about, space=session.space, first=first)
+        session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = session.space.baseline  # only now is it known what the program sets by itself
+        record.knobs = space.baseline  # only now is it known what the program sets by itself
         self._take_over()
         self._budget.reserve(record)
+        if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
+            self._budget.reserve_passes(planned_s(record))
         self._folder.write_trial(record)
         self._folder.write_study(session.about)
         self._write("running")
         self._listener.started(session.about)
         if not (self._inputs.is_recording or self._inputs.verify):
             self._listener.planned(session.outlook())
+
+    def _learn(self, first: RankResult) -> ResolvedSpace:
+        """Tells the session what the baseline found out, and returns the space that follows from it."""
+        session = self._session
+        self._executable = first.facts.get("executable")
+        session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
+        session.target = first.target
+        session.runner.program = dict(first.facts)
+        session.runner.warm.learn(first)
+        session.runner.learn_leaving(session.baseline)
+        session.runner.baseline_losses = session.baseline.losses
+        session.runner.cycle = cycle(first)
+        session.learn_excuses()
+        session.space = space = _resolved(self._inputs, first)
+        session.costs = Costs({key: knob(key).start_costs for _, key, _ in space.costly()})
+        for searched in session.searched:
+            session.costs.learn(searched)
+        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
+        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+        return space
 
     def _take_over(self) -> None:
         """Takes over results of earlier studies before the search begins; a resumed study keeps what it took over first."""
@@ -291,6 +359,7 @@ class _Study:
             decision=self._decision,
             attribution=self._attributor.found,
             tiers=self._tiers.decisions,
+            explanation=self._explaining.document,
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))

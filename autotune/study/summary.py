@@ -46,6 +46,7 @@ class Standing:
         decision: result of the finals; None before they run.
         attribution: the effects of the chosen configuration's changes; None before the ablation.
         tiers: trial number of the best of a lower tier -> decision from measuring it again.
+        explanation: why it is as fast as it is, see explain/explanation.py; None before any pass has run.
     """
 
     status: str
@@ -54,6 +55,7 @@ class Standing:
     decision: Decision | None = None
     attribution: Attribution | None = None
     tiers: dict[int, Decision] = field(default_factory=dict)
+    explanation: dict[str, Any] | None = None
 
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
@@ -64,6 +66,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         records: finished trials, by number.
         standing: its state.
     """
+    everything, records = records, [one for one in records if one.kind not in (Kind.explain, Kind.check)]
     baseline = records[0] if records and records[0].outcome.has_value else None
     best = _best(records, baseline, standing)
     speedup = _speedup(baseline, best, records, standing)
@@ -113,9 +116,10 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "warm_start": about.warm_start,
         "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
         "recording": recorded(about, records) if about.recording else None,
-        "files": _files(records),
+        "files": _files(everything),
+        "explanation": standing.explanation,
         "cycles": _cycles(records),
-        "trials": [_trial(record) for record in records],
+        "trials": [trial_entry(record) for record in everything],
     }
 
 
@@ -399,5 +403,6 @@ def _cycles(records: list[TrialRecord]) -> str | None:
     return cycles_text(records[0].metrics) or None if records else None
 
 
-def _trial(record: TrialRecord) -> dict[str, Any]:
+def trial_entry(record: TrialRecord) -> dict[str, Any]:
+    """Returns a trial's entry in a summary."""
     return {name: getattr(record, name) for name in _TRIAL_FIELDS}

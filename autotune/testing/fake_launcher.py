@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.clock import Clock
+from autotune.harness.explain.documents import document_file
 from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 
+PASS_S = 5.0  # of a pass that explains
 NUM_BLOCKS = 40  # in a window: as many as two seconds hold
 
 DEFAULTS: Knobs = {
@@ -59,6 +61,7 @@ class Surface:
         facts: what the program's process reports about itself and its device.
         losses: called with (knobs, seed), seed None if not given; returns the losses of the first steps, [] if unseen.
         failures: called with (trial, knobs); returns how the trial fails, or None.
+        documents: called with (pass, knobs); returns what a trial that explains writes, [] for nothing.
     """
 
     gains: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class Surface:
     )
     losses: Callable[[Knobs, int | None], list[float | None]] = lambda _, __: []
     failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
+    documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
 
     def rate_per_s(self, knobs: Knobs) -> float:
         """Returns the true rate of a configuration, samples per second."""
@@ -227,7 +231,7 @@ class _FakeRunning(Running):
         self._start_s = surface.start_of_s(self._knobs) - self._spared_s
         is_measured, limit_per_s = launch.spec.mode == "measure", launch.spec.race_below_per_s
         self._is_raced = is_measured and limit_per_s is not None and self._rate() < limit_per_s
-        longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0
+        longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or (PASS_S if launch.spec.explain else 1.0)
         self._window_s = launch.spec.rules.race_min_s if self._is_raced else min(surface.window_s, longest_s)
         self._begun = launcher.clock.monotonic()
         opened_s = self._start_s + self._compile_s
@@ -319,6 +323,9 @@ class _FakeRunning(Running):
             result.loss = {"first": curve[0], "last": curve[-1], "is_finite": is_finite, "curve": curve}
         if failure and failure.error:
             result.status, result.error = "failed", failure.error
+        elif spec.mode == "explain":
+            for document in surface.documents(spec.explain, self._knobs):
+                write_json(str(self._launch.folder / document_file(spec.explain, document.rank)), document)
         elif spec.mode == "measure":
             self._measure(result, is_steady=not (failure and failure.is_unsteady))
         return result

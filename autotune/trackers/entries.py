@@ -102,6 +102,8 @@ def trial_name(trial: TrialRecord) -> str:
         return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     if trial.kind is Kind.parity:
         return _run_name(trial, f"losses of {changes_phrase(trial.changed, none='the baseline')}")
+    if trial.kind in (Kind.explain, Kind.check):
+        return _run_name(trial, f"{trial.kind}: {trial.why}")
     return _run_name(trial, changes_phrase(trial.changed))
 
 

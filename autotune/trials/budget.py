@@ -32,6 +32,7 @@ LARGE_FRAC = 0.25  # the same where the effect is large: confirming it is worth 
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # of the reserve may be used by a search trial that overruns
 MARGIN = 1.25  # times its expected duration that a search trial may take in any case
+EXPLAIN_MAX_FRAC = 0.1  # of the budget, for passes that explain the result
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: end the last processes, write the verdict, finish tracking
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
@@ -50,6 +51,7 @@ class Budget:
         max_trials: search trials; None for unlimited.
         reserved_s: part of `total_s` reserved for what follows the search.
         attribution_s: the attribution's part of `reserved_s`; the rest is for the finals.
+        explain_s: part of the budget kept for the passes that explain the result; 0 once they run.
         before_s: time that earlier runs of the study have used.
         started: `clock.monotonic()` when the command began, if that is known; otherwise when this run began.
     """
@@ -59,6 +61,7 @@ class Budget:
     max_trials: int | None = None
     reserved_s: float = 0.0
     attribution_s: float = 0.0
+    explain_s: float = 0.0
     before_s: float = 0.0
     started: float | None = None
 
@@ -73,7 +76,12 @@ class Budget:
     @property
     def left_s(self) -> float:
         """Wall time left for trials."""
-        return math.inf if self.total_s is None else self.total_s - closing_s(self.total_s) - self.spent_s
+        return math.inf if self.total_s is None else self.total_s - closing_s(self.total_s) - self.explain_s - self.spent_s
+
+    @property
+    def explain_max_s(self) -> float:
+        """Most wall time that explaining may take."""
+        return EXPLAIN_MAX_FRAC * (self.spent_s if self.total_s is None else self.total_s)
 
     @property
     def search_left_s(self) -> float:
@@ -103,6 +111,11 @@ class Budget:
         )
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
         self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
+
+    def reserve_passes(self, each_s: Sequence[float]) -> None:
+        """Reserves time for the passes that explain the result, `each_s` seconds each; none if not even the first fits."""
+        if self.total_s is not None and each_s and each_s[0] <= self.explain_max_s:
+            self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def keep_for(self, finals_s: float, *, is_large: bool = False) -> None:
         """Raises the finals' reserve to `finals_s`, within bounds that are wider for a large effect; never lowers it."""

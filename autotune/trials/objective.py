@@ -27,6 +27,7 @@ from autotune.quantities import number_text
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
 from autotune.trials.budget import START_PHASES
 
+REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials that find their code compiled
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
@@ -202,7 +203,7 @@ def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
     mode = knobs.get(COMPILE_KEY, COMPILE_OFF)
     if mode == COMPILE_OFF:
         return 0.0
-    alike = [r for r in records if r.kind is not Kind.final and r.outcome.has_value and r.knobs.get(COMPILE_KEY) == mode]
+    alike = [r for r in records if r.kind not in REPEATED and r.outcome.has_value and r.knobs.get(COMPILE_KEY) == mode]
     return max((record.phases_s.get("compile", 0.0) for record in alike), default=0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ class Request:
         ends_s: moment on the study's clock at which it must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
-        first_steps: spec fields of a run that ends after its first steps: mode, seed, max_steps and max_s; {} to measure.
+        first_steps: spec fields of a run that measures nothing: mode, seed, max_steps and max_s of one that ends after its
+            first steps; mode and explain of one that explains; {} to measure.
     """
 
     number: int
@@ -165,6 +167,12 @@ class TrialRunner:
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self._keep(finished)
 
+    def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
+        """Returns a runner of another program that knows what this one has learned."""
+        other = copy.copy(self)
+        other._inputs = inputs
+        return other
+
     def close(self) -> None:
         """Releases the monitors of the machine."""
         self._watch.close()
@@ -207,7 +215,7 @@ class TrialRunner:
         self._watch.follow(ended.results)
         if held:
             record.evidence["device_held"] = held
-        if request.first_steps:
+        if "seed" in request.first_steps:
             record.evidence["seed"] = request.first_steps["seed"]
         if earlier:
             _join(record, earlier)
@@ -241,7 +249,7 @@ class TrialRunner:
         )
         if outcome.has_value and (lost := not_finite(facts)):
             record.evidence[NOT_FINITE] = lost
-        if not outcome.has_value or record.value is None:
+        if request.kind is Kind.explain or not outcome.has_value or record.value is None:
             record.value, record.ci, record.why_no_ci = None, None, ""
         return record
 
@@ -366,7 +374,7 @@ class TrialRunner:
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
-        inputs, is_seeded = self._inputs, bool(request.first_steps) and "PYTHONHASHSEED" not in os.environ
+        inputs, is_seeded = self._inputs, "seed" in request.first_steps and "PYTHONHASHSEED" not in os.environ
         pinned = meaningful(inputs.space.pinned, {**inputs.command.placeholders, **request.knobs})
         return launch(
             inputs.config,

@@ -254,7 +254,9 @@ class Session:
     def first_of(self, changed: Knobs) -> TrialRecord | None:
         """Returns the first trial with a score for these changes; None when there is none."""
         key = configuration_key(changed)
-        return next((r for r in self.records if r.score is not None and configuration_key(r.changed) == key), None)
+        return next(
+            (r for r in self.records if r.score and r.kind is not Kind.check and configuration_key(r.changed) == key), None
+        )
 
     def first_steps(self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, **limits: float) -> TrialRecord:
         """Runs the seeded first steps of the baseline with some changes; returns a record with losses but no measurement.
@@ -286,6 +288,57 @@ class Session:
         )
         return self._run(request).record
 
+    def explain(self, record: TrialRecord, which: str, *, ends_s: float | None) -> TrialRecord:
+        """Runs a pass that explains the configuration of a trial; its record has no value.
+
+        Args:
+            record: the trial.
+            which: the pass, one of `documents.PASSES`.
+            ends_s: moment on the clock by which it must be over; None for no limit.
+        """
+        request = self._request(
+            Kind.explain,
+            record.knobs,
+            record.changed,
+            repeats=record.number,
+            why=f"{which} of trial {record.number}",
+            origin=which,
+            rules=self.inputs.config.measure.screening,
+            max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * record.fresh_s),
+            retry_max_s=0.0,
+            ends_s=ends_s,
+            first_steps={"mode": "explain", "explain": which},
+        )
+        return self._run(request).record
+
+    def measure_check(
+        self, first: TrialRecord, knobs: Knobs, *, cause: str, round_number: int, why: str, ends_s: float | None
+    ) -> TrialRecord:
+        """Measures one side of a pair that tries what a finding proposes, in a fresh process.
+
+        Args:
+            first: the trial that was explained.
+            knobs: its configuration, or the same with the remedy.
+            cause: of the finding.
+            round_number: of the pair.
+            why: one line on which side it is.
+            ends_s: as in `explain`.
+        """
+        request = self._request(
+            Kind.check,
+            knobs,
+            self.resolved.changed(knobs),
+            repeats=first.number,
+            round=round_number,
+            why=why,
+            origin=cause,
+            rules=self.inputs.config.measure.screening,
+            max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * first.fresh_s),
+            retry_max_s=0.0,
+            ends_s=ends_s,
+        )
+        return self._run(request).record
+
     def _run(self, request: Request) -> Finished:
         if self.interrupts.is_requested:
             raise Ending
@@ -304,7 +357,8 @@ class Session:
             raise Ending from stopped
         self._add(finished.record)
         self.after_trial()
-        if fault := self.quarantine.note(finished.record):
+        # A pass that fails says nothing about the device: the same configuration trained before.
+        if request.kind is not Kind.explain and (fault := self.quarantine.note(finished.record)):
             raise Ending(fault)
         return finished
 

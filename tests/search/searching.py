@@ -70,7 +70,7 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
         "memory_bytes": 64 * 2**30, "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True,
         "gpus": [GPU] if landscape.is_gpu else [],
     }  # fmt: skip
-    given = [f"study.seed={seed}", "study.budget.minutes=null", *overrides]
+    given = [f"study.seed={seed}", "study.budget.minutes=null", "explain.auto=false", *overrides]
     composed = compose(given, command=["python", "-c", "pass"], facts=machine)
     clock = VirtualClock()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-test-") as runs:

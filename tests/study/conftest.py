@@ -51,7 +51,7 @@ class Bench:
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
         # Studies of a test lie in one folder: what they know of each other is tried in test_warm_start.py.
-        own = [f"search.sampler={SAMPLER}", "search.warm_start=off"]
+        own = [f"search.sampler={SAMPLER}", "search.warm_start=off", "explain.auto=false"]
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")

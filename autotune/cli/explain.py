@@ -1,0 +1,234 @@
+"""Implements `autotune explain` and `autotune show --why`: where a program's time goes, and what a change would gain."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.padding import Padding
+from rich.text import Text
+
+from autotune.cli.plain import Quiet
+from autotune.cli.show import chosen, read_summary
+from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
+from autotune.errors import BadInput, Interrupted, one_of
+from autotune.explained import ROLES, accuracy_text, check_text, remedy_text, size_text
+from autotune.harness.explain.documents import PASSES, trace_file
+from autotune.quantities import number_text
+from autotune.records import Kind, Knobs, Summary
+from autotune.run_dir import StudyFolder, call
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.config.compose import Composed
+    from autotune.records import StudyRecord
+    from autotune.study import StudyInputs
+
+LEAST_PHASE = 0.005  # of a step: phases below it are not listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed: study, trial, passes, limits, and the command after `--`."""
+
+    study: str | None
+    trial: int | None
+    passes: str
+    minutes: float
+    is_fixed: bool
+    finding: int
+    pairs: int
+    command: list[str] | None
+    runs: Path
+
+
+class Steps(Quiet):
+    """Prints a line for each pass and check, on standard error; standard output is for what was found."""
+
+    def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
+        """Prints what is run and why."""
+        self.notice(f"{kind} {number:04d}: {why}")
+
+
+def explain(asked: Asked, *, as_json: bool) -> int:
+    """Explains a trial of a study, or measures a fixed program against it, and prints what was found.
+
+    Raises:
+        BadInput: the study, the trial, a pass or the command cannot be used.
+        Interrupted: by the user; what was found until then is kept.
+        FolderLost: the study's folder cannot be written any more.
+    """
+    passes = _passes(asked)
+    folder = chosen(asked.runs, asked.study)
+    summary = read_summary(folder)
+    if folder.is_owned:
+        raise BadInput(f"STUDY: it is still running, got {folder.name!r}. Wait for its end.")
+    from autotune.machine import host_facts
+    from autotune.study import Wanted, explain_study
+
+    facts = host_facts()
+    inputs = _inputs(_study(folder), folder, facts)
+    fixed = _fixed(asked, facts).command if asked.is_fixed else None
+    wanted = Wanted(
+        trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding,
+        pairs=asked.pairs,
+    )  # fmt: skip
+    try:
+        summary = explain_study(inputs, folder, Steps(), wanted)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: what was found is kept. To continue: autotune explain {call(folder)}") from None
+    return _print(summary, folder, asked.trial, as_json=as_json)
+
+
+def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
+    """Prints what is known of where a study's time goes.
+
+    Raises:
+        BadInput: nothing was explained, or not this trial.
+    """
+    summary = read_summary(folder)
+    document = summary.get("explanation") or {}
+    if not document.get("explained"):
+        skipped = f": {document['skipped']}" if document.get("skipped") else ""
+        raise BadInput(f"--why: nothing was explained yet, got {folder.name!r}{skipped}. Run autotune explain {call(folder)}.")
+    return _print(summary, folder, trial, as_json=as_json, is_all=trial is None)
+
+
+def _passes(asked: Asked) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in asked.passes.split(",") if name.strip()))
+    problems = [f"--passes: no such pass, got {name!r}. {one_of(name, PASSES)}" for name in names if name not in PASSES]
+    if not names:
+        problems.append(f"--passes: no pass, got {asked.passes!r}. Allowed: {', '.join(PASSES)}.")
+    if not math.isfinite(asked.minutes):
+        problems.append(f"--minutes: not a length of time, got {asked.minutes}. Give minutes: --minutes 2.")
+    if asked.is_fixed and asked.command is None:
+        problems.append("--fixed: no command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py.")
+    if asked.command is not None and not asked.is_fixed:
+        problems.append(
+            "COMMAND: the study has its own program, got another one. Give --fixed to measure one against the other."
+        )
+    if problems:
+        raise BadInput(problems)
+    return names
+
+
+def _study(folder: StudyFolder) -> StudyRecord:
+    try:
+        study = folder.read_study()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
+    if not os.path.isdir(study.cwd):
+        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it.")
+    return study
+
+
+def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
+    """Returns the study's inputs without a budget: explaining ends by itself."""
+    from autotune.cli.run import inputs_of
+    from autotune.config.recorded import recorded
+    from autotune.config.schema import Budget
+
+    composed = recorded(study, folder.config_file)
+    composed.config.study.budget = Budget(minutes=None, trials=None)
+    return inputs_of(composed, facts)
+
+
+def _fixed(asked: Asked, facts: dict[str, Any]) -> Composed:
+    from autotune.config.compose import compose
+
+    return compose([], command=asked.command, facts=facts)
+
+
+def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json: bool, is_all: bool = False) -> int:
+    """Prints the entries of an explanation: of a trial, of the best without one, or all."""
+    document = summary.get("explanation") or {}
+    entries = list(document.get("explained") or [])
+    if not is_all:
+        entries = [entry for entry in entries if entry["trial"] == (_best(summary) if trial is None else trial)]
+    if trial is not None and not entries:
+        raise BadInput(f"--trial: not explained yet, got {trial}. Run autotune explain {call(folder)} --trial {trial}.")
+    if as_json:
+        print_json({**document, "explained": entries})
+        return 0
+    out = console()
+    width = min(out.width, MAX_WIDTH) if table_width(out) else None
+    for entry in sorted(entries, key=lambda one: one["role"] == "baseline"):
+        _say(out, [*_lines(entry, folder), Row("")], width)
+    _say(out, _last(document, folder), width)
+    return 0
+
+
+class Row(NamedTuple):
+    """A line of the screen: its text, its style, and how far it is indented."""
+
+    text: str
+    style: str = ""
+    indent: int = 0
+
+
+def _say(out: Console, rows: Sequence[Row], width: int | None) -> None:
+    """Prints rows: wrapped under their indentation on a terminal, one line each in a pipe."""
+    for row in rows:
+        if width:
+            out.print(Padding(Text(row.text, style=row.style, overflow="fold"), (0, 0, 0, row.indent)), width=width)
+        else:
+            out.print(Text(" " * row.indent + row.text, style=row.style))
+
+
+def _best(summary: Summary) -> int:
+    return int((summary.get("best") or {}).get("trial") or 0)
+
+
+def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
+    role = f", {ROLES[entry['role']]}" if entry["role"] in ROLES else ""
+    rows = [Row(f"trial {entry['trial']:04d}{role}", "name")]
+    if steps := _step_text(entry["phases_s"]):
+        rows.append(Row(steps, indent=2))
+    for number, finding in enumerate(entry["findings"], 1):
+        rows += [Row(""), *_finding(number, finding)]
+    if not entry["findings"] and entry["phases_s"]:
+        rows.append(Row("nothing that is known to cost 3 % or more", indent=2))
+    rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]
+    ran = {name: one["trial"] for name, one in entry["passes"].items() if one["outcome"] == "ok"}
+    trace = folder.trial_path(ran["trace"]) / trace_file(0) if "trace" in ran else None
+    if trace is not None and trace.is_file():
+        rows.append(Row(f"trace: {trace}, opens in https://ui.perfetto.dev", "quiet", 2))
+    return rows
+
+
+def _step_text(phases_s: Mapping[str, float]) -> str:
+    """Returns a step's time by phase: "a step takes 102 ms: forward 31 %, backward 40 %, ..."."""
+    total_s = math.fsum(phases_s.values())
+    if not total_s:
+        return ""
+    shares = {name: seconds / total_s for name, seconds in phases_s.items() if seconds >= LEAST_PHASE * total_s}
+    listed = ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares.items())
+    return f"a step takes {number_text(total_s * 1e3)} ms: {listed}"
+
+
+def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
+    return [
+        Row(f"{number}  {finding['cause']}: {size_text(finding)}", "name"),
+        Row(str(finding["where"]), "key", 3),
+        Row(str(finding["evidence"]), "", 3),
+        Row(f"do: {remedy_text(finding)}", "command", 3),
+        Row(f"sized by: {finding['basis']}", "quiet", 3),
+    ]
+
+
+def _last(document: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
+    """Returns the checks of findings that do not stand beside a finding, and how often predictions held."""
+    beside = {(one["trial"], f["cause"], f["where"]) for one in document["explained"] for f in one["findings"] if f["check"]}
+    checks = [check for check in document["checks"] if (check["trial"], check["cause"], check["where"]) not in beside]
+    rows = [Row(f"tried: {check['cause']}, {check['remedy']}: {check_text(check)}") for check in checks]
+    if words := accuracy_text(document):
+        rows.append(Row(f"explanations: {words}"))
+    return [
+        *rows,
+        Row(f"to check a change of the code: autotune explain {call(folder)} --fixed -- python train_fixed.py", "quiet"),
+    ]

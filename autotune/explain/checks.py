@@ -1,0 +1,110 @@
+"""Compares predicted gains with measured ones, and keeps count of how often predictions held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings import Finding
+from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.stats import Noise, paired_ratio
+
+TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A predicted gain that was tried.
+
+    Attributes:
+        trial: number of the explained trial.
+        cause, where: of the finding.
+        remedy: what was tried: "loader.num_workers=2", or the command of the fixed program.
+        how: TRIALS, PAIRS or FIXED.
+        predicted, measured: gains.
+        num_pairs: pairs measured for it; 0 for TRIALS.
+    """
+
+    trial: int
+    cause: str
+    where: str
+    remedy: str
+    how: str
+    predicted: Gain
+    measured: Gain
+    num_pairs: int = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the measured gain lies inside the predicted interval."""
+        return self.predicted.holds(self.measured.mid)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the check as plain JSON values."""
+        names = ("trial", "cause", "where", "remedy", "how", "num_pairs")
+        gains = {"predicted": self.predicted.as_json(), "measured": self.measured.as_json()}
+        return {**{name: getattr(self, name) for name in names}, **gains, "held": self.is_held}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Check:
+        """Returns the check that `as_json` wrote."""
+        gains = {name: Gain.from_json(raw[name]) for name in ("predicted", "measured")}
+        return cls(**{**{name: value for name, value in raw.items() if name != "held"}, **gains})
+
+
+def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
+    """Returns findings with the gains that the study's trials measured, without those that they refute, and the checks."""
+    kept, checks = [], []
+    for finding in findings:
+        known = evidence.effect(finding.knob, finding.value) if finding.knob and finding.value is not None else None
+        if known is None:
+            kept.append(finding)
+            continue
+        if known.kind == "measured":
+            checks.append(check_of(finding, known, trial=evidence.record.number, how=TRIALS))
+            finding = with_check(finding, checks[-1])
+        elif known.high - known.low < finding.gain.high - finding.gain.low:
+            finding = replace(finding, gain=known, basis="trials near this configuration")
+        if finding.gain.mid >= LEAST_GAIN:
+            kept.append(finding)
+    return kept, checks
+
+
+def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: str = "", num_pairs: int = 0) -> Check:
+    """Returns the check of a finding."""
+    return Check(
+        trial=trial,
+        cause=finding.cause,
+        where=finding.where,
+        remedy=remedy or f"{finding.knob}={str(finding.value).lower() if isinstance(finding.value, bool) else finding.value}",
+        how=how,
+        predicted=finding.gain,
+        measured=measured,
+        num_pairs=num_pairs,
+    )
+
+
+def with_check(finding: Finding, check: Check) -> Finding:
+    """Returns a finding with its measured gain."""
+    return replace(finding, gain=check.measured, basis=check.how, check=check.as_json())
+
+
+def measured_gain(news: Sequence[float], olds: Sequence[float], noise: Noise) -> Gain:
+    """Returns the gain of one program over another, measured in pairs.
+
+    Args:
+        news: score of the changed program in each pair.
+        olds: score of the program as it was.
+        noise: spread of one measurement, as far as it is known.
+    """
+    ratio = paired_ratio(news, olds, noise=noise)
+    low, high = ratio.ci or (ratio.ratio, ratio.ratio)
+    return Gain(low=low - 1, mid=ratio.ratio - 1, high=high - 1, kind="measured")
+
+
+def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns how many predictions were tried, and how many held: {"checked", "held"}."""
+    known = list(checks)
+    return {"checked": len(known), "held": sum(bool(check["held"]) for check in known)}

@@ -1,0 +1,119 @@
+"""Defines what is known of one configuration: what the rules of `findings` look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.explain.gains import Gain
+from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Traced
+from autotune.harness.protocol import SHARED
+from autotune.knobs.base import HostContext
+from autotune.records import KnobValue, TrialRecord
+
+GENERATED = "torchinductor_"  # in the path of code that torch.compile wrote
+Effect = Callable[[str, KnobValue], Gain | None]
+
+
+def nothing_known(_: str, __: KnobValue) -> Gain | None:
+    """Returns None: no trial says what a knob's value would gain."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """What the trace says of the operators of a step, for one rank.
+
+    Attributes:
+        count: operators that a step calls from the program or from other operators.
+        host_s: seconds a step that the host spends in them.
+        by_operator: [{"operator", "count", "seconds"}] a step, the most seconds first; seconds of the device where it is one.
+        busy_s: seconds a step that the device computes; None on the CPU.
+        is_distorted: whether the profiler slowed the step so much that shares are not claimed.
+    """
+
+    count: float
+    host_s: float
+    by_operator: list[dict[str, Any]] = field(default_factory=list)
+    busy_s: float | None = None
+    is_distorted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of one configuration.
+
+    Attributes:
+        record: the trial that measured it first.
+        cwd: folder of the program; places in it are named relative to it.
+        host_context: machine and program.
+        lines, traced, memory: documents of the passes, by rank; () for a pass that has none.
+        operations: of the trace, by rank; () if there is none.
+        domains: knob key -> values that the study may set.
+        effect: returns what the study's trials say of setting one more knob, (key, value); None if they say nothing.
+    """
+
+    record: TrialRecord
+    cwd: str = ""
+    host_context: HostContext
+    lines: Sequence[Lines] = ()
+    traced: Sequence[Traced] = ()
+    memory: Sequence[Memory] = ()
+    operations: Sequence[Operations] = ()
+    domains: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
+    effect: Effect = nothing_known
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the program trains on a CUDA device."""
+        return self.host_context.has_cuda
+
+    @property
+    def first(self) -> Lines:
+        """The document of rank 0's pass "lines"; valid only if there is one."""
+        return self.lines[0]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.first.seconds / max(1, self.first.steps)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds a step that the training thread waits for input, or makes it itself."""
+        return self.first.phases_s.get(INPUT, 0.0) if self.first.wait_s is None else self.first.wait_s
+
+    @property
+    def batch(self) -> float:
+        """Samples that one rank's loader makes for a step."""
+        lines = self.first
+        return float(lines.batch_size or lines.samples / max(1, lines.steps))
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of the training loader."""
+        if self.first.num_workers is not None:
+            return self.first.num_workers
+        return int(self.record.knobs.get("loader.num_workers") or 0)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether loader workers and steps share the CPU's cores."""
+        if self.record.regime:
+            return self.record.regime == SHARED
+        return not self.is_cuda and self.num_workers > 0
+
+    def own_lines(self, where: str = MAIN) -> list[Line]:
+        """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""
+        found = [line for line in self.first.lines if line.is_own and line.where == where and GENERATED not in line.file]
+        return sorted(found, key=lambda line: -line.self_s)
+
+    def value(self, knob: str) -> KnobValue | None:
+        """Returns a knob's value in this configuration; None if unknown."""
+        return self.record.knobs.get(knob)
+
+    def may_set(self, knob: str, value: KnobValue) -> bool:
+        """Returns whether a knob can be set to another value here."""
+        is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
+        return not is_blocked and (knob in self.domains and value in self.domains[knob])

@@ -1,0 +1,99 @@
+"""Defines the document that explains a study: explanation.json, and `explanation` in its summary.
+
+{"explained": [{"trial", "role": "best|baseline|asked", "passes": {pass: {"trial", "outcome", "reason"}},
+                "phases_s": {phase: seconds a step} | {}, "findings": [as Finding.as_json], "notes": [sentence]}],
+ "checks": [as Check.as_json], "accuracy": {"checked", "held"}, "skipped": why nothing was explained, or ""}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.explain.checks import Check, accuracy
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings import Finding
+from autotune.records import Kind, Outcome, TrialRecord
+
+BEST, BASELINE, ASKED = "best", "baseline", "asked"
+Document = dict[str, Any]
+
+
+def empty(skipped: str = "") -> Document:
+    """Returns a document without any explained trial."""
+    return {"explained": [], "checks": [], "accuracy": accuracy([]), "skipped": skipped}
+
+
+def entry(
+    evidence: Evidence, role: str, findings: Sequence[Finding], *, passes: Mapping[str, TrialRecord], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the entry of one explained trial."""
+    ran = {name: {"trial": one.number, "outcome": str(one.outcome), "reason": one.reason} for name, one in passes.items()}
+    return {
+        "trial": evidence.record.number,
+        "role": role,
+        "passes": ran,
+        "phases_s": dict(evidence.first.phases_s) if evidence.lines else {},
+        "findings": [finding.as_json() for finding in findings],
+        "notes": list(notes),
+    }
+
+
+def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Check]) -> Document:
+    """Returns a document with one more explained trial and its checks; an earlier entry and checks by trials are replaced."""
+    number = added["trial"]
+    kept = [one for one in document["explained"] if one["trial"] != number]
+    new = [check.as_json() for check in checks]
+    tried = {_key(check) for check in new}
+    old = [check for check in document["checks"] if _key(check) not in tried]
+    return {**document, "explained": [*kept, dict(added)], **_counted([*old, *new]), "skipped": ""}
+
+
+def with_check(document: Document, check: Check) -> Document:
+    """Returns a document with a check of a finding; the finding keeps it."""
+    new = check.as_json()
+    explained = [_noted(one, new) if one["trial"] == check.trial else one for one in document["explained"]]
+    old = [one for one in document["checks"] if _key(one) != _key(new)]
+    return {**document, "explained": explained, **_counted([*old, new])}
+
+
+def _noted(one: dict[str, Any], check: dict[str, Any]) -> dict[str, Any]:
+    place = (check["cause"], check["where"])
+    findings = [
+        {**finding, "check": check} if (finding["cause"], finding["where"]) == place else finding for finding in one["findings"]
+    ]
+    return {**one, "findings": findings}
+
+
+def _counted(checks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"checks": checks, "accuracy": accuracy(checks)}
+
+
+def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (check["trial"], check["cause"], check["where"], check["remedy"])
+
+
+def entry_of(document: Mapping[str, Any] | None, number: int) -> dict[str, Any] | None:
+    """Returns the entry of a trial; None if it was not explained."""
+    return next((one for one in (document or {}).get("explained", []) if one["trial"] == number), None)
+
+
+def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:
+    """Returns pass -> trial that ran it for a configuration; the latest that worked, else the latest."""
+    found: dict[str, TrialRecord] = {}
+    for record in records:
+        is_of = record.kind is Kind.explain and record.repeats == number and record.outcome is not Outcome.interrupted
+        if is_of and (record.outcome is Outcome.ok or record.origin not in found):
+            found[record.origin] = record
+    return found
+
+
+def folders_of(passes: Mapping[str, TrialRecord], place: Path) -> dict[str, Path]:
+    """Returns pass -> folder of the trial that ran it.
+
+    Args:
+        passes: of one configuration.
+        place: folder of the study's trials.
+    """
+    return {name: place / f"{record.number:04d}" for name, record in passes.items()}

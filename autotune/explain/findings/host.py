@@ -1,0 +1,162 @@
+"""Rules for what the training thread does besides computing: numbers fetched, logs, metrics, garbage collection, Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.findings.pipeline import is_behind
+from autotune.explain.gains import Saved, gain_of
+from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work, is_torch, named, place_of
+from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
+
+ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
+    "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
+)  # fmt: skip
+NUMBERS = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bint\(|\bbool\(|\.nonzero\(|synchronize\(")
+LOGS = re.compile(
+    r"fsync|\.flush\(|\.write\(|\bprint\(|\blogg?(er|ing)?\.\w+\(|\blog_?\w*\(|add_scalar|add_histogram|wandb\.|mlflow\."
+    r"|json\.dump|pickle\.dump|torch\.save|\bopen\(",
+    re.IGNORECASE,
+)
+LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
+SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
+LEAST_CALLS = 2  # numbers fetched in a step; one, of the loss, is usual and costs nothing on a CPU
+NOISE_TIMES = 2.0  # standard errors of a sampled share
+FREED_FRAC = 0.35  # of the seconds removed: caches and cores that they freed may save as much again
+CODE = {
+    ITEM: "keep the numbers on the device, and fetch them together every N steps",
+    LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
+    METRICS: "compute metrics every N steps, or on the device",
+    COLLECTION: "leave out gc.collect(); gc.freeze() before the loop, or gc.disable() and a collection every N steps",
+    PYTHON: "replace the loop by tensor operations, do it every N steps, or move it to the loader's workers",
+}
+
+
+def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
+    """Yields a finding for each function whose lines cost time in the step for one cause."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in evidence.own_lines() if evidence.lines else ():
+        if cause_of(line, evidence) == cause:
+            groups.setdefault((line.file, line.function), []).append(line)
+    for lines in groups.values():
+        yield _finding(evidence, cause, lines)
+
+
+def collections(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding for the cyclic garbage collector, called or by itself."""
+    called = list(costs(evidence, COLLECTION))
+    yield from called
+    if evidence.lines and not called and evidence.first.gc_s:
+        seconds, lines = evidence.first.gc_s, evidence.first
+        yield Finding(
+            cause=COLLECTION,
+            where="garbage collector",
+            evidence=f"{lines.gc_count:.2g} collections a step take {ms(seconds)} of {ms(evidence.step_s)}",
+            gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=0.0), "floor"),
+            basis="the collector's own seconds, which it reports",
+            code=CODE[COLLECTION],
+        )
+
+
+def cause_of(line: Line, evidence: Evidence) -> str:
+    """Returns for which cause a line of the training thread costs time; "" for computation, input and the optimizer."""
+    if line.phase in (INPUT, OPTIMIZER):
+        return ""
+    if "gc.collect" in line.text:
+        return COLLECTION
+    if LOGS.search(line.text) or any(name in file_of(line.callee, evidence.first) for name in LOG_LIBRARIES):
+        return LOGGING
+    if _fetches_numbers(line, evidence):
+        return ITEM
+    if not _is_python(line, evidence):
+        return ""
+    return METRICS if SCORES.search(f"{line.text} {line.function} {line.callee}") else PYTHON
+
+
+def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
+    sites = [site for site in evidence.first.syncs if _is_at(site, line)]
+    if sum(site.count for site in sites) >= LEAST_CALLS:
+        return True
+    # On a GPU the only wait of a step is the device's own time.
+    return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
+
+
+def _is_at(site: Site, line: Line) -> bool:
+    return site.line == line.line and os.path.basename(site.file) == os.path.basename(line.file)
+
+
+def _is_python(line: Line, evidence: Evidence) -> bool:
+    """Whether a line's time goes to Python or other libraries rather than to torch, or to many small calls of torch."""
+    if is_in_inner_loop(line, evidence.first):
+        return line.phase == OTHER or not is_torch(line, evidence.first)
+    return (
+        line.phase in (OTHER, FORWARD)
+        and not is_tensor_work(line, evidence.first)
+        and (bool(line.callee) or line.phase == OTHER)
+    )
+
+
+def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
+    top, seconds = max(lines, key=lambda line: line.self_s), math.fsum(line.self_s for line in lines)
+    also = f", {len(lines)} lines of {top.function}" if len(lines) > 1 else ""
+    text = f" `{top.text[:60]}`" if top.text else ""
+    first = evidence.first
+    return Finding(
+        cause=cause,
+        where=place_of(top, evidence.cwd),
+        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}){text}{also}",
+        gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
+        basis=f"share of {first.num_samples} samples of the training thread in {first.seconds:.1f} s",
+        code=CODE[cause],
+    )
+
+
+def _share_error(evidence: Evidence, seconds: float) -> float:
+    """Returns the standard error of a share that was sampled."""
+    share = min(1.0, seconds / evidence.step_s)
+    return math.sqrt(share * (1 - share) / max(1, evidence.first.num_samples))
+
+
+def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
+    """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
+    error_s = NOISE_TIMES * share_error * evidence.step_s
+    least, most = max(0.0, seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
+    if evidence.is_cuda:  # the host may run ahead of the device
+        idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
+        return Saved(low=0.0, mid=min(seconds, idle_s), high=min(most, idle_s))
+    if evidence.num_workers and is_behind(
+        evidence
+    ):  # the loader is behind: less work in the training thread is more waiting, but for the cores it frees
+        shared = 0.5 if evidence.is_shared else 0.0
+        return Saved(low=0.0, mid=shared * seconds, high=most)
+    return Saved(low=least, mid=seconds, high=most)
+
+
+def _busy_s(evidence: Evidence) -> float | None:
+    found = [one.busy_s for one in evidence.operations if one.busy_s is not None]
+    phases = evidence.first.device_phases_s
+    return max(itertools.chain(found, [math.fsum(phases.values())] if phases else []), default=None)
+
+
+def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding for batches copied to the GPU from pageable memory while the host waits."""
+    sites = [site for site in (evidence.first.syncs if evidence.lines else ()) if site.kind == "copy"]
+    seconds = math.fsum(site.seconds for site in sites)
+    if not (evidence.is_cuda and seconds):
+        return
+    top = max(sites, key=lambda site: site.seconds)
+    yield Finding(
+        cause="synchronous copies",
+        where=named(top.file, top.line, evidence.cwd),
+        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} in blocking copies from pageable memory",
+        gain=gain_of(evidence.step_s, Saved(low=0.0, mid=0.7 * seconds, high=seconds), "bound"),
+        basis="seconds inside the copies; not measured on a GPU yet",
+        knob="loader.pin_memory",
+        value=True,
+    )

@@ -1,0 +1,273 @@
+"""Rules for the input pipeline: which stage is slow, and whether workers are missing."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.gains import Gain, Saved, gain_of
+from autotune.explain.places import named, place_of
+from autotune.harness.explain.documents import (
+    COLLATE,
+    DECODE,
+    HANDOVER,
+    INPUT,
+    ITEM,
+    MAIN,
+    PIN,
+    READ,
+    TRANSFORM,
+    WORKER,
+    Line,
+    Stage,
+)
+from autotune.records import KnobValue
+
+DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
+WORKERS = "too few workers"
+NUM_WORKERS = "loader.num_workers"
+LEAST_BLOCKED_FRAC = 0.1  # of a stage's work: what it waits for storage is a cause of its own
+WAITS_FRAC = 0.05  # of a step that waits for input: less is not worth a look
+BEHIND_FRAC = 0.75  # of a step in which the workers make its samples: the loader may set the pace
+ENOUGH = 1.1  # times the work per step that workers should be able to do
+DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
+READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
+CODE = {
+    DECODING: "store decoded or smaller inputs, or use a faster decoder",
+    AUGMENTATION: "vectorise it, precompute it, or do it on the device",
+    COLLATING: "stack tensors once (torch.stack); leave out Python loops and copies in collate_fn",
+    STORAGE: "read larger pieces, cache what fits the memory, or use faster storage",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Work of the input pipeline that has one cause, in seconds a sample.
+
+    Attributes:
+        cause: of it, if it is too much.
+        where: place in the code, or name of the stage.
+        what: names of the stages.
+        cpu_s: on a CPU.
+        blocked_s: neither on a CPU nor waiting for one: storage, network, sleep.
+    """
+
+    cause: str
+    where: str
+    what: str
+    cpu_s: float
+    blocked_s: float
+
+    @property
+    def work_s(self) -> float:
+        """Seconds without those that a worker waited for a core, which other work took."""
+        return self.cpu_s + self.blocked_s
+
+
+def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
+    """Yields a finding for each part of the input pipeline that has this cause."""
+    for part in parts(evidence) if evidence.lines else ():
+        if part.cause == cause:
+            yield _finding(evidence, part)
+
+
+def parts(evidence: Evidence) -> list[Part]:
+    """Returns what the input pipeline's work goes to, the most first: each transform, decoding, storage, collating."""
+    found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
+    least_s = LEAST_BLOCKED_FRAC * service_s(evidence)
+    for stage in stages(evidence):
+        cpu_s, blocked_s = _work(stage)
+        is_apart = blocked_s >= max(least_s, LEAST_BLOCKED_FRAC * (cpu_s + blocked_s))
+        cause = STORAGE if stage.name == READ else _cause(stage, evidence)
+        key = (cause, stage.name if stage.name.startswith(TRANSFORM) else "")
+        found.setdefault(key, []).append((stage, cpu_s, 0.0 if is_apart else blocked_s))
+        if is_apart:
+            found.setdefault((STORAGE, ""), []).append((stage, 0.0, blocked_s))
+    made = [_part(evidence, cause, costs) for (cause, _), costs in found.items()]
+    return sorted(made, key=lambda part: -part.work_s)
+
+
+def stages(evidence: Evidence) -> list[Stage]:
+    """Returns the stages that make a sample, in workers or, without any, in the training thread."""
+    where = WORKER if evidence.num_workers else MAIN
+    return [stage for stage in evidence.first.stages if stage.where == where and stage.name not in (HANDOVER, PIN)]
+
+
+def service_s(evidence: Evidence) -> float:
+    """Returns the seconds of work that one sample takes."""
+    return math.fsum(math.fsum(_work(stage)) for stage in stages(evidence))
+
+
+def _work(stage: Stage) -> tuple[float, float]:
+    """Returns the seconds of a stage on a CPU and blocked, a sample."""
+    cpu_s = stage.seconds if stage.cpu_s is None else stage.cpu_s
+    return cpu_s, max(0.0, stage.seconds - cpu_s) if stage.blocked_s is None else stage.blocked_s
+
+
+def supply_s(evidence: Evidence) -> float:
+    """Returns the seconds in which the workers make a step's samples, were the step to wait for nothing else."""
+    rate = evidence.record.loader_rate
+    ranks = max(1, len(evidence.lines))
+    samples = evidence.first.samples / max(1, evidence.first.steps)
+    by_rate_s = samples * ranks / rate if rate else 0.0
+    by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.batch / max(1, evidence.num_workers)
+    return max(by_rate_s, by_stages_s)
+
+
+def is_behind(evidence: Evidence) -> bool:
+    """Returns whether the step waits because the loader is slow, and not just while it takes a finished batch."""
+    if evidence.wait_s < WAITS_FRAC * evidence.step_s:
+        return False
+    return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
+
+
+def _cause(stage: Stage, evidence: Evidence) -> str:
+    """Returns for which cause a stage's work on a CPU is too much."""
+    if stage.name == COLLATE:
+        return COLLATING
+    if stage.name == DECODE:
+        return DECODING
+    if stage.name != ITEM:
+        return AUGMENTATION
+    seconds = {DECODING: 0.0, AUGMENTATION: 0.0}
+    for line in _item_lines(evidence, stage):
+        cause = _cause_of_line(line)
+        if cause in seconds:
+            seconds[cause] += line.self_s
+    for other in stages(evidence):  # what libraries do in a stage of its own counts at the item's line that calls them
+        if other.name == DECODE or (other.name.startswith(TRANSFORM) and not other.function):
+            seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.batch
+    return DECODING if seconds[DECODING] > seconds[AUGMENTATION] else AUGMENTATION
+
+
+def _cause_of_line(line: Line) -> str:
+    words = f"{line.text} {line.function} {line.callee}"
+    if DECODES.search(words):
+        return DECODING
+    return STORAGE if READS.search(words) else AUGMENTATION
+
+
+def _item_lines(evidence: Evidence, stage: Stage) -> list[Line]:
+    """Returns the program's own lines that make an item, most seconds first, without those of stages timed apart."""
+    apart = [other for other in stages(evidence) if other.name != ITEM and other.function]
+    lines = [line for line in evidence.own_lines(stage.where) if line.phase == INPUT]
+    return [line for line in lines if not any(_is_of(line, other) for other in apart)]
+
+
+def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, float]]) -> Part:
+    top = max(costs, key=lambda cost: cost[1] + cost[2])[0]
+    line = _top_line(evidence, top, cause)
+    where = place_of(line, evidence.cwd) if line else named(top.file, top.line, evidence.cwd) if top.file else top.name
+    return Part(
+        cause=cause,
+        where=where,
+        what=", ".join(stage.name for stage, _, _ in costs),
+        cpu_s=math.fsum(cpu_s for _, cpu_s, _ in costs),
+        blocked_s=math.fsum(blocked_s for _, _, blocked_s in costs),
+    )
+
+
+def _top_line(evidence: Evidence, stage: Stage, cause: str) -> Line | None:
+    """Returns the program's own line that took the most time in a stage; None if the stage is a library's."""
+    lines = [line for line in evidence.own_lines(stage.where) if line.phase == INPUT]
+    if stage.name in (ITEM, READ, DECODE):
+        alike = [line for line in _item_lines(evidence, stage) if _cause_of_line(line) == cause]
+        return next(iter(alike or (_item_lines(evidence, stage) if stage.name == ITEM else [])), None)
+    return next((line for line in lines if _is_of(line, stage)), None)
+
+
+def _is_of(line: Line, stage: Stage) -> bool:
+    is_there = os.path.basename(line.file) == os.path.basename(stage.file)
+    return is_there and bool(stage.function) and line.function.rpartition(".")[2] == stage.function.rpartition(".")[2]
+
+
+def _finding(evidence: Evidence, part: Part) -> Finding:
+    batch, blocked_frac = evidence.batch, part.blocked_s / part.work_s if part.work_s else 0.0
+    blocked = f", {percent(blocked_frac)} of it waiting" if blocked_frac > LEAST_BLOCKED_FRAC else ""
+    waits = f"the step waits {percent(evidence.wait_s / evidence.step_s)} of its time for input"
+    return Finding(
+        cause=part.cause,
+        where=part.where,
+        evidence=f"{part.what}: {ms(part.work_s)} of {ms(service_s(evidence))} a sample{blocked}; {waits}",
+        gain=gain_without(evidence, work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
+        basis="stage times of the workers, and the step's waiting" if evidence.num_workers else "stage times in the step",
+        code=CODE[part.cause],
+    )
+
+
+def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
+    """Returns the gain without some seconds of input work a step, all workers together.
+
+    Without workers the step itself gets shorter. With workers, the step waits for the slower of loader and training thread;
+    where both share cores, each also gets the cores that the other leaves.
+    """
+    step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
+    whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
+    if not evidence.num_workers:
+        seconds = work_s / whole_s * wait_s
+        return gain_of(step_s, Saved(low=0.8 * seconds, mid=seconds, high=1.25 * seconds), "floor")
+    freed_s = cpu_s / cores if evidence.is_shared else 0.0
+    busy_s = max(step_s - wait_s, 0.0)
+    if not is_behind(evidence):
+        return gain_of(step_s, Saved(low=0.0, mid=0.6 * freed_s, high=1.2 * freed_s), "predicted")
+    loader_s = step_s * (1 - work_s / whole_s)  # the loader sets the pace now
+    left = [max(loader_s * times, busy_s - share * freed_s) for times, share in ((1.2, 0.0), (1.0, 0.5), (0.9, 1.3))]
+    low, mid, high = (max(0.0, step_s - seconds) for seconds in left)
+    return gain_of(step_s, Saved(low=0.8 * low, mid=mid, high=high), "predicted")
+
+
+def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if more loader workers would hide the input's time."""
+    if not evidence.lines or not is_behind(evidence):
+        return
+    have, wanted = evidence.num_workers, _wanted(evidence)
+    if wanted is None:
+        return
+    measured = evidence.effect(NUM_WORKERS, wanted)
+    seconds, service = evidence.wait_s, service_s(evidence)
+    yield Finding(
+        cause=WORKERS,
+        where="loader" if have else "training thread",
+        evidence=f"{have or 'no'} workers, and the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
+        + (f"; {ms(service)} of work a sample" if service else ""),
+        gain=measured or _gain_of_workers(evidence, wanted),
+        basis="trials of this study" if measured else "input and the rest of the step side by side, on the cores there are",
+        knob=NUM_WORKERS,
+        value=wanted,
+    )
+
+
+def _wanted(evidence: Evidence) -> int | None:
+    """Returns the number of workers to try: the best that trials know, or what the work needs; None for no more than now."""
+    more = [int(value) for value in evidence.domains.get(NUM_WORKERS, ()) if int(value) > evidence.num_workers]
+    more = [value for value in more if evidence.may_set(NUM_WORKERS, value)]
+    if not more:
+        return None
+    known = {value: gain.mid for value in more if (gain := evidence.effect(NUM_WORKERS, value))}
+    if known:
+        return max(known, key=lambda value: known[value])
+    needed = math.ceil(ENOUGH * service_s(evidence) * evidence.batch / max(evidence.step_s - evidence.wait_s, 1e-6))
+    return min(more, key=lambda value: (value < needed, abs(value - needed)))
+
+
+def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
+    """Returns the gain of hiding input work behind the step, whose cores it may share."""
+    step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
+    busy_s = step_s - wait_s
+    if evidence.num_workers:
+        work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch
+        by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
+        least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / int(workers))
+        return gain_of(step_s, Saved(low=0.0, mid=0.7 * max(0.0, step_s - least_s), high=wait_s), "predicted")
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # that so many workers can hide
+    cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
+    blocked_s = wait_s - cpu_s
+    hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # the step needs the cores, too
+    low = 0.6 * (0.8 * wait_s if evidence.is_cuda or cores > 2 else blocked_s)
+    saved = Saved(low=min(low, most_s), mid=min(0.9 * hidden_s, most_s), high=min(wait_s, most_s))
+    return gain_of(step_s, saved, "predicted")

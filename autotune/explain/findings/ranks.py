@@ -1,0 +1,85 @@
+"""Rules for several ranks: one that holds up the others, and gradients exchanged while nobody computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.gains import Saved, gain_of
+from autotune.explain.places import place_of
+from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
+
+WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
+SKEW_FRAC = 0.05  # of a step
+EXPOSED_FRAC = 0.05
+
+
+def skew(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if one rank needs longer than the others, which wait for it."""
+    if len(evidence.lines) < 2:
+        return
+    own_s = [_own_s(lines) for lines in evidence.lines]
+    slowest = max(range(len(own_s)), key=lambda rank: own_s[rank])
+    rest = [seconds for rank, seconds in enumerate(own_s) if rank != slowest]
+    excess_s = own_s[slowest] - max(rest)
+    if excess_s < SKEW_FRAC * evidence.step_s:
+        return
+    slow, other = evidence.lines[slowest], evidence.lines[own_s.index(max(rest))]
+    phase = max(slow.phases_s, key=lambda name: _more(slow, other, name))
+    line = _different_line(slow, other)
+    place = f" at {place_of(line, evidence.cwd)}" if line else ""
+    yield Finding(
+        cause="rank skew",
+        where=f"rank {slow.rank}{place}",
+        evidence=f"rank {slow.rank} needs {ms(excess_s)} of a step's {ms(evidence.step_s)} longer than the others, in {phase}"
+        + (f": `{line.text[:60]}`" if line and line.text else ""),
+        gain=gain_of(evidence.step_s, Saved(low=0.8 * excess_s, mid=excess_s, high=1.2 * excess_s), "floor"),
+        basis="seconds a step outside the phases that wait for other ranks, rank by rank",
+        code="give every rank the same work: split the data evenly, and do what one rank does alone outside the step",
+    )
+
+
+def _own_s(lines: Lines) -> float:
+    """Returns the seconds a step that a rank needs by itself, without waiting for others."""
+    own_s = math.fsum(seconds for phase, seconds in lines.phases_s.items() if phase not in WAITING)
+    exposed_s = lines.communication.get("exposed_s")
+    waiting_s = math.fsum(lines.phases_s.get(phase, 0.0) for phase in WAITING)
+    return own_s + (max(0.0, waiting_s - exposed_s) if isinstance(exposed_s, int | float) else 0.0)
+
+
+def _more(slow: Lines, other: Lines, phase: str) -> float:
+    return slow.phases_s.get(phase, 0.0) - other.phases_s.get(phase, 0.0) if phase not in WAITING else -math.inf
+
+
+def _different_line(slow: Lines, other: Lines) -> Line | None:
+    """Returns the program's own line that takes the most longer on the slow rank."""
+    usual = {(line.file, line.line, line.where): line.self_s for line in other.lines if line.is_own}
+    more = [
+        (line.self_s - usual.get((line.file, line.line, line.where), 0.0), line)
+        for line in slow.lines
+        if line.is_own and line.phase not in WAITING and (line.phase != INPUT or line.where == WORKER)
+    ]
+    in_step = [pair for pair in more if pair[1].where == MAIN] or more
+    extra_s, top = max(in_step, key=lambda pair: pair[0], default=(0.0, None))
+    return top if extra_s > 0 else None
+
+
+def communication(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if gradients are exchanged while no rank computes."""
+    exposed = [lines.communication.get("exposed_s") for lines in evidence.lines]
+    known = [float(seconds) for seconds in exposed if isinstance(seconds, int | float)]
+    if len(evidence.lines) < 2 or not known or min(known) < EXPOSED_FRAC * evidence.step_s:
+        return
+    seconds = min(known)  # of the rank that waits least: the others' waiting is skew
+    size = evidence.first.communication.get("gradient_bytes")
+    yield Finding(
+        cause="communication",
+        where="gradient all-reduce",
+        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}) exchange gradients"
+        + (f" of {float(size) / 1e6:.3g} MB" if isinstance(size, int | float) else ""),
+        gain=gain_of(evidence.step_s, Saved(low=0.0, mid=0.5 * seconds, high=seconds), "bound"),
+        basis="exposed seconds of the rank that waits least",
+        code="a larger batch or accumulation exchanges less often; parallel.gradient_compression exchanges less",
+    )

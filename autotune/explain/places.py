@@ -1,0 +1,97 @@
+"""Tells lines of a training step apart by the program's source: inner loops, tensor operations, logging."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines
+
+MAX_SOURCE_BYTES = 1_000_000
+WHOLE_STEP_FRAC = 0.5  # of a step: a loop that holds a line with so much of it is the training loop
+STEPPING = {"backward", "step", "zero_grad"}  # methods that a training loop calls
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+TENSOR_WORK = re.compile(
+    r"\btorch\.|\bF\.|\bnn\.|\bself\.\w+\(|\.backward\(|\.step\(|zero_grad|criterion|loss_fn|\bmodel\(|\bnet\("
+    r"|\.to\(|\.cuda\(| @ "
+)
+Range = tuple[int, int]
+
+
+def place_of(line: Line, cwd: str) -> str:
+    """Returns "file:line", relative to the program's folder if it lies there."""
+    return named(line.file, line.line, cwd)
+
+
+def named(file: str, line: int, cwd: str) -> str:
+    """Returns "file:line", relative to the program's folder if it lies there."""
+    folder = os.path.join(cwd, "") if cwd else ""
+    return f"{file.removeprefix(folder)}:{line}"
+
+
+def is_torch(line: Line, lines: Lines) -> bool:
+    """Returns whether a line of the program mostly waits in a function of torch."""
+    return bool(line.callee) and "/torch/" in file_of(line.callee, lines)
+
+
+def file_of(callee: str, lines: Lines) -> str:
+    """Returns the path of a library function that is named as `Line.callee`; "" if it is not among the lines."""
+    name, _, function = callee.partition(":")
+    found = (line for line in lines.lines if not line.is_own and line.function == function)
+    return next((line.file for line in found if os.path.basename(line.file) == name), "")
+
+
+def is_tensor_work(line: Line, lines: Lines) -> bool:
+    """Returns whether a line calls torch: its time is computation, not Python."""
+    return is_torch(line, lines) or bool(TENSOR_WORK.search(line.text))
+
+
+def is_in_inner_loop(line: Line, lines: Lines) -> bool:
+    """Returns whether a line repeats within a step: a loop or comprehension around it is not the training loop."""
+    training = _training_lines(lines)
+    for (first, last), is_stepping in _loops(line.file):
+        if first <= line.line <= last and not is_stepping and not _holds(training, line.file, first, last):
+            return True
+    return False
+
+
+def _training_lines(lines: Lines) -> list[Line]:
+    """Returns lines that only the training loop holds: those on the stack for most of a step, and those that fetch input."""
+    step_s = lines.seconds / max(1, lines.steps)
+    own = [line for line in lines.lines if line.is_own and line.where == MAIN]
+    return [line for line in own if line.total_s >= WHOLE_STEP_FRAC * step_s or line.phase == INPUT]
+
+
+def _holds(training: Iterable[Line], file: str, first: int, last: int) -> bool:
+    return any(line.file == file and first <= line.line <= last for line in training)
+
+
+@functools.lru_cache(maxsize=64)
+def _loops(file: str) -> tuple[tuple[Range, bool], ...]:
+    """Returns (first and last line, whether it calls backward or step) of every loop in a file; () if it cannot be read."""
+    try:
+        if os.path.getsize(file) > MAX_SOURCE_BYTES:
+            return ()
+        with open(file, encoding="utf-8", errors="replace") as source:
+            tree = ast.parse(source.read())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return ()
+    return tuple(_ranges(tree))
+
+
+def _ranges(tree: ast.AST) -> Iterator[tuple[Range, bool]]:
+    for node in ast.walk(tree):
+        if isinstance(node, LOOPS):
+            yield (node.body[0].lineno, node.end_lineno or node.lineno), _is_stepping(node)
+            yield (node.lineno, node.lineno), _is_stepping(node)
+        elif isinstance(node, COMPREHENSIONS):
+            yield (node.lineno, node.end_lineno or node.lineno), False
+
+
+def _is_stepping(loop: ast.AST) -> bool:
+    calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Attribute) and call.attr in STEPPING for call in calls)

@@ -1,0 +1,76 @@
+"""Words an explanation for terminal, files and the tracker, from the document in a study's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.knobs.base import value_text
+
+MAX_SAID = 3  # findings that a verdict names
+ROLES = {"best": "the best", "baseline": "the baseline"}
+
+
+def signed(gain: float) -> str:
+    """Returns a gain: "+38 %"."""
+    return f"{gain:+.0%}".replace("%", " %")
+
+
+def gain_text(gain: Mapping[str, Any]) -> str:
+    """Returns a gain with what kind of number it is: "predicted +38 % [30, 47]", "at least +22 %, about +25 %"."""
+    kind = str(gain["kind"])
+    if kind == "floor":
+        return f"at least {signed(gain['low'])}, about {signed(gain['mid'])}"
+    if kind == "bound":
+        return f"at most {signed(gain['high'])}, about {signed(gain['mid'])}"
+    return f"{kind} {signed(gain['mid'])} [{100 * gain['low']:.0f}, {100 * gain['high']:.0f}]"
+
+
+def check_text(check: Mapping[str, Any]) -> str:
+    """Returns a gain as it was predicted and as it was measured: "predicted +38 % [30, 47], measured +41 % [36, 46]"."""
+    return f"{gain_text({**check['predicted'], 'kind': 'predicted'})}, {gain_text(check['measured'])}"
+
+
+def size_text(finding: Mapping[str, Any]) -> str:
+    """Returns what removing a finding's cause gains, beside what was predicted if it was tried."""
+    check = finding.get("check")
+    return check_text(check) if check else gain_text(finding["gain"])
+
+
+def remedy_text(finding: Mapping[str, Any]) -> str:
+    """Returns what to do about a finding: "loader.num_workers=2", or what to change in the program."""
+    remedy = finding["remedy"]
+    return f"{remedy['knob']}={value_text(remedy['value'])}" if remedy.get("knob") else str(remedy.get("code") or "")
+
+
+def finding_text(finding: Mapping[str, Any]) -> str:
+    """Returns a finding in one line: cause, place and size."""
+    return f"{finding['cause']}, {finding['where']}: {size_text(finding)}"
+
+
+def accuracy_text(document: Mapping[str, Any]) -> str:
+    """Returns how well explanations have done so far: "3 of 4 predicted gains held"; "" if none was tried."""
+    accuracy = document.get("accuracy") or {}
+    if not accuracy.get("checked"):
+        return ""
+    return f"{accuracy['held']} of {accuracy['checked']} predicted gain{'s' * (accuracy['checked'] != 1)} held"
+
+
+def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the entry of a study's best trial in its explanation; None if it was not explained."""
+    document, best = summary.get("explanation") or {}, (summary.get("best") or {}).get("trial")
+    return next((entry for entry in document.get("explained") or [] if entry["trial"] == best), None)
+
+
+def why_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known."""
+    entry, document = best_entry(summary), summary.get("explanation") or {}
+    if entry is None:
+        return []
+    findings = entry["findings"][:MAX_SAID]
+    if not findings and any(one["outcome"] == "ok" for one in entry["passes"].values()):
+        return ["nothing that is known to cost 3 % or more"]
+    said = [finding_text(finding) for finding in findings]
+    if said and len(said) < MAX_SAID and (words := accuracy_text(document)):
+        said.append(f"explanations: {words}")
+    return said

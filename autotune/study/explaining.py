@@ -1,0 +1,334 @@
+"""Explains trials of a study: runs the passes, finds what costs time, and tries what settings would gain.
+
+Passes and checks are trials of their own kinds, which count for nothing else: neither the search nor the verdict sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.config.command import CommandTemplate
+from autotune.errors import BadInput
+from autotune.explain import checks, explanation
+from autotune.explain.evidence import Evidence
+from autotune.explain.explanation import Document
+from autotune.explain.findings import Finding, found, ranked
+from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.explain.operations import tables
+from autotune.explain.reading import Documents, read
+from autotune.explain.trials import configuration_with, effects, noise_known
+from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.quantities import seconds_text
+from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
+from autotune.space import SearchSpace, resolve
+from autotune.trials.budget import without_window_s
+from autotune.trials.session import OutOfTime, Session
+from autotune.wording import command_text
+
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # of a pass itself, at most for programs of fast steps
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # the same for slow steps
+MAX_SHOWN = 12  # trials named in a message
+MAX_CHECKS = 3  # findings of one trial that are tried
+SIDES = ("with the remedy", "as it was")
+ORDER = (True, False, False, True)  # whether the remedy is measured, ABBA: a drift of the machine affects both alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to explain.
+
+    Attributes:
+        trial: number of the trial; None for the best.
+        passes: to run, unless they have run before.
+        minutes: wall time after which no check begins.
+        fixed: another program to measure against the study's own; None for none.
+        finding: place of the finding that it fixes, from 1.
+        pairs: pairs to measure of the two.
+    """
+
+    trial: int | None = None
+    passes: tuple[str, ...] = PASSES
+    minutes: float = 1.0
+    fixed: CommandTemplate | None = None
+    finding: int = 1
+    pairs: int = 2
+
+
+def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
+    """Returns the trial to explain, and its role in the study.
+
+    Args:
+        number: of the trial; None for the best.
+        records: trials of the study.
+        summary: of the study.
+        study: its name.
+
+    Raises:
+        BadInput: there is no such trial, or it has no measurement; names those that can be explained.
+    """
+    best = (summary.get("best") or {}).get("trial", 0)
+    able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
+    number = best if number is None else number
+    if number in able:
+        roles = {0: explanation.BASELINE, best: explanation.BEST}
+        return able[number], roles.get(number, explanation.ASKED)
+    there = {one.number: one for one in records}
+    shown = ", ".join(map(str, list(able)[:MAX_SHOWN])) + (" and others" if len(able) > MAX_SHOWN else "")
+    can = f"Can be explained: {shown}." if able else "None of its trials can be explained."
+    if number not in there:
+        raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
+    one = there[number]
+    if one.repeats is not None and one.repeats in able:
+        raise BadInput(f"--trial: a {one.kind} trial of {one.repeats}, got {number}. Explain that: --trial {one.repeats}.")
+    reason = f" ({one.reason})" if one.reason else ""
+    raise BadInput(f"--trial: it has no measurement, it ended as {one.outcome}{reason}, got {number}. {can}")
+
+
+def pass_s(record: TrialRecord, which: str) -> float:
+    """Returns the expected seconds of a pass over a configuration."""
+    return without_window_s(record) + max(PASS_S[which], PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0))
+
+
+def planned_s(baseline: TrialRecord) -> list[float]:
+    """Returns the expected seconds of each pass at the end of a study, in order, as far as the baseline tells."""
+    return [pass_s(baseline, which) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
+
+
+class Explaining:
+    """Explains trials of one study.
+
+    Attributes:
+        document: what is known so far, see `explain/explanation.py`; None before anything was tried.
+    """
+
+    def __init__(self, session: Session, document: Document | None = None) -> None:
+        self._session = session
+        self.document = document
+
+    # At the end of a study --------------------------------------------------------------------------------------------------
+
+    def run(self, best: TrialRecord) -> None:
+        """Explains best and baseline in a tenth of the study's time at most; what does not fit is left out."""
+        session, baseline = self._session, self._session.baseline
+        ends_s, session.budget.explain_s = self._ends_s(), 0.0
+        targets = [best] if best is baseline else [best, baseline]
+        planned = [(record, which) for which in (LINES,) for record in targets]
+        planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
+        missing = [(record, which) for record, which in planned if which not in self._passes(record)]
+        if missing == planned and not self._is_time_for(pass_s(*planned[0]), ends_s):
+            self._skip(pass_s(*planned[0]))
+            return
+        for record, which in missing:
+            if self._is_time_for(pass_s(record, which), ends_s):
+                session.explain(record, which, ends_s=ends_s)
+        for record in reversed(targets):  # the best's entry comes last, so that its checks may use what is left
+            self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
+
+    def _ends_s(self) -> float:
+        budget, now_s = self._session.budget, self._session.inputs.clock.monotonic()
+        kept_s, budget.explain_s = budget.explain_s, 0.0
+        left_s = budget.left_s
+        budget.explain_s = kept_s
+        return now_s + min(budget.explain_max_s, left_s)
+
+    def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
+        return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
+
+    def _skip(self, needed_s: float) -> None:
+        most_s = self._session.budget.explain_max_s
+        text = (
+            f"a tenth of the study's time, {seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}; "
+            f"`autotune explain {self._session.folder.name}` does it"
+        )
+        self.document = explanation.empty(text)
+        self._session.listener.notice(f"Not explained: {text}.")
+
+    # Any time ---------------------------------------------------------------------------------------------------------------
+
+    def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
+        """Runs the wanted passes of a trial that were not run yet, explains it, and tries what it finds."""
+        session, before = self._session, self._passes(record)
+        if wanted.fixed:
+            self._compare(wanted.fixed, wanted, record)
+            return
+        ends_s = session.inputs.clock.monotonic() + wanted.minutes * 60
+        for which in wanted.passes:
+            if which not in before or before[which].outcome is not Outcome.ok:
+                session.explain(record, which, ends_s=None)
+        self.explain(record, role, ends_s=ends_s)
+
+    def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
+        """Finds what costs time in a trial, from the passes that ran, and tries findings while there is time."""
+        documents, passes = self._documents(record), self._passes(record)
+        if not passes:
+            return
+        evidence = self._evidence(record, documents)
+        findings, made = checks.by_trials(found(evidence), evidence)
+        more = [note for name, one in passes.items() if (note := _failed(name, one))]
+        self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
+        findings, made = self._tried(record, findings, ends_s)
+        if made:
+            kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
+            self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
+
+    def _keep(
+        self, evidence: Evidence, role: str, findings: Sequence[Finding], made: Sequence[checks.Check], *, notes: Sequence[str]
+    ) -> None:
+        passes = self._passes(evidence.record)
+        added = explanation.entry(evidence, role, findings, passes=passes, notes=notes)
+        document = explanation.with_entry(self.document or explanation.empty(), added, made)
+        self.document = self._session.inputs.secrets.document(document)
+        self._session.folder.write_explanation(self.document)
+
+    def _passes(self, record: TrialRecord) -> dict[str, TrialRecord]:
+        return explanation.passes_of(record.number, self._session.records)
+
+    def _documents(self, record: TrialRecord) -> Documents:
+        session, ran = self._session, [one for one in self._passes(record).values() if one.outcome is Outcome.ok]
+        folders = {one.origin: session.folder.trial_path(one.number) for one in ran}
+        documents = read(folders)
+        if TRACE in folders:
+            documents.operations = tables(list(folders.values()), folders[TRACE], session.inputs.secrets.message)
+        return documents
+
+    def _evidence(self, record: TrialRecord, documents: Documents) -> Evidence:
+        session = self._session
+        assert session.host_context is not None
+        everything = SearchSpace(domains=dict.fromkeys(CATALOGUE), pinned={}, tiers=Tier.training)
+        space = resolve(everything, session.host_context, passed=session.inputs.command.placeholders)
+        noise = noise_known(session.records, session.earlier_noise)
+        return Evidence(
+            record=record,
+            cwd=session.inputs.command.cwd or "",
+            host_context=session.host_context,
+            lines=documents.lines,
+            traced=documents.traced,
+            memory=documents.memory,
+            operations=documents.operations,
+            domains={key: domain.values for key, domain in space.domains.items()},
+            effect=effects(record, session.records, session.resolved, noise),
+        )
+
+    # Checks -----------------------------------------------------------------------------------------------------------------
+
+    def _tried(
+        self, record: TrialRecord, findings: Sequence[Finding], ends_s: float | None
+    ) -> tuple[list[Finding], list[checks.Check]]:
+        """Measures one ABBA round for each untried setting that is found, the largest gains first, while there is time."""
+        kept: list[Finding] = []
+        made: list[checks.Check] = []
+        for finding in findings:
+            is_open = finding.knob and finding.value is not None and finding.check is None and len(made) < MAX_CHECKS
+            check = self._try(record, finding, ends_s) if is_open else None
+            if check:
+                made.append(check)
+            kept.append(checks.with_check(finding, check) if check else finding)
+        return kept, made
+
+    def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
+        assert finding.value is not None
+        session = self._session
+        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
+        pairs = self._pairs_before(record, finding, changed)
+        if not pairs:
+            if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
+                return None
+            number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
+            scores = [self._measured(record, finding, changed if is_new else record.knobs, number, ends_s) for is_new in ORDER]
+            pairs = _paired(scores)
+        if not pairs:
+            return None
+        news, olds = zip(*pairs, strict=True)
+        gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
+        return checks.check_of(finding, gain, trial=record.number, how=checks.PAIRS, num_pairs=len(pairs))
+
+    def _measured(self, record: TrialRecord, finding: Finding, knobs: Knobs, number: int, ends_s: float | None) -> float | None:
+        why = f"{finding.cause}: {SIDES[knobs is record.knobs]}"
+        with contextlib.suppress(OutOfTime):
+            made = self._session.measure_check(record, knobs, cause=finding.cause, round_number=number, why=why, ends_s=ends_s)
+            return made.score if made.outcome.may_win else None
+        return None
+
+    def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
+        """Measures another program and the study's own in turn, and compares with what a finding predicted.
+
+        Raises:
+            BadInput: the trial was not explained, or there is no such finding of it.
+        """
+        session = self._session
+        finding = _chosen(explanation.entry_of(self.document, record.number), wanted, session.folder.name)
+        inputs = replace(session.inputs, command=fixed)
+        other = replace(session, runner=session.runner.with_inputs(inputs))
+        remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
+        number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
+        pairs: list[tuple[float, float]] = []
+        for index in range((wanted.pairs + 1) // 2):
+            scores = []
+            for is_new in ORDER:
+                why = f"{finding.cause}: {'the fixed program' if is_new else 'the program as it was'}"
+                made = (other if is_new else session).measure_check(
+                    record, record.knobs, cause=f"fixed: {finding.cause}", round_number=number + index, why=why, ends_s=None
+                )
+                if is_new and not made.outcome.may_win:
+                    raise BadInput(f"COMMAND: it could not be measured, got {made.outcome}: {made.reason}.")
+                scores.append(made.score if made.outcome.may_win else None)
+            pairs += _paired(scores)
+        if not pairs:
+            raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
+        news, olds = zip(*pairs, strict=True)
+        gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
+        made_check = checks.check_of(finding, gain, trial=record.number, how=checks.FIXED, remedy=remedy, num_pairs=len(pairs))
+        self.document = explanation.with_check(self.document or explanation.empty(), made_check)
+        session.folder.write_explanation(self.document)
+
+    def _pairs_before(self, record: TrialRecord, finding: Finding, changed: Knobs) -> list[tuple[float, float]]:
+        """Returns the pairs that an earlier run of the study measured for the same finding."""
+        new = self._session.resolved.changed(changed)
+        rounds: dict[int, list[TrialRecord]] = {}
+        for one in self._session.records:
+            is_of = one.kind is Kind.check and one.repeats == record.number and one.origin == finding.cause
+            if is_of and one.score and one.outcome.may_win:
+                rounds.setdefault(one.round or 0, []).append(one)
+        for measured in rounds.values():
+            news = [one.score for one in measured if one.changed == new and one.score]
+            olds = [one.score for one in measured if one.changed == record.changed and one.score]
+            if news and olds:
+                return list(zip(news, olds, strict=False))
+        return []
+
+
+def _paired(scores: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Returns (new, old) of the pairs in ORDER in which both were measured."""
+    pairs = []
+    for index in range(0, len(ORDER), 2):
+        one, other = scores[index : index + 2]
+        if one and other and math.isfinite(one) and math.isfinite(other):
+            pairs.append((one, other) if ORDER[index] else (other, one))
+    return pairs
+
+
+def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
+    """Returns the finding that a fixed program is to confirm.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if entry is None:
+        raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
+    if not 1 <= wanted.finding <= len(entry["findings"]):
+        there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
+        raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
+    finding = Finding.from_json(entry["findings"][wanted.finding - 1])
+    was = (finding.check or {}).get("predicted")
+    return replace(finding, gain=Gain.from_json(was)) if was else finding
+
+
+def _failed(name: str, record: TrialRecord) -> str:
+    if record.outcome is Outcome.ok:
+        return ""
+    return f"{name}: the pass ended as {record.outcome}{f', {record.reason}' if record.reason else ''}"
