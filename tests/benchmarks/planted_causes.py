@@ -19,7 +19,7 @@ CAUSES = {  # class: words of which one is in the finding's cause, all of a grou
     "storage": ("storage", "read", "reading", "disk"),
     "collate": ("collate",),
     "workers": ("worker", "workers"),
-    "item": ("item", "synchronisation", "synchronization", "sync", "scalar", "scalars", "metrics"),
+    "item": ("item", "synchronisation", "synchronization", "scalar", "scalars", "metrics"),
     "logging": ("logging", "log", "fsync", "write", "writing"),
     "python": ("python",),
     "gc": ("gc", "garbage"),
@@ -38,13 +38,13 @@ class Cause:
     Attributes:
         kind: its class, a key of CAUSES.
         switch: which revision switches it off, by the last letter of the variable.
-        lines: pieces of source, the first and the last line of the place; () where there are no such lines.
+        lines: pieces of source, the first and the last line of each part of the place; () where there are no such lines.
         words: what else names the place.
     """
 
     kind: str
     switch: str = "A"
-    lines: tuple[str, str] | tuple[()] = ()
+    lines: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
 
 
@@ -66,17 +66,14 @@ class Program:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.num_ranks}"]
         return [sys.executable, *(torchrun if self.num_ranks > 1 else []), str(self.path), "--data", str(data)]
 
-    def line_range(self, cause: Cause) -> range:
-        """Returns the numbers of a cause's lines; empty where it has none.
+    def line_ranges(self, cause: Cause) -> list[range]:
+        """Returns the numbers of a cause's lines.
 
         Raises:
             ValueError: a piece of source is not found, or not once.
         """
-        if not cause.lines:
-            return range(0)
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        first, last = (_only(lines, piece) for piece in cause.lines)
-        return range(first, last + 1)
+        return [range(_only(lines, first), _only(lines, last) + 1) for first, last in cause.lines]
 
 
 def _only(lines: Sequence[str], piece: str) -> int:
@@ -86,81 +83,122 @@ def _only(lines: Sequence[str], piece: str) -> int:
     return numbers[0]
 
 
+def _only_line(piece: str) -> tuple[str, str]:
+    return piece, piece
+
+
+VIEWS = ("transform", "augment", "augmentation", "GaussianBlur")
+LAUNCH_WORDS = ("compile", "batch_size", "step", "forward", "backward")
 WORKER_KNOB = ("num_workers",)
-OPTIMIZER_WORDS = ("optimizer.fused", "optimizer.step", "optimizer.implementation")
-PRECISION_WORDS = ("precision", "layout", "channels_last", "conv")
+OPTIMIZER_WORDS = ("optimizer.fused", "optimizer.step", "optimizer.implementation", "optimizer")
+PRECISION_WORDS = ("precision", "layout", "channels_last", "conv", "conv2d", "convolution")
+COMPILE_WORDS = ("compile", "forward", "dynamic")
+STORAGE_WORDS = ("read", "storage", "fetch", "get")
+STEP = _only_line("optimizer.step()")
+OPTIMIZER = _only_line("optimizer = torch.optim")
+LOADER = (_only_line("loader = DataLoader("), _only_line("in loader:"))
+FORWARD_BACKWARD = (_only_line("loss = nn.functional"), _only_line("loss.backward()"))
+
+
+def _program(name: str, *causes: Cause, num_ranks: int = 1) -> Program:
+    return Program(name=name, causes=causes, num_ranks=num_ranks)
+
 
 SINGLE = (
-    Program(
-        name="photos",
-        causes=(Cause(kind="decode", lines=('return Image.open(path).convert("RGB")',) * 2, words=("decode",)),),
-    ),
-    Program(
-        name="textures",
-        causes=(
-            Cause(
-                kind="augmentation",
-                lines=("return self.views(self.images", "return self.views(self.images"),
-                words=("ColorJitter", "GaussianBlur", "transform", "augment"),
-            ),
+    _program("photos", Cause(kind="decode", lines=(_only_line("return Image.open(path).convert("),), words=("decode",))),
+    _program(
+        "textures",
+        Cause(
+            kind="augmentation",
+            lines=(_only_line("steps += [v2.ColorJitter"), _only_line("return self.views(self.images")),
+            words=("ColorJitter", *VIEWS),
         ),
     ),
-    Program(
-        name="archive",
-        causes=(Cause(kind="storage", lines=("def get(self", "return body"), words=("read", "storage")),),
+    _program("archive", Cause(kind="storage", lines=(("def get(self", "return body"),), words=STORAGE_WORDS)),
+    _program(
+        "sentences",
+        Cause(kind="collate", lines=(("def batch_of(", "return rows, labels"),), words=("collate", "collate_fn", "batch_of")),
     ),
-    Program(
-        name="sentences",
-        causes=(Cause(kind="collate", lines=("def batch_of(", "return rows, labels"), words=("collate", "batch_of")),),
-    ),
-    Program(
-        name="spectra",
-        causes=(Cause(kind="workers", lines=("loader = DataLoader(",) * 2, words=WORKER_KNOB),),
-    ),
-    Program(
-        name="residuals",
-        causes=(Cause(kind="item", lines=("for name, weight in self.model", "sizes[name] = (")),),
-    ),
-    Program(
-        name="journal",
-        causes=(Cause(kind="logging", lines=("def write(self", "os.fsync(")),),
-    ),
-    Program(
-        name="contrast",
-        causes=(Cause(kind="python", lines=("same = torch.zeros(", "same[i, j] = True")),),
-    ),
-    Program(
-        name="ledger",
-        causes=(Cause(kind="gc", lines=("gc.collect()",) * 2),),
-    ),
-    Program(
-        name="gates",
-        causes=(
-            Cause(
-                kind="launch",
-                lines=("def forward(self, rows: Tensor) -> Tensor:", "loss.backward()"),
-                words=("compile", "batch_size", "step"),
-            ),
+    _program("spectra", Cause(kind="workers", lines=LOADER, words=WORKER_KNOB)),
+    _program("residuals", Cause(kind="item", lines=(("for name, weight in self.model", "sizes[name] = ("),))),
+    _program("journal", Cause(kind="logging", lines=(("def write(self", "os.fsync("),))),
+    _program("contrast", Cause(kind="python", lines=(("same = torch.zeros(", "same[i, j] = True"),))),
+    _program("ledger", Cause(kind="gc", lines=(_only_line("gc.collect()"),))),
+    _program(
+        "gates",
+        Cause(
+            kind="launch",
+            lines=(("class Norm(", "return self.head(hidden)"), *FORWARD_BACKWARD),
+            words=LAUNCH_WORDS,
         ),
     ),
-    Program(
-        name="lengths",
-        causes=(Cause(kind="recompilation", lines=("compiled = torch.compile(", "loss = nn.functional"), words=("forward",)),),
+    _program(
+        "lengths",
+        Cause(
+            kind="recompilation",
+            lines=(
+                ("def forward(", "return self.head("),
+                _only_line("compiled = torch.compile("),
+                _only_line("loss = nn.functional"),
+            ),
+            words=COMPILE_WORDS,
+        ),
     ),
-    Program(
-        name="tiles",
-        causes=(Cause(kind="precision", lines=("model(images)",) * 2, words=PRECISION_WORDS),),
+    _program(
+        "tiles",
+        Cause(
+            kind="precision",
+            lines=(("def block(", "return nn.Sequential("), _only_line("model(images)"), _only_line("loss.backward()")),
+            words=PRECISION_WORDS,
+        ),
     ),
-    Program(
-        name="towers",
-        causes=(Cause(kind="optimizer", lines=("optimizer.step()",) * 2, words=OPTIMIZER_WORDS),),
+    _program("towers", Cause(kind="optimizer", lines=(STEP, OPTIMIZER), words=OPTIMIZER_WORDS)),
+    _program("clouds", Cause(kind="ranks", words=("rank 1",)), num_ranks=2),
+)
+PAIRS = (
+    _program(
+        "ridges",
+        Cause(kind="item", lines=(("for name, weight in model.named", "found[name] = ["),)),
+        Cause(kind="optimizer", switch="B", lines=(STEP, OPTIMIZER), words=OPTIMIZER_WORDS),
     ),
-    Program(
-        name="clouds",
-        num_ranks=2,
-        causes=(Cause(kind="ranks", words=("rank 1", "rank1")),),
+    _program(
+        "siblings",
+        Cause(kind="gc", lines=(_only_line("gc.collect()"),)),
+        Cause(kind="python", switch="B", lines=(("signs = torch.empty", "signs[i, j] = "),)),
+    ),
+    _program(
+        "scenes",
+        Cause(kind="logging", lines=(("file=losses", "os.fsync("),)),
+        Cause(
+            kind="precision",
+            switch="B",
+            lines=(("def block(", "return nn.Sequential("), _only_line("model(images)"), _only_line("loss.backward()")),
+            words=PRECISION_WORDS,
+        ),
+    ),
+    _program(
+        "weather",
+        Cause(
+            kind="augmentation",
+            lines=(_only_line("random = [v2.RandomAffine"), _only_line("return self.views(self.maps")),
+            words=("RandomAffine", *VIEWS),
+        ),
+        Cause(kind="optimizer", switch="B", lines=(STEP, OPTIMIZER), words=OPTIMIZER_WORDS),
+    ),
+    _program(
+        "vault",
+        Cause(kind="storage", lines=(("def fetch(self", "return body"),), words=STORAGE_WORDS),
+        Cause(kind="workers", switch="B", lines=LOADER, words=WORKER_KNOB),
+    ),
+    _program(
+        "pulse",
+        Cause(
+            kind="launch",
+            lines=(("class Unit(", "return (1 - keep)"), ("class Network(", "return self.head(state)"), *FORWARD_BACKWARD),
+            words=LAUNCH_WORDS,
+        ),
+        Cause(kind="logging", switch="B", lines=(("def add(self", "os.fsync("),)),
     ),
 )
-PAIRS: tuple[Program, ...] = ()
-HEALTHY: tuple[Program, ...] = ()
+HEALTHY = tuple(Program(name=name) for name in ("leaves", "prices", "letters", "tides", "molecules", "shapes"))
 PROGRAMS = {program.name: program for program in (*SINGLE, *PAIRS, *HEALTHY)}

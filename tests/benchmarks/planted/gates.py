@@ -5,7 +5,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION = revision("A")
-FEATURES, HIDDEN, STEPS, BATCH = 16, 32, 24, 4
+FEATURES, HIDDEN, STEPS, BATCH = 16, 32, 20, 4
 
 
 class Norm(nn.Module):
@@ -28,18 +28,16 @@ class Cell(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        if REVISION == 2:
-            self.whole, self.norm = nn.Linear(FEATURES + HIDDEN, 4 * HIDDEN), Norm(4 * HIDDEN)
-            return
-        self.gates = nn.ModuleList(nn.Linear(FEATURES + HIDDEN, HIDDEN) for _ in range(4))
         self.norms = nn.ModuleList(Norm(HIDDEN) for _ in range(4))
+        if REVISION == 2:
+            self.gates = nn.Linear(FEATURES + HIDDEN, 4 * HIDDEN)
+        else:
+            self.gates = nn.ModuleList(nn.Linear(FEATURES + HIDDEN, HIDDEN) for _ in range(4))
 
     def forward(self, rows: Tensor, hidden: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.cat([rows, hidden], 1)
-        if REVISION == 2:
-            keep, add, new, show = self.norm(self.whole(joined)).chunk(4, 1)
-        else:
-            keep, add, new, show = (norm(gate(joined)) for gate, norm in zip(self.gates, self.norms, strict=True))
+        parts = self.gates(joined).chunk(4, 1) if REVISION == 2 else [gate(joined) for gate in self.gates]
+        keep, add, new, show = (norm(part) for norm, part in zip(self.norms, parts, strict=True))
         memory = torch.sigmoid(keep) * memory + torch.sigmoid(add) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(memory), memory
 

@@ -10,7 +10,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION = revision("A")
-FEATURES, WIDTH, BATCH = 64, 256, 128
+FEATURES, WIDTH, BATCH = 64, 128, 64
 
 
 class Journal:
@@ -45,7 +45,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(FEATURES, WIDTH),
         nn.GELU(),
-        *(m for _ in range(4) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
+        *(m for _ in range(12) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
         nn.Linear(WIDTH, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

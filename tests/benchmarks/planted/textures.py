@@ -14,7 +14,7 @@ def views() -> v2.Compose:
     """Returns what is done to an image of the training set."""
     steps: list[nn.Module] = [v2.RandomCrop(64), v2.RandomHorizontalFlip()]
     if REVISION == 1:
-        steps += [v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.GaussianBlur(9, sigma=(0.1, 2.0))]
+        steps += [v2.ColorJitter(0.4, 0.4), v2.GaussianBlur(7, sigma=(0.1, 2.0))]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
     return v2.Compose(steps)
 
