@@ -25,7 +25,7 @@ from typing import Any
 from tests.benchmarks import planted_data
 from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
 from tests.benchmarks.planted_causes import PROGRAMS, Program
-from tests.benchmarks.planted_truth import PAIRS, Truths, digest
+from tests.benchmarks.planted_truth import ATTEMPTS, PAIRS, Truths, digest
 from tests.benchmarks.reporting import machine_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +122,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"some of {', '.join(PROGRAMS)}")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="with and without a cause in turn, so often")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="for a run beside which nobody else uses the cores")
+    parser.add_argument("--calm", action="store_true", help="count no rounds that others disturbed: measure them again")
     parser.add_argument("--truth-only", action="store_true", help="measure what causes cost, ask nothing")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="of data and studies")
     parser.add_argument("--json", type=Path, help="findings so far, read and written (default: explained.json in the folder)")
@@ -129,7 +131,7 @@ def main() -> int:
     given = parser.parse_args()
     folder, programs = given.folder.resolve(), [PROGRAMS[name] for name in given.only or PROGRAMS]
     planted_data.prepare(folder / "data")
-    truths = Truths()
+    truths = Truths(is_calm=given.calm, attempts=given.attempts)
     for program in programs:
         truths.measure(program, folder / "data", num_pairs=given.pairs)
     explained = Explained(given.json or folder / "explained.json")

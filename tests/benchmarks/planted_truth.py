@@ -1,6 +1,7 @@
 """Measures what the cause that is planted in a program costs: the program's own rate with it and without, in turn.
 
-Nothing of autotune runs beside the program. A run while others use the cores is made again, a few times.
+Nothing of autotune runs beside the program. A run while others use the cores is made again, a few times; how much they used
+is kept with each round, and rounds that were disturbed can be left out.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ TRUTHS = FOLDER / "truths.json"  # measured so far, with the machine that they h
 METER = FOLDER / "meter.py"
 WINDOW_S, LIMIT_S = 6.0, 120.0
 PAIRS = 3
-FOREIGN_CORES = 0.3  # used by others: more, and a run is made again
-MAX_ATTEMPTS = 2
+FOREIGN_CORES = 0.3  # used by others: more, and a run is disturbed
+ATTEMPTS = 2  # for a run that is not
 TAIL_CHARS = 800
 
 
@@ -37,9 +38,24 @@ class Gain:
 
     ratio: float
     ci: tuple[float, float] | None = None
+    is_disturbed: bool = False  # others used the cores beside a round
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f}x" + (f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else "")
+        told = f"{self.ratio:.2f}x" + (f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else "")
+        return told + (" disturbed" if self.is_disturbed else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One run of each kind: rates in samples a second by what was switched off, and how many cores others used at most."""
+
+    rates: dict[str, float]
+    foreign_cores: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Returns whether others took cores that the program wanted."""
+        return self.foreign_cores > FOREIGN_CORES
 
 
 def switches(program: Program) -> list[str]:
@@ -48,10 +64,10 @@ def switches(program: Program) -> list[str]:
     return ["".join(chosen) for num in range(len(names) + 1) for chosen in itertools.combinations(names, num)]
 
 
-def gain(rounds: list[dict[str, float]], switched_off: str) -> Gain:
-    """Returns the gain of switching causes off, from rounds of rates by what was switched off."""
-    ratio = paired_ratio([one[switched_off] for one in rounds], [one[""] for one in rounds])
-    return Gain(ratio=ratio.ratio, ci=ratio.ci)
+def gain(rounds: Sequence[Round], switched_off: str) -> Gain:
+    """Returns the gain of switching causes off, from rounds."""
+    ratio = paired_ratio([one.rates[switched_off] for one in rounds], [one.rates[""] for one in rounds])
+    return Gain(ratio=ratio.ratio, ci=ratio.ci, is_disturbed=any(one.is_disturbed for one in rounds))
 
 
 class Truths:
@@ -59,33 +75,32 @@ class Truths:
 
     Args:
         path: the file; truths of another machine, or of programs that have changed since, are measured again.
+        is_calm: rounds that were disturbed are left out, and measured again.
+        attempts: for a run that is not disturbed.
     """
 
-    def __init__(self, path: Path = TRUTHS) -> None:
-        self.path = path
+    def __init__(self, path: Path = TRUTHS, *, is_calm: bool = False, attempts: int = ATTEMPTS) -> None:
+        self.path, self.is_calm, self.attempts = path, is_calm, attempts
         facts = host_facts()
         self.machine = f"{facts['cpu_model']}, {facts['num_cores']} cores"
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.kept: dict[str, Any] = kept if kept.get("machine") == self.machine else {"machine": self.machine, "programs": {}}
 
-    def rounds(self, program: Program) -> list[dict[str, float]]:
+    def rounds(self, program: Program) -> list[Round]:
         """Returns the rounds that hold for the program as it is now."""
         entry = self.kept["programs"].get(program.name, {})
-        return list(entry["rounds"]) if entry.get("source") == digest(program) else []
+        rounds = [Round(**one) for one in entry.get("rounds", [])] if entry.get("source") == digest(program) else []
+        return [one for one in rounds if not (self.is_calm and one.is_disturbed)]
 
     def gain(self, program: Program, switched_off: str) -> Gain | None:
         """Returns what switching causes off gains; None if that was not measured."""
         rounds = self.rounds(program)
         return gain(rounds, switched_off) if rounds else None
 
-    def add(self, program: Program, rates: dict[str, float], foreign_cores: float) -> None:
-        """Keeps one round."""
-        entry = self.kept["programs"].get(program.name, {})
-        if entry.get("source") != digest(program):
-            entry = {"source": digest(program), "rounds": [], "foreign_cores": []}
-        entry["rounds"].append({name: round(rate, 3) for name, rate in rates.items()})
-        entry["foreign_cores"].append(round(foreign_cores, 2))
-        entry["date"] = time.strftime("%Y-%m-%d")
+    def add(self, program: Program, measured: Round) -> None:
+        """Keeps one round; it takes the place of the rounds that do not count."""
+        rounds = [asdict(one) for one in (*self.rounds(program), measured)]
+        entry = {"source": digest(program), "date": time.strftime("%Y-%m-%d"), "rounds": rounds}
         self.kept["programs"][program.name] = entry
         self.kept["programs"] = dict(sorted(self.kept["programs"].items()))
         new = self.path.with_suffix(".new")
@@ -93,14 +108,15 @@ class Truths:
         new.replace(self.path)
 
     def measure(self, program: Program, data: Path, *, num_pairs: int) -> None:
-        """Measures the rounds that are missing."""
+        """Measures the rounds that are missing, every other one in reverse."""
+        names = switches(program)
         for number in range(len(self.rounds(program)), num_pairs):
-            names = switches(program)
             rates, worst = {}, 0.0
             for name in names if number % 2 == 0 else reversed(names):
-                rates[name], foreign = undisturbed(program, data, name)
+                rates[name], foreign = undisturbed(program, data, name, attempts=self.attempts)
                 worst = max(worst, foreign)
-            self.add(program, rates, worst)
+            rounded = {name: float(f"{rates[name]:.5g}") for name in names}
+            self.add(program, Round(rates=rounded, foreign_cores=round(worst, 2)))
             told = "  ".join(f"{name or 'as it is'} {rates[name]:.1f}" for name in names)
             print(f"{program.name}: {told} samples/s, others used {worst:.2f} cores", file=sys.stderr, flush=True)
 
@@ -110,10 +126,10 @@ def digest(program: Program) -> str:
     return hashlib.sha256(program.path.read_bytes() + METER.read_bytes()).hexdigest()[:16]
 
 
-def undisturbed(program: Program, data: Path, switched_off: str) -> tuple[float, float]:
+def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: int) -> tuple[float, float]:
     """Returns the rate and how many cores others used; of the calmest run where all are disturbed."""
     found: list[tuple[float, float]] = []
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(attempts):
         monitor = CpuMonitor()
         before = monitor.look(time.monotonic())
         rate = own_rate(program, data, switched_off)

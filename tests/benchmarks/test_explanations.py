@@ -11,7 +11,7 @@ import pytest
 from tests.benchmarks import planted_truth
 from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
 from tests.benchmarks.planted_causes import CAUSES, FOLDER, HEALTHY, PAIRS, PROGRAMS, SINGLE, Program
-from tests.benchmarks.planted_truth import Gain, Truths, gain, switches
+from tests.benchmarks.planted_truth import Gain, Round, Truths, gain, switches
 
 PHOTOS, RIDGES, CLOUDS, LEAVES = (PROGRAMS[name] for name in ("photos", "ridges", "clouds", "leaves"))
 
@@ -62,7 +62,15 @@ def test_a_line_within_the_place_is_right_and_one_beside_it_is_not() -> None:
     line = PHOTOS.line_ranges(PHOTOS.causes[0])[0].start
     for where in (f"photos.py:{line}", f"/somewhere/photos.py:{line} in open", {"file": "photos.py", "line": line}):
         assert judged(PHOTOS, document("slow decode", where)).is_first_and_right, where
-    for where in (f"photos.py:{line + 1}", f"myphotos.py:{line}", f"photos.py:{line}7", "stage collate", "", None, f"photos.py:{line + 1} decode"):
+    for where in (
+        f"photos.py:{line + 1}",
+        f"myphotos.py:{line}",
+        f"photos.py:{line}7",
+        "stage collate",
+        "",
+        None,
+        f"photos.py:{line + 1} decode",
+    ):
         assert not judged(PHOTOS, document("slow decode", where)).is_first_and_right, where
 
 
@@ -78,9 +86,7 @@ def test_a_stage_a_knob_or_a_rank_is_a_place_too() -> None:
     assert not judged(CLOUDS, document("rank skew", "rank 0")).is_first_and_right
 
 
-@pytest.mark.parametrize(
-    "cause", ["storage", "too few workers", "memory-bound operators", "graph breaks", "decoder"]
-)
+@pytest.mark.parametrize("cause", ["storage", "too few workers", "memory-bound operators", "graph breaks", "decoder"])
 def test_another_cause_is_not_taken_for_the_planted_one(cause: str) -> None:
     assert judged(PHOTOS, document(cause, place_of(PHOTOS))).judged[0].finding is None
 
@@ -174,7 +180,7 @@ def test_causes_of_a_pair_are_switched_one_by_one_and_together() -> None:
     assert switches(PHOTOS) == ["", "A"]
     assert switches(RIDGES) == ["", "A", "B", "AB"]
     assert switches(LEAVES) == [""]
-    rounds = [{"": 10.0, "A": 14.0, "B": 10.0}, {"": 10.0, "A": 14.0, "B": 11.0}]
+    rounds = [Round(rates={"": 10.0, "A": 14.0, "B": other}) for other in (10.0, 11.0)]
     assert gain(rounds, "A").ratio == pytest.approx(1.4)
     assert gain(rounds[:1], "A").ci is None
 
@@ -186,7 +192,7 @@ def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch:
         runs.append(switched_off)
         return 14.0 if switched_off else 10.0
 
-    monkeypatch.setattr(planted_truth, "undisturbed", lambda *words: (rate(*words), 0.0))
+    monkeypatch.setattr(planted_truth, "undisturbed", lambda *words, attempts: (rate(*words), 0.0))
     Truths(tmp_path / "truths.json").measure(PHOTOS, tmp_path, num_pairs=2)
     assert runs == ["", "A", "A", ""]
     again = Truths(tmp_path / "truths.json")
@@ -199,10 +205,21 @@ def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch:
 
 def test_truths_of_another_machine_or_of_an_older_program_do_not_count(tmp_path: Any) -> None:
     truths = Truths(tmp_path / "truths.json")
-    truths.add(PHOTOS, {"": 10.0, "A": 14.0}, 0.0)
+    truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
     document = json.loads(truths.path.read_text())
     truths.path.write_text(json.dumps({**document, "machine": "another"}))
     assert Truths(truths.path).gain(PHOTOS, "A") is None
     document["programs"]["photos"]["source"] = "older"
     truths.path.write_text(json.dumps(document))
     assert Truths(truths.path).gain(PHOTOS, "A") is None
+
+
+def test_disturbed_rounds_are_marked_and_can_be_left_out(tmp_path: Any) -> None:
+    truths = Truths(tmp_path / "truths.json")
+    for foreign in (0.0, 0.9):
+        truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}, foreign_cores=foreign))
+    assert str(truths.gain(PHOTOS, "A")) == "1.40x [1.40, 1.40] disturbed"
+    calm = Truths(truths.path, is_calm=True)
+    assert str(calm.gain(PHOTOS, "A")) == "1.40x"
+    calm.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
+    assert not Truths(truths.path).gain(PHOTOS, "A").is_disturbed
