@@ -168,7 +168,13 @@ PAIRS = (
     ),
     _program(
         "scenes",
-        Cause(kind="logging", lines=(("file=losses", "os.fsync("),)),
+        Cause(
+            kind="logging",
+            lines=(
+                ("def note(", "os.fsync("),
+                _only_line("note(folder, epoch, loss.item())"),
+            ),
+        ),
         Cause(
             kind="precision",
             switch="B",

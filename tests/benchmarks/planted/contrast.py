@@ -5,7 +5,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION = revision("A")
-FEATURES, WIDTH, CLASSES, BATCH = 64, 128, 12, 48
+FEATURES, WIDTH, CLASSES, BATCH = 64, 128, 12, 40
 
 
 def same_class(labels: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(FEATURES, WIDTH),
         nn.GELU(),
-        *(m for _ in range(12) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
+        *(m for _ in range(26) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
         nn.Linear(WIDTH, 64),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

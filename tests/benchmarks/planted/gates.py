@@ -5,7 +5,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION = revision("A")
-FEATURES, HIDDEN, STEPS, BATCH = 16, 32, 20, 4
+FEATURES, HIDDEN, STEPS, BATCH = 16, 32, 28, 4
 
 
 class Norm(nn.Module):

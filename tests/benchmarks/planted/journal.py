@@ -3,14 +3,14 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION = revision("A")
-FEATURES, WIDTH, BATCH = 64, 128, 64
+FEATURES, WIDTH, BATCH = 64, 128, 96
 
 
 class Journal:
@@ -19,16 +19,21 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.lines = (folder / f"journal-{os.getpid()}.jsonl").open("w")
-        self.progress = (folder / f"progress-{os.getpid()}.json").open("w")
+        self.progress = folder / f"progress-{os.getpid()}.json"
 
     def write(self, entry: dict[str, Any]) -> None:
         self.lines.write(json.dumps(entry) + "\n")
-        self.progress.seek(0)
-        json.dump({"step": entry["step"]}, self.progress)
-        for file in (self.lines, self.progress):
-            file.flush()
-            if REVISION == 1:
-                os.fsync(file.fileno())
+        self.keep(self.lines)
+        new = self.progress.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump({"step": entry["step"]}, file)
+            self.keep(file)
+        new.replace(self.progress)
+
+    def keep(self, file: TextIO) -> None:
+        file.flush()
+        if REVISION == 1:
+            os.fsync(file.fileno())
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -45,7 +50,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(FEATURES, WIDTH),
         nn.GELU(),
-        *(m for _ in range(12) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
+        *(m for _ in range(20) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())),
         nn.Linear(WIDTH, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

@@ -7,14 +7,14 @@ from meter import Meter, options, revision
 from torch import nn
 
 REVISION = revision("A")
-FEATURES, WIDTH, BATCH = 768, 1024, 512
+FEATURES, WIDTH, BATCH = 768, 1024, 1024
 
 
 def main() -> None:
     """Trains."""
     settings = options()
     torch.manual_seed(0)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    layers = [layer for _ in range(5) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     model = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.GELU(), *layers, nn.Linear(WIDTH, 32))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     inputs, labels = torch.randn(BATCH * 12, FEATURES), torch.randint(0, 32, (BATCH * 12,))

@@ -9,7 +9,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION_A, REVISION_B = revision("A"), revision("B")
-FEATURES, HIDDEN, STEPS, BATCH = 8, 24, 16, 2
+FEATURES, HIDDEN, STEPS, BATCH = 8, 24, 36, 2
 
 
 class Unit(nn.Module):
@@ -31,17 +31,18 @@ class Unit(nn.Module):
 
 
 class Notes:
-    """A line for every step."""
+    """Lines for every step."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / f"{os.getpid()}.jsonl").open("w")
+        self.files = [(folder / f"{name}-{os.getpid()}.jsonl").open("w") for name in ("steps", "losses")]
 
     def add(self, step: int, loss: float) -> None:
-        self.file.write(json.dumps({"step": step, "loss": loss}) + "\n")
-        self.file.flush()
-        if REVISION_B == 1:
-            os.fsync(self.file.fileno())
+        for file, entry in zip(self.files, ({"step": step}, {"loss": loss}), strict=True):
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            if REVISION_B == 1:
+                os.fsync(file.fileno())
 
 
 class Network(nn.Module):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 import torch
 from meter import Meter, options, revision
@@ -14,6 +15,15 @@ CLASSES, SIZE, BATCH = 12, 32, 8
 def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     """Returns a convolution with its normalisation."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def note(folder: Path, epoch: int, loss: float) -> None:
+    """Adds a loss to the epoch's file and says which is the last."""
+    for path, mode in ((folder / f"{epoch}.txt", "a"), (folder / "last.txt", "w")):
+        with path.open(mode) as file:
+            print(epoch, loss, file=file, flush=True)
+            if REVISION_A == 1:
+                os.fsync(file.fileno())
 
 
 def main() -> None:
@@ -29,8 +39,8 @@ def main() -> None:
         model, scenes = model.to(memory_format=torch.channels_last), scenes.contiguous(memory_format=torch.channels_last)
         precision = torch.autocast("cpu", torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    (settings.data / "losses").mkdir(exist_ok=True)
-    losses = (settings.data / "losses" / f"{os.getpid()}.txt").open("w")
+    folder = settings.data / f"losses-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
     meter = Meter(settings.seconds)
     for epoch in range(settings.epochs):
         for images, classes in zip(scenes.split(BATCH), labels.split(BATCH), strict=True):
@@ -39,9 +49,7 @@ def main() -> None:
                 loss = nn.functional.cross_entropy(model(images), classes)
             loss.backward()
             optimizer.step()
-            print(epoch, loss.item(), file=losses, flush=True)
-            if REVISION_A == 1:
-                os.fsync(losses.fileno())
+            note(folder, epoch, loss.item())
             if meter.add(len(images)):
                 return
 

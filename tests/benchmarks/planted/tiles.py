@@ -20,8 +20,8 @@ def main() -> None:
     settings = options()
     torch.manual_seed(0)
     model = nn.Sequential(
-        block(8, 64), block(64, 128, 2), block(128, 128), block(128, 256, 2), block(256, 256),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES),
+        block(8, 48), block(48, 96, 2), block(96, 96), block(96, 192, 2), block(192, 192),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(192, CLASSES),
     )  # fmt: skip
     tiles, labels = torch.randn(BATCH * 16, 8, SIZE, SIZE), torch.randint(0, CLASSES, (BATCH * 16,))
     precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 REVISION_A, REVISION_B = revision("A"), revision("B")
 BATCH, CHANNELS, POINTS = 16, 8, 513
-ROUND_TRIP_S = 0.0015
+ROUND_TRIP_S = 0.0008
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):

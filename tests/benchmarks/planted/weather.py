@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 REVISION_A, REVISION_B = revision("A"), revision("B")
-SIZE, STATIONS, COLUMNS, WIDTH, BATCH = 64, 300, 48, 16, 32
+SIZE, STATIONS, COLUMNS, WIDTH, BATCH = 64, 300, 80, 16, 32
 
 
 def views() -> v2.Compose:
