@@ -70,7 +70,7 @@ class Finding:
 
     def is_at(self, program: Program, cause: Cause) -> bool:
         """Returns whether its place is that of a planted cause: one of its lines or, if it names none, one of its words."""
-        named = list(_lines(self.where, program.path))
+        named = list(_lines(self.where, program.path)) if cause.lines else []
         if named:
             return any(one.start <= last and first < one.stop for one in program.line_ranges(cause) for first, last in named)
         where = _plain(self.where)

@@ -83,6 +83,7 @@ def test_a_range_of_lines_that_overlaps_the_place_is_right() -> None:
 def test_a_stage_a_knob_or_a_rank_is_a_place_too() -> None:
     assert judged(PHOTOS, document("slow decode", "stage decode")).is_first_and_right
     assert judged(CLOUDS, document("rank skew", {"rank": 1})).is_first_and_right
+    assert judged(CLOUDS, document("rank skew", "rank 1, clouds.py:59")).is_first_and_right
     assert not judged(CLOUDS, document("rank skew", "rank 0")).is_first_and_right
 
 

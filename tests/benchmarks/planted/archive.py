@@ -52,7 +52,7 @@ def main() -> None:
         nn.Flatten(), nn.Linear(CHANNELS * POINTS, 512), nn.SiLU(), nn.Linear(512, 512), nn.SiLU(), nn.Linear(512, 1)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    bucket = Bucket(settings.data / "records", round_trip_s=0.0 if REVISION == 2 else 0.006)
+    bucket = Bucket(settings.data / "records", round_trip_s=0.0 if REVISION == 2 else 0.004)
     loader = DataLoader(Measurements(bucket, 200_000), BATCH, shuffle=True, num_workers=4, persistent_workers=True)
     meter = Meter(settings.seconds)
     for _ in range(settings.epochs):
