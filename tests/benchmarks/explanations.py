@@ -1,0 +1,147 @@
+"""Does `autotune explain` find what is planted, where it is, and how much it costs? And nothing where nothing is?
+
+    python -m tests.benchmarks.explanations [--only NAME ...] [--pairs N] [--truth-only] [--folder DIR] [--json FILE] [--again]
+
+Three groups of programs in `planted/`: fourteen with one cause, some with two at once, six healthy ones. What a cause costs is
+measured first: the program's own rate with it and without, in turn, nothing of autotune beside it (planted_truth.py). What has
+been measured on this machine is in planted/truths.json and is not measured again. Then `autotune run` tries little and
+`autotune explain` looks at the program; its findings are held against planted_causes.py. It goes on where it stopped.
+
+The programs were written without sight of the rules that find causes, and the rules are to be written without sight of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import planted_data
+from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
+from tests.benchmarks.planted_causes import PROGRAMS, Program
+from tests.benchmarks.planted_truth import ATTEMPTS, PAIRS, Truths, digest
+from tests.benchmarks.reporting import machine_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = (  # a study that is as short as can be: the program as it is, and little else
+    "study.budget.minutes=1",
+    "study.budget.trials=1",
+    "search.warm_start=off",
+    "tracker.uri=none",
+    "measure.quiet=false",
+    "device.kind=cpu",
+)
+EXPLAIN = ("--json",)  # beside the study's name
+RUN_LIMIT_S, EXPLAIN_LIMIT_S = 240.0, 180.0
+TAIL_CHARS = 1_000
+
+
+class Explained:
+    """What `autotune explain` said of each program, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def get(self, program: Program) -> dict[str, Any] | None:
+        """Returns what was said of the program as it is now; None if it was not asked."""
+        entry = self.kept.get(program.name)
+        return entry if entry and entry["source"] == digest(program) else None
+
+    def findings(self, program: Program) -> list[Finding] | None:
+        """Returns its findings in the order given; None if there are none to be had."""
+        entry = self.get(program)
+        return findings_of(entry["document"]) if entry and entry["document"] else None
+
+    def add(self, program: Program, document: Mapping[str, Any] | None, error: str, seconds: float) -> None:
+        """Keeps an answer, or why there is none."""
+        entry = {"source": digest(program), "document": document, "error": error, "seconds": round(seconds, 1)}
+        self.kept[program.name] = entry
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
+        new.replace(self.path)
+
+
+def explain(program: Program, folder: Path) -> dict[str, Any]:
+    """Returns the document that `autotune explain --json` prints of a fresh, short study of the program.
+
+    Raises:
+        RuntimeError: a command failed, or printed no document; with the end of what it wrote.
+    """
+    study = f"{program.name}-{time.strftime('%m%d-%H%M%S')}"
+    command = program.command(folder / "data")
+    _autotune(folder, "run", f"study.name={study}", *RUN, "--", *command, limit_s=RUN_LIMIT_S)
+    answer = _autotune(folder, "explain", study, *EXPLAIN, limit_s=EXPLAIN_LIMIT_S)
+    try:
+        return dict(json.loads(answer))
+    except ValueError as error:
+        raise RuntimeError(f"autotune explain printed no JSON: {answer[-TAIL_CHARS:]}") from error
+
+
+def _autotune(folder: Path, *words: str, limit_s: float) -> str:
+    """Returns what a command wrote to standard output, run in the benchmark's folder as a user would."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = [sys.executable, "-m", "autotune", *words]
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"autotune {words[0]} took longer than {limit_s:.0f} s") from error
+    if done.returncode != 0:
+        tail = (done.stdout + done.stderr)[-TAIL_CHARS:]
+        raise RuntimeError(f"autotune {words[0]} ended with exit status {done.returncode}: {tail}")
+    return done.stdout
+
+
+def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_again: bool) -> None:
+    """Asks `autotune explain` of the programs that it was not asked of."""
+    for program in programs:
+        if explained.get(program) and not is_again:
+            continue
+        started_s = time.monotonic()
+        document, problem = None, ""
+        try:
+            document = explain(program, folder)
+        except RuntimeError as error:
+            problem = str(error)
+        explained.add(program, document, problem, time.monotonic() - started_s)
+        told = problem or f"{len(findings_of(document or {}))} findings"
+        print(f"{program.name}: {told}, {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Measures, asks and prints; returns 1 when a goal is missed or something is not known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"some of {', '.join(PROGRAMS)}")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="with and without a cause in turn, so often")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="for a run beside which nobody else uses the cores")
+    parser.add_argument("--calm", action="store_true", help="count no rounds that others disturbed: measure them again")
+    parser.add_argument("--truth-only", action="store_true", help="measure what causes cost, ask nothing")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="of data and studies")
+    parser.add_argument("--json", type=Path, help="findings so far, read and written (default: explained.json in the folder)")
+    parser.add_argument("--again", action="store_true", help="ask of programs that were asked of")
+    given = parser.parse_args()
+    folder, programs = given.folder.resolve(), [PROGRAMS[name] for name in given.only or PROGRAMS]
+    planted_data.prepare(folder / "data")
+    truths = Truths(is_calm=given.calm, attempts=given.attempts)
+    for program in programs:
+        truths.measure(program, folder / "data", num_pairs=given.pairs)
+    explained = Explained(given.json or folder / "explained.json")
+    if not given.truth_only:
+        ask(programs, folder, explained, is_again=given.again)
+    verdicts = [Verdict.of(program, truths, explained.findings(program)) for program in programs]
+    text, is_reached = report(verdicts)
+    print("\n".join([text, f"date      {time.strftime('%Y-%m-%d')}", *machine_lines()]))
+    return 0 if given.truth_only or is_reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

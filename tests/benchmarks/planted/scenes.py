@@ -1,0 +1,58 @@
+"""Trains a small convolutional network on scenes; every step's loss is on disk when the step ends."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+from meter import Meter, options, revision
+from torch import nn
+
+REVISION_A, REVISION_B = revision("A"), revision("B")
+CLASSES, SIZE, BATCH = 12, 32, 8
+
+
+def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """Returns a convolution with its normalisation."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def note(folder: Path, epoch: int, loss: float) -> None:
+    """Adds a loss to the epoch's file and says which is the last."""
+    for path, mode in ((folder / f"{epoch}.txt", "a"), (folder / "last.txt", "w")):
+        with path.open(mode) as file:
+            print(epoch, loss, file=file, flush=True)
+            if REVISION_A == 1:
+                os.fsync(file.fileno())
+
+
+def main() -> None:
+    """Trains."""
+    settings = options()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        block(8, 64), block(64, 96, 2), block(96, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES)
+    )
+    scenes, labels = torch.randn(BATCH * 16, 8, SIZE, SIZE), torch.randint(0, CLASSES, (BATCH * 16,))
+    precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if REVISION_B == 2:
+        model, scenes = model.to(memory_format=torch.channels_last), scenes.contiguous(memory_format=torch.channels_last)
+        precision = torch.autocast("cpu", torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    folder = settings.data / f"losses-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    meter = Meter(settings.seconds)
+    for epoch in range(settings.epochs):
+        for images, classes in zip(scenes.split(BATCH), labels.split(BATCH), strict=True):
+            optimizer.zero_grad()
+            with precision:
+                loss = nn.functional.cross_entropy(model(images), classes)
+            loss.backward()
+            optimizer.step()
+            note(folder, epoch, loss.item())
+            if meter.add(len(images)):
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Measures what the cause that is planted in a program costs: the program's own rate with it and without, in turn.
+
+Nothing of autotune runs beside the program. A run while others use the cores is made again, a few times; how much they used
+is kept with each round, and rounds that were disturbed can be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.machine import host_facts
+from autotune.monitors.cpu import CpuMonitor
+from autotune.stats import paired_ratio
+from tests.benchmarks.planted_causes import FOLDER, Program
+
+TRUTHS = FOLDER / "truths.json"  # measured so far, with the machine that they hold for
+METER = FOLDER / "meter.py"
+WINDOW_S, LIMIT_S = 6.0, 120.0
+PAIRS = 3
+FOREIGN_CORES = 0.3  # used by others: more, and a run is disturbed
+ATTEMPTS = 2  # for a run that is not
+TAIL_CHARS = 800
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """How many times as fast the program is without a cause, with its 95 % interval (none from a single pair)."""
+
+    ratio: float
+    ci: tuple[float, float] | None = None
+    is_disturbed: bool = False  # others used the cores beside a round
+
+    def __str__(self) -> str:
+        told = f"{self.ratio:.2f}x" + (f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else "")
+        return told + (" disturbed" if self.is_disturbed else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One run of each kind: rates in samples a second by what was switched off, and how many cores others used at most."""
+
+    rates: dict[str, float]
+    foreign_cores: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Returns whether others took cores that the program wanted."""
+        return self.foreign_cores > FOREIGN_CORES
+
+
+def switches(program: Program) -> list[str]:
+    """Returns which sets of causes are switched off in turn: "" for none, "A", "B", "AB" for all."""
+    names = [cause.switch for cause in program.causes]
+    return ["".join(chosen) for num in range(len(names) + 1) for chosen in itertools.combinations(names, num)]
+
+
+def gain(rounds: Sequence[Round], switched_off: str) -> Gain:
+    """Returns the gain of switching causes off, from rounds."""
+    ratio = paired_ratio([one.rates[switched_off] for one in rounds], [one.rates[""] for one in rounds])
+    return Gain(ratio=ratio.ratio, ci=ratio.ci, is_disturbed=any(one.is_disturbed for one in rounds))
+
+
+class Truths:
+    """The measured truths of this machine, kept in a file.
+
+    Args:
+        path: the file; truths of another machine, or of programs that have changed since, are measured again.
+        is_calm: rounds that were disturbed are left out, and measured again.
+        attempts: for a run that is not disturbed.
+    """
+
+    def __init__(self, path: Path = TRUTHS, *, is_calm: bool = False, attempts: int = ATTEMPTS) -> None:
+        self.path, self.is_calm, self.attempts = path, is_calm, attempts
+        facts = host_facts()
+        self.machine = f"{facts['cpu_model']}, {facts['num_cores']} cores"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.kept: dict[str, Any] = kept if kept.get("machine") == self.machine else {"machine": self.machine, "programs": {}}
+
+    def rounds(self, program: Program) -> list[Round]:
+        """Returns the rounds that hold for the program as it is now."""
+        entry = self.kept["programs"].get(program.name, {})
+        rounds = [Round(**one) for one in entry.get("rounds", [])] if entry.get("source") == digest(program) else []
+        return [one for one in rounds if not (self.is_calm and one.is_disturbed)]
+
+    def gain(self, program: Program, switched_off: str) -> Gain | None:
+        """Returns what switching causes off gains; None if that was not measured."""
+        rounds = self.rounds(program)
+        return gain(rounds, switched_off) if rounds else None
+
+    def add(self, program: Program, measured: Round) -> None:
+        """Keeps one round; it takes the place of the rounds that do not count."""
+        rounds = [asdict(one) for one in (*self.rounds(program), measured)]
+        entry = {"source": digest(program), "date": time.strftime("%Y-%m-%d"), "rounds": rounds}
+        self.kept["programs"][program.name] = entry
+        self.kept["programs"] = dict(sorted(self.kept["programs"].items()))
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
+        new.replace(self.path)
+
+    def measure(self, program: Program, data: Path, *, num_pairs: int) -> None:
+        """Measures the rounds that are missing, every other one in reverse."""
+        names = switches(program)
+        for number in range(len(self.rounds(program)), num_pairs):
+            rates, worst = {}, 0.0
+            for name in names if number % 2 == 0 else reversed(names):
+                rates[name], foreign = undisturbed(program, data, name, attempts=self.attempts)
+                worst = max(worst, foreign)
+            rounded = {name: float(f"{rates[name]:.5g}") for name in names}
+            self.add(program, Round(rates=rounded, foreign_cores=round(worst, 2)))
+            told = "  ".join(f"{name or 'as it is'} {rates[name]:.1f}" for name in names)
+            print(f"{program.name}: {told} samples/s, others used {worst:.2f} cores", file=sys.stderr, flush=True)
+
+
+def digest(program: Program) -> str:
+    """Returns what tells this version of the program from others."""
+    return hashlib.sha256(program.path.read_bytes() + METER.read_bytes()).hexdigest()[:16]
+
+
+def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: int) -> tuple[float, float]:
+    """Returns the rate and how many cores others used; of the calmest run where all are disturbed."""
+    found: list[tuple[float, float]] = []
+    for _ in range(attempts):
+        monitor = CpuMonitor()
+        before = monitor.look(time.monotonic())
+        rate = own_rate(program, data, switched_off)
+        use = monitor.use(before, monitor.look(time.monotonic()))
+        found.append(((use.foreign_cores or 0.0) if use else 0.0, rate))
+        if found[-1][0] <= FOREIGN_CORES:
+            break
+    foreign, rate = min(found)
+    return rate, foreign
+
+
+def own_rate(program: Program, data: Path, switched_off: str, seconds: float = WINDOW_S) -> float:
+    """Returns the rate that the program prints, in samples a second.
+
+    Raises:
+        RuntimeError: it printed none; with the end of what it wrote.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
+    environment |= {f"REVISION_{name}": "2" for name in switched_off}
+    command = [*program.command(data), "--seconds", str(seconds)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    rates = list(_rates(done.stdout))
+    if not rates:  # of several processes the first ends first and the others fail: the exit status tells nothing
+        raise RuntimeError(f"{program.name} printed no rate: {(done.stdout + done.stderr)[-TAIL_CHARS:]}")
+    return rates[-1]
+
+
+def _rates(output: str) -> Iterator[float]:
+    for line in output.splitlines():
+        if line.startswith('{"rate_per_s"'):
+            yield float(json.loads(line)["rate_per_s"])

@@ -1,0 +1,226 @@
+"""What `explanations` makes of findings: made-up ones, held against programs that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import planted_truth
+from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
+from tests.benchmarks.planted_causes import CAUSES, FOLDER, HEALTHY, PAIRS, PROGRAMS, SINGLE, Program
+from tests.benchmarks.planted_truth import Gain, Round, Truths, gain, switches
+
+PHOTOS, RIDGES, CLOUDS, LEAVES = (PROGRAMS[name] for name in ("photos", "ridges", "clouds", "leaves"))
+
+
+class Known:
+    """Gains that are given."""
+
+    def __init__(self, **ratios: float) -> None:
+        self.ratios = ratios
+
+    def gain(self, program: Program, switched_off: str) -> Gain | None:
+        ratio = self.ratios.get(switched_off)
+        return Gain(ratio=ratio, ci=(ratio - 0.05, ratio + 0.05)) if ratio else None
+
+
+def document(cause: str, where: Any, **gain: Any) -> dict[str, Any]:
+    return {"cause": cause, "where": where, "evidence": "", "gain": gain, "basis": "", "remedy": {}, "check": None}
+
+
+def judged(program: Program, *findings: dict[str, Any], **ratios: float) -> Verdict:
+    return Verdict.of(program, Known(**ratios), findings_of({"findings": list(findings)}))
+
+
+def place_of(program: Program, number: int = 0) -> str:
+    return f"{program.path}:{program.line_ranges(program.causes[number])[0].start}"
+
+
+def test_there_are_fourteen_single_causes_six_pairs_and_six_healthy_programs() -> None:
+    assert len(SINGLE) == 14
+    assert {program.causes[0].kind for program in SINGLE} == set(CAUSES)
+    assert len(PAIRS) >= 6
+    assert len(HEALTHY) == 6
+    assert {program.path.name for program in PROGRAMS.values()} == {path.name for path in FOLDER.glob("*.py")} - {"meter.py"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_place_is_in_the_program_and_every_cause_is_switched_there(program: Program) -> None:
+    source = program.path.read_text(encoding="utf-8")
+    compile(source, str(program.path), "exec")
+    assert set(re.findall(r'revision\("(\w)"\)', source)) == {cause.switch for cause in program.causes}
+    for cause in program.causes:
+        assert all(program.line_ranges(cause))
+        assert cause.lines or cause.words
+    assert not re.search(r"slow|wast|plant|bottleneck|expensive|cause|healthy|autotune", source, re.IGNORECASE)
+
+
+def test_a_line_within_the_place_is_right_and_one_beside_it_is_not() -> None:
+    line = PHOTOS.line_ranges(PHOTOS.causes[0])[0].start
+    for where in (f"photos.py:{line}", f"/somewhere/photos.py:{line} in open", {"file": "photos.py", "line": line}):
+        assert judged(PHOTOS, document("slow decode", where)).is_first_and_right, where
+    for where in (
+        f"photos.py:{line + 1}",
+        f"myphotos.py:{line}",
+        f"photos.py:{line}7",
+        "stage collate",
+        "",
+        None,
+        f"photos.py:{line + 1} decode",
+    ):
+        assert not judged(PHOTOS, document("slow decode", where)).is_first_and_right, where
+
+
+def test_a_range_of_lines_that_overlaps_the_place_is_right() -> None:
+    line = PHOTOS.line_ranges(PHOTOS.causes[0])[0].start
+    assert judged(PHOTOS, document("decode", f"photos.py:{line - 3}-{line}")).is_first_and_right
+    assert not judged(PHOTOS, document("decode", f"photos.py:{line - 3}-{line - 1}")).is_first_and_right
+
+
+def test_a_stage_a_knob_or_a_rank_is_a_place_too() -> None:
+    assert judged(PHOTOS, document("slow decode", "stage decode")).is_first_and_right
+    assert judged(CLOUDS, document("rank skew", {"rank": 1})).is_first_and_right
+    assert judged(CLOUDS, document("rank skew", "rank 1, clouds.py:59")).is_first_and_right
+    assert not judged(CLOUDS, document("rank skew", "rank 0")).is_first_and_right
+
+
+@pytest.mark.parametrize("cause", ["storage", "too few workers", "memory-bound operators", "graph breaks", "decoder"])
+def test_another_cause_is_not_taken_for_the_planted_one(cause: str) -> None:
+    assert judged(PHOTOS, document(cause, place_of(PHOTOS))).judged[0].finding is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("residuals", ".item() in the step"), ("journal", "logging in the step"), ("contrast", "Python in the step"),
+        ("ledger", "gc in the step"), ("gates", "launch-bound"), ("lengths", "recompilation"), ("clouds", "rank skew"),
+        ("tiles", "fp32 where bf16 units idle"), ("towers", "unfused optimizer"), ("archive", "input.storage"),
+        ("spectra", "too few workers"), ("sentences", "slow_collate"), ("textures", "augmentation"),
+    ],
+)  # fmt: skip
+def test_causes_as_the_documents_call_them_are_known(name: str, cause: str) -> None:
+    program = PROGRAMS[name]
+    assert Finding(cause=cause).is_of(program.causes[0])
+    others = [other for other in SINGLE if Finding(cause=cause).is_of(other.causes[0])]
+    assert others == [program]
+
+
+def test_a_cause_that_is_found_second_is_found_but_not_first() -> None:
+    verdict = judged(PHOTOS, document("collate", "", mid=0.5), document("decode", "decode", mid=0.4), A=1.4)
+    assert verdict.judged[0].place == 2
+    assert not verdict.is_first_and_right
+    assert verdict.are_all_early
+
+
+def test_a_measured_gain_is_inside_an_interval_with_open_ends_too() -> None:
+    assert Finding(cause="x", low=0.2, mid=0.3, high=0.4, kind="predicted").holds(0.4)
+    assert not Finding(cause="x", low=0.2, mid=0.3, high=0.4, kind="predicted").holds(0.41)
+    assert Finding(cause="x", high=0.4, kind="bound").holds(0.1)
+    assert not Finding(cause="x", high=0.4, kind="bound").holds(0.5)
+
+
+def test_a_floor_holds_for_more_and_is_allowed_three_points() -> None:
+    floor = Finding(cause="x", low=0.2, mid=0.2, high=0.25, kind="floor")
+    assert floor.holds(2.0)
+    assert floor.holds(0.171)
+    assert not floor.holds(0.169)
+    assert judged(PHOTOS, document("decode", "decode", low=0.5, kind="floor"), A=1.4).judged[0].is_floor_too_high
+
+
+def test_the_middle_is_near_within_a_quarter_of_the_gain() -> None:
+    assert Finding(cause="x", mid=0.5).is_near(0.4)
+    assert not Finding(cause="x", mid=0.51).is_near(0.4)
+    assert not Finding(cause="x", low=0.3, high=0.5).is_near(0.4)
+
+
+def test_a_pair_needs_both_among_the_first_three() -> None:
+    other, item = document("graph breaks", ""), document("item", place_of(RIDGES))
+    optimizer = document("unfused optimizer", place_of(RIDGES, 1))
+    assert judged(RIDGES, item, other, optimizer).are_all_early
+    assert not judged(RIDGES, item, other, other, optimizer).are_all_early
+    assert not judged(RIDGES, item, other).are_all_early
+
+
+def test_only_large_findings_of_a_healthy_program_are_false() -> None:
+    assert not judged(LEAVES, document("decode", "", low=0.0, mid=0.05, high=0.2)).false_findings
+    assert len(judged(LEAVES, document("decode", "", mid=0.1), document("gc", "", low=0.3)).false_findings) == 2
+
+
+def test_goals_are_reached_when_all_is_found_and_sized() -> None:
+    sized = {"low": 0.3, "mid": 0.4, "high": 0.5, "kind": "predicted"}
+    verdicts = [judged(each, document(CAUSES[each.causes[0].kind][0], _place(each), **sized), A=1.4) for each in SINGLE]
+    verdicts += [judged(each, *(document(CAUSES[cause.kind][0], "") for cause in each.causes)) for each in PAIRS]
+    text, is_reached = report([*verdicts, *(judged(each) for each in HEALTHY)])
+    assert is_reached, text
+    assert re.search(r"cause first, place right +14 of 14 +goal at least 13: reached", text)
+    assert "photos" in text
+    assert "+40% [+30%, +50%] predicted" in text
+    assert "1.40x [1.35, 1.45]" in text
+
+
+def _place(program: Program) -> str:
+    return program.causes[0].words[0] if program.causes[0].words else place_of(program)
+
+
+def test_what_was_not_explained_is_no_success() -> None:
+    text, is_reached = report([Verdict.of(each, Known(A=1.4), None) for each in (PHOTOS, LEAVES)])
+    assert not is_reached
+    assert "not explained: photos, leaves" in text
+
+
+def test_a_missed_goal_is_said() -> None:
+    text, is_reached = report([judged(LEAVES, document("decode", "", mid=0.4))])
+    assert not is_reached
+    assert re.search(r"findings of 10 % in healthy +1 +goal none: MISSED", text)
+
+
+def test_causes_of_a_pair_are_switched_one_by_one_and_together() -> None:
+    assert switches(PHOTOS) == ["", "A"]
+    assert switches(RIDGES) == ["", "A", "B", "AB"]
+    assert switches(LEAVES) == [""]
+    rounds = [Round(rates={"": 10.0, "A": 14.0, "B": other}) for other in (10.0, 11.0)]
+    assert gain(rounds, "A").ratio == pytest.approx(1.4)
+    assert gain(rounds[:1], "A").ci is None
+
+
+def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def rate(program: Program, data: Any, switched_off: str, seconds: float = 0.0) -> float:
+        runs.append(switched_off)
+        return 14.0 if switched_off else 10.0
+
+    monkeypatch.setattr(planted_truth, "undisturbed", lambda *words, attempts: (rate(*words), 0.0))
+    Truths(tmp_path / "truths.json").measure(PHOTOS, tmp_path, num_pairs=2)
+    assert runs == ["", "A", "A", ""]
+    again = Truths(tmp_path / "truths.json")
+    again.measure(PHOTOS, tmp_path, num_pairs=2)
+    assert len(runs) == 4
+    assert again.gain(PHOTOS, "A") == Gain(ratio=pytest.approx(1.4), ci=pytest.approx((1.4, 1.4)))
+    again.measure(PHOTOS, tmp_path, num_pairs=3)
+    assert len(runs) == 6
+
+
+def test_truths_of_another_machine_or_of_an_older_program_do_not_count(tmp_path: Any) -> None:
+    truths = Truths(tmp_path / "truths.json")
+    truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
+    document = json.loads(truths.path.read_text())
+    truths.path.write_text(json.dumps({**document, "machine": "another"}))
+    assert Truths(truths.path).gain(PHOTOS, "A") is None
+    document["programs"]["photos"]["source"] = "older"
+    truths.path.write_text(json.dumps(document))
+    assert Truths(truths.path).gain(PHOTOS, "A") is None
+
+
+def test_disturbed_rounds_are_marked_and_can_be_left_out(tmp_path: Any) -> None:
+    truths = Truths(tmp_path / "truths.json")
+    for foreign in (0.0, 0.9):
+        truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}, foreign_cores=foreign))
+    assert str(truths.gain(PHOTOS, "A")) == "1.40x [1.40, 1.40] disturbed"
+    calm = Truths(truths.path, is_calm=True)
+    assert str(calm.gain(PHOTOS, "A")) == "1.40x"
+    calm.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
+    assert not Truths(truths.path).gain(PHOTOS, "A").is_disturbed
