@@ -261,7 +261,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _has_relatives(*, is_child: bool) -> bool:
-    """Whether multiprocessing has started other processes together with this one, or this one has started any but daemons."""
+    """Whether multiprocessing has started other processes together with this one, or this one has children besides daemons."""
     import multiprocessing
 
     if any(not child.daemon for child in multiprocessing.active_children()):

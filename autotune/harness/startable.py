@@ -97,7 +97,8 @@ class _FutureProcess:
 def _unpicklable(value: Any) -> str:
     try:
         contexts.set_spawning_popen(_FutureProcess())  # type: ignore[arg-type]
-        # Protocol 5 with a callback leaves arrays where they are. ForkingPickler takes no keywords.
+        # Protocol 5 with a callback leaves arrays where they are. ForkingPickler forwards no keywords, so all arguments are
+        # positional.
         _Pickler(_Sink(), 5, True, lambda _: None).dump(value)
     except _Enough:
         return ""
