@@ -28,8 +28,8 @@ class Winner:
         full: all known knobs, including the program's own values.
         remarks: knob key -> remark: previous value and effect, or that the knob was pinned.
         headline: comment lines: what this is, its speedup, and where and when it was measured.
-        provenance: the same as plain values.
-        device: "cuda" or "cpu", where it was measured; "" if unknown.
+        provenance: origin and measurements as plain values, as best.yaml contains them.
+        device: device of the measurement, "cuda" or "cpu"; "" if unknown.
         optimizers: class names of the program's optimizers; [] if unknown.
         world_size: number of processes that train; 1 if unknown.
     """
