@@ -362,7 +362,7 @@ def doctor(
 ) -> int:
     """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
-    Changes nothing: run the commands that it prints yourself. Exit code 3 when there is an error.
+    Changes nothing: run the printed commands yourself. Exit code 3 means that an error was found.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet

@@ -126,7 +126,7 @@ def _kept_over(said: dict[str, Any]) -> str:
 
 
 def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the speedup of a configuration that the finals did not choose: as measured again, else from the search."""
+    """Returns the speedup of a configuration that the finals did not choose, from a later measurement or the search."""
     if again := entry.get("speedup"):
         return dict(again)
     sides = [entry, summary["baseline"]]

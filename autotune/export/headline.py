@@ -20,7 +20,7 @@ NOTHING_BESIDE = "Nothing was measured besides the baseline, the program as it w
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
-    """Returns lines that say what this is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
+    """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
 
     Args:
         claimed: the exported configuration.

@@ -27,7 +27,7 @@ class Winner:
         active: the knobs among these that have an effect; prefetch_factor has none with num_workers=0.
         full: all known knobs, including the program's own values.
         remarks: knob key -> remark: previous value and effect, or that the knob was pinned.
-        headline: comment lines: what this is, its speedup, and where and when it was measured.
+        headline: comment lines that say what the file is, its speedup, and where and when it was measured.
         provenance: origin and measurements as plain values, as best.yaml contains them.
         device: device of the measurement, "cuda" or "cpu"; "" if unknown.
         optimizers: class names of the program's optimizers; [] if unknown.
