@@ -31,7 +31,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 
 - `autotune run model=resnet18`: a built-in recipe
 - `autotune run -- python train.py`: your own script, unmodified
-- `autotune resume STUDY`: continue a study, however it ended
+- `autotune resume STUDY`: continue a study that ended early
 - `autotune show`: the latest study again
 - `autotune explain STUDY`: where its time goes, what a change would gain
 - `autotune export STUDY -o best.yaml`: the winner as a file
@@ -96,8 +96,8 @@ def run(
 ) -> int:
     """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
 
-    The command after `--` is the program to tune, any command that trains with PyTorch; without one, a recipe is tuned
-    (model=..., data=...). The study takes eight minutes by default: study.budget.minutes=30 gives it more time.
+    The command after `--` is the program to tune, any command that trains with PyTorch. Without a command, a recipe is
+    tuned (model=..., data=...). The study takes eight minutes by default: study.budget.minutes=30 gives it more time.
 
         autotune run model=resnet18 study.budget.minutes=15
         autotune run model=gpt2_small data.sequence_length=128
@@ -137,10 +137,10 @@ def resume(
     as_json: AsJson = False,
     is_quiet: IsQuiet = False,
 ) -> int:
-    """Continue a study, however it ended: Ctrl-C, a crash, a power loss, a used-up budget.
+    """Continue a study that was ended by Ctrl-C, a crash, a power loss or a used-up budget.
 
     Finished trials are neither repeated nor lost, a trial that was cut off is run again, and the time already used counts.
-    Configuration, command and working directory are the study's own; machine and program must not have changed.
+    The study keeps its configuration, command and working directory. Machine and program must not have changed.
 
         autotune resume resnet18
         autotune resume resnet18 study.budget.minutes=16
@@ -154,8 +154,8 @@ def resume(
 def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
     """List the studies, latest last, with start, program and verdict.
 
-    In other commands, a name means the latest study of that name, and a path exactly that study: resnet18 is the latest of
-    resnet18, resnet18-2, ..., and runs/resnet18 is the first.
+    In other commands, a name means the latest study of that name: resnet18 is the latest of resnet18, resnet18-2
+    and so on. A path means exactly one study: runs/resnet18 is the first of them.
     """
     from autotune.cli import show
 
@@ -268,8 +268,9 @@ def apply(
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    autotune becomes the program: exit code, signals, terminal and files are the program's own. Two lines on standard error
-    list the requested settings and, after the first step, those that took effect. A file made for a recipe needs no command.
+    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Two lines on
+    standard error list the settings: first the requested ones, then, after the first step, those that took effect. A file
+    made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -301,15 +302,17 @@ def verify(
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
     ] = 5.0,
-    long: Annotated[bool, typer.Option("--long", help="Then run both for minutes, to see if the rates last.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long", help="Then run baseline and best for minutes each, to see if their rates last.")
+    ] = False,
     long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of a long run.")] = 3.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
     """Verify a best.yaml: measure baseline and best again, in turn, and compare with what the file claims.
 
-    A file made for a recipe is enough; for your own program give its command after `--`, since autotune does not run a
-    command just because a file contains it. Exit code 4 when the claim no longer holds.
+    A file made for a recipe needs no command. For your own program, give the command after `--`: autotune does not run a
+    command just because a file contains it. Exit code 4 means that the claim no longer holds.
 
         autotune verify resnet18
         autotune verify best.yaml -- python train.py
@@ -409,7 +412,7 @@ def doctor(
 ) -> int:
     """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
-    Changes nothing: run the commands that it prints yourself. Exit code 3 when there is an error.
+    Changes nothing: run the printed commands yourself. Exit code 3 means that an error was found.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet

@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What to start: the command, the knobs that its arguments already set, the environment variables of its device."""
+    """What to start: the command, the knobs that its arguments already set, and variables for the device and the threads."""
 
     best: Best
     argv: list[str]
@@ -146,9 +146,9 @@ def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process. From then on, exit status, signals, terminal and children are the program's own."""
-    raise_open_files()  # as in a trial, so that the program can start as many workers as there
+    raise_open_files()  # as in a trial: loader workers need many open files
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)  # the program would inherit that these are ignored
+        signal.signal(ignored_by_python, signal.SIG_DFL)  # otherwise the program would ignore them, too
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     try:

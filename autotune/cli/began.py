@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-STARTING_S = 5.0  # Python starts faster. An older process ran another program first, such as a shell that called `exec`
+# Python starts faster. A process older than this ran another program first, such as a shell that called `exec`.
+STARTING_S = 5.0
 
 _began_s: float | None = None
 
@@ -15,7 +16,7 @@ def begin(*, is_process: bool) -> None:
     """Records that a command begins.
 
     Args:
-        is_process: whether the command has its own process; it then began when the process started.
+        is_process: whether this process runs only this command; the command then began when the process started.
     """
     global _began_s
     _began_s = time.monotonic() - (_age_s() if is_process else 0.0)

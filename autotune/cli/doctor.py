@@ -96,7 +96,10 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
 
 
 def _problem(folder: str) -> str:
-    """Returns why a folder cannot be read; "" if it can, or if its file system hangs, which the probe will report."""
+    """Returns why a folder cannot be read; "" if it can be read.
+
+    If the folder's file system hangs, the result is "", too: the probe reports this problem.
+    """
     found: list[str] = []
     looking = threading.Thread(target=lambda: found.append(problem(folder)), daemon=True)
     looking.start()

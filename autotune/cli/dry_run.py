@@ -116,5 +116,5 @@ def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None, *,
     name, trial_s = earlier
     num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # minus one trial's time for the baseline
     num = num if most is None else min(num, most)
-    each = f"if each takes {seconds_text(trial_s)}, as those of {name} did"
+    each = f"if each takes {seconds_text(trial_s)}, as in {name}"
     return f"about {num} trial{'' if num == 1 else 's'}, {each}; `run` prints a better estimate after the baseline"

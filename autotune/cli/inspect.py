@@ -117,7 +117,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. `run` resolves the same search space, so the two cannot disagree."""
+    """Returns what `run` would do with each knob. Both commands resolve the same search space, so they cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve

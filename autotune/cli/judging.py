@@ -24,8 +24,9 @@ def record(
     """Record a table of real trials, for `autotune replay`: configurations of the search space, several times each.
 
     Keys and command are those of `autotune run`. The whole search space is recorded if it has at most record.configurations
-    configurations, else a sample of it. Rounds are shuffled, so that a recording that is cut off is a fair sample; the same
-    command, or `autotune resume`, continues it. The table is table.jsonl.gz in the recording's folder.
+    configurations, else a sample of it. Each round measures the configurations in random order, so that an interrupted
+    recording is a fair sample. To continue a recording, repeat the command or use `autotune resume`. The table is
+    table.jsonl.gz in the recording's folder.
 
         autotune record model=resnet18 search_space=none 'loader.batch_size=choice(8,32,128)' 'loader.num_workers=choice(0,1,2)'
         autotune record record.minutes=10 record.repeats=3 -o table.jsonl.gz -- python train.py
@@ -52,7 +53,7 @@ def replay(
             "--sampler",
             metavar="NAME[,NAME]",
             help="Strategies, each NAME or NAME:KEY=VALUE:...; all but gp by default. "
-            "ablations: default, and default without each of its parts.",
+            "ablations: default, and default with one part at a time switched off.",
             show_default=False,
         ),
     ] = None,

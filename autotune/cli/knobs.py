@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from autotune.knobs.base import HostContext
     from autotune.knobs.describe import Row
 
-NAMED = "default"  # the search space if a study names none
+NAMED = "default"  # the search space that is used unless another is given
 
 
 def print_page() -> int:
-    """Prints docs/knobs.md."""
+    """Prints all knobs as one Markdown page, which is stored as docs/knobs.md."""
     from autotune.config.spaces import keys_of_spaces
     from autotune.knobs.describe import page
 

@@ -50,7 +50,7 @@ class LiveView(View):
         self._now: tuple[int, Kind, Knobs, str] | None = None
         self._now_since = 0.0
         self._progress: Progress | None = None
-        self._outlook: tuple[Outlook, float] | None = None  # and when it was reported
+        self._outlook: tuple[Outlook, float] | None = None  # the latest outlook, and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
             get_renderable=self.footer,
@@ -128,7 +128,7 @@ class LiveView(View):
         self._console.print(verdict.panel(summary, self._path, is_said=True), width=min(self._console.width, MAX_WIDTH))
 
     def close(self) -> None:
-        """Releases the terminal. Called however the study ends."""
+        """Releases the terminal. Called at the end of every study, even after an exception."""
         self._live.stop()
 
     def footer(self) -> RenderableType:
@@ -222,10 +222,10 @@ class LiveView(View):
 
     def _to_search_text(self) -> str:
         """Returns the time left for the search, "3:52 to search"; "" once it is over."""
-        outlook, told_s = self._outlook or (None, 0.0)
+        outlook, reported_s = self._outlook or (None, 0.0)
         if outlook is None or outlook.search_s is None:
             return ""
-        return f"{clock_text(outlook.search_s - (self._clock() - told_s))} to search"
+        return f"{clock_text(outlook.search_s - (self._clock() - reported_s))} to search"
 
     def _trials_row(self) -> Table | None:
         """Returns the row with the number of trials left, for a budget in trials only; None if there is nothing to show."""

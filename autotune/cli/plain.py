@@ -1,4 +1,4 @@
-"""Shows a running study without a terminal: one line per event, for logs; only the verdict; or nothing besides the JSON."""
+"""Shows a running study without a terminal: prints one line per event, only the verdict, or only the JSON document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class View(Listener):
     """Listener through which `run` shows a study."""
 
     def close(self) -> None:
-        """Releases the terminal. Called however the study ends, also after an exception."""
+        """Releases the terminal. Called at the end of every study, even after an exception."""
 
 
 class Quiet(View):
@@ -151,5 +151,6 @@ def _say(line: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         Quiet().notice(
-            f"standard output cannot be written ({error.strerror}): the study continues without it. `autotune show` shows it."
+            f"standard output cannot be written ({error.strerror}): the study continues without it. "
+            "`autotune show` shows the study."
         )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord
     from autotune.study import StudyInputs
 
-PREFIX = "record-"  # of the names of recording studies
-TABLE = "table.jsonl.gz"  # in the recording's folder
+PREFIX = "record-"  # prefix of the names of recording studies
+TABLE = "table.jsonl.gz"  # file name, in the recording's folder
 # Fixed for every recording, so that no trial is stopped early and each starts like the user's own run.
 FIXED = {"measure.racing": "false", "launch.warm": "off"}
 
@@ -81,7 +81,7 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
-    config.measure.racing, config.launch.warm = False, "off"  # also if a version without these keys started the recording
+    config.measure.racing, config.launch.warm = False, "off"  # a recording of an older version lacks these keys
     return replace(inputs_of(composed, facts), is_recording=True)
 
 

@@ -98,8 +98,9 @@ def replay(
 LEGEND = (
     "10, 20, 40: median percentage of the optimum after that many trials, judged by measurements that the search did not see. "
     "p10: 10th percentile after 20 trials. time: median after the seconds that 20 average trials of the table take. "
-    "to 95, p90, to 98: trials until the best so far reaches that percentage and stays there (p90: 90th percentile of to 95); "
-    "the finals' choosing rounds and the attribution count, too. final: median for the configuration that the study ends with. "
+    "to 95, to 98: median number of trials until the best so far reaches 95 or 98 % of the optimum and stays there; trials of "
+    "the finals' choosing rounds and of the attribution count, too. p90: 90th percentile of to 95. "
+    "final: median for the configuration that the study ends with. "
     "memory: percentage of the first 20 trials that ran out of memory. "
     "claims: percentage of the claimed speed-ups that a later verify agrees with."
 )
@@ -131,7 +132,7 @@ def _about(table: dict[str, Any]) -> list[str]:
         f"  optimum {number_text(best['value'])} {table['unit']}/s{over}: {changes_phrase(best['changed'])}",
     ]
     verdict = "separates good searches from random ones" if table["is_worth"] else "too easy to separate searches"
-    lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of it: {verdict}")
+    lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of the optimum: {verdict}")
     if table["disturbed"]:
         lines.append(f"  {table['disturbed']} measurements were disturbed by other load on the machine")
     if table["measured_once"]:

@@ -1,4 +1,4 @@
-"""Implements `autotune resume`: resumes a study, however it ended."""
+"""Implements `autotune resume`: resumes a study that was interrupted or whose budget is used up."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
-LEAST_PROGRAM = 12  # columns; if there is less room, the start time is left out, then also the number of trials
+LEAST_PROGRAM = 12  # columns for the program; if there is less room, the start time is left out, then also the number of trials
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
 
@@ -123,7 +123,10 @@ def read_summary(folder: StudyFolder) -> Summary:
 
 
 def _place(folder: StudyFolder) -> tuple[int, float]:
-    """Returns a key that sorts studies by start: by number, since clocks may be set back. Damaged studies sort first."""
+    """Returns a key that sorts studies by start. The sequence number comes first, since clocks may be set back.
+
+    Damaged studies sort before all others.
+    """
     study = _study(folder)
     return (study.sequence, study.started_at) if study else (-1, 0.0)
 

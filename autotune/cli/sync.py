@@ -1,4 +1,4 @@
-"""Implements `autotune sync`, which mirrors a study's folder into MLflow, and starts it as a subprocess of a running study."""
+"""Implements `autotune sync`: mirrors a study's folder into MLflow. A running study starts this command as a subprocess."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from autotune.trackers.parent_watch import ParentWatch
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
 
-NICENESS = 19  # so that it does not disturb the trial being measured
+NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
 SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets that are not in the tuner's environment
 ENDING_S = 20.0  # how long to wait until the supervisors have ended the trials of a killed tuner
 
 
 class TrackingProcess:
-    """Subprocess that mirrors a running study. It ends by itself after its parent ends, however the parent ends.
+    """Subprocess that mirrors a running study. It ends by itself after its parent, even if the parent is killed.
 
     It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
 
     Args:
         folder: the study.
-        uri: the study's `tracker.uri`, including credentials, which its folder does not contain; None for the default store.
+        uri: the study's `tracker.uri`, with the credentials, which are not in the study's folder; None for the default store.
         secrets: values that must never be written.
     """
 
@@ -51,10 +51,10 @@ class TrackingProcess:
             self._process = subprocess.Popen(
                 argv,
                 env={**own_environment(), **given},  # not arguments: every user can read those
-                stdin=subprocess.PIPE,  # never written to; it closes when this process ends
+                stdin=subprocess.PIPE,  # never written to; it closes when the tuner ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only the study, which then waits for this process
+                start_new_session=True,  # Ctrl-C reaches only the tuner, which then waits for this subprocess
             )
 
     def wait(self, timeout: float | None = None) -> int:
@@ -86,7 +86,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # if another process mirrors the study, its tuner ends its own trials
+    if state.problem != implementation.AT_WORK:  # only one `autotune sync` at a time seals leftover trials
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -102,7 +102,7 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
 
     Args:
         runs: the runs folder.
-        uri: address for all studies; those configured with another address are skipped. None for each study's own.
+        uri: address for all studies; those configured with another address are skipped. None: each study's address is used.
     """
     problems = []
     for folder in studies(runs):
@@ -110,7 +110,7 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             continue
         try:
             state = implementation.sync(folder, uri, wait_s=0.0)
-        except BadInput as error:  # from another version; the others can still be mirrored
+        except BadInput as error:  # a study of another version; the other studies can still be mirrored
             problems += error.problems
             continue
         if state.problem == implementation.AT_WORK:
@@ -155,6 +155,6 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
-        return f"STUDY: {state.problem}, got {folder.name!r}. It writes the same; wait for it, or try again later."
+        return f"STUDY: {state.problem}, got {folder.name!r}. It mirrors the study, too: wait for it, or try again later."
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{implementation.command(folder)}` completes it."

@@ -39,7 +39,7 @@ OUTCOME_STYLES = {
 }
 VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
-MAX_WIDTH = 120  # of a panel: wider text is hard to read. Tables use the terminal's width
+MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables use the terminal's width
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 

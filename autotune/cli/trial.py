@@ -27,8 +27,8 @@ def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
     """
     records = {record.number: record for record in folder.read_trials()}
     if number not in records:
-        there = f"0 to {max(records)}" if records else "none yet"
-        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. There are {there}.")
+        there = f"Its trials are numbered 0 to {max(records)}" if records else "It has none yet"
+        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {there}.")
     record = records[number]
     if as_json:
         print_json(record.as_json())

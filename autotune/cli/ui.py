@@ -46,7 +46,8 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
         runs: the runs folder.
         host: address to listen on.
         port: port; None for 5000 or the next free one.
-        uri: store to show instead of the runs folder's. The address of a tracking server is only printed: it has its own UI.
+        uri: store to show instead of the one in the runs folder. A tracking server has its own UI, so its address is only
+            printed.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:
@@ -130,14 +131,14 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
-        start_new_session=True,  # so that it can be ended as one group and only we receive Ctrl-C
+        start_new_session=True,  # so that the server can be ended as one group, and Ctrl-C reaches only autotune
         preexec_fn=_die_with_parent,
         umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
     )
     try:
         yield server
     finally:
-        for number in ENDING:  # the clean-up below is bounded, so it is not interrupted
+        for number in ENDING:  # the clean-up below takes at most a few seconds, so signals may be ignored until it is done
             signal.signal(number, signal.SIG_IGN)
         _end(server)
 
@@ -181,7 +182,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         if server.poll() is not None:
             break
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            if _is_listening(server, port):  # not another program that took the port first
+            if _is_listening(server, port):  # the answer may come from another program that took the port first
                 return
         time.sleep(0.1)
     log.seek(0)

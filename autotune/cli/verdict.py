@@ -166,7 +166,8 @@ def _reason(summary: Summary) -> str:
     if verification := summary.get("verification"):
         return claims.explanation(verification)
     speedup = summary.get("speedup") or {}
-    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")  # without a ratio, the headline contains it
+    # Without a ratio, the headline contains the reason.
+    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")
 
 
 def _grid(*, indent: int = 0) -> Table:

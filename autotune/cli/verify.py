@@ -64,7 +64,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
 
 
 def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:
-    """Returns the inputs of a verification: nothing is searched, and it ends after its rounds or minutes, not by a budget."""
+    """Returns the inputs of a verification, which searches nothing and is limited by rounds and minutes, not by a budget."""
     from autotune.config.schema import Budget
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
@@ -108,7 +108,7 @@ def meant(runs: Path, what: str) -> StudyFolder:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns (study, best.yaml): the study whose recorded program is run; None to run the typed command or the recipe."""
+    """Returns (study, best.yaml). The study's recorded program is run; None means the typed command or the recipe."""
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return None, Path(asked.what)
     folder = meant(asked.runs, asked.what)
@@ -122,7 +122,7 @@ def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
 
 
 def _of_study(study: StudyFolder, claim: Claim) -> Composed:
-    """Returns the configuration of an existing study, composed from its own records as in `resume`."""
+    """Returns the configuration of an existing study, composed from the study's records, as in `resume`."""
     from autotune.config.recorded import recorded
 
     try:
@@ -175,7 +175,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
         )
     hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
     composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
-    return replace(claim, changed=hidden, pinned={}), composed  # composed has the pinned knobs, secrets masked
+    return replace(claim, changed=hidden, pinned={}), composed  # `composed` has the pinned knobs, with secrets masked
 
 
 def _check(asked: Asked) -> None:

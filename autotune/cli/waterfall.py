@@ -167,7 +167,7 @@ def _top(entries: list[dict[str, Any]], whole: float | None) -> float:
 
 
 def _bar(begun: float, reached: float, top: float, style: str) -> Text:
-    """Returns a bar from one factor to another, on the log scale: equal factors are equally long."""
+    """Returns a bar from one factor to another, on the log scale, where equal factors give bars of equal length."""
     if top <= 1.0:
         return Text()
     low, high = sorted(min(max(math.log(x) / math.log(top), 0.0), 1.0) for x in (begun, reached))

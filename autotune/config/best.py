@@ -1,7 +1,7 @@
 """Reads a best.yaml for a real run: its knobs, its loaders and where it was made. Nothing in the file is executed.
 
 This module also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies
-except PyYAML. So it must not import OmegaConf, psutil or NumPy.
+except PyYAML. So this module must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from autotune.masking import MASK, is_masked, is_secret
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 
-MAX_WORDS = 200  # longest quotation of a file in a message
-# A file made elsewhere may ask for more workers than this machine has cores. That is reported, not rejected; only values that
-# no machine could use are rejected.
+MAX_WORDS = 200  # characters of the longest quotation of a file in a message
+# A file made elsewhere may ask for more workers than this machine has cores. Such values are reported, not rejected.
+# Only values that no machine could use are rejected.
 ANYWHERE = HostContext(num_cores=2**20)
 
 
@@ -38,7 +38,7 @@ class Best:
         file: path as the user gave it.
         knobs: knob key -> value, including the pins.
         target: loaders whose knobs the study set, as in `Spec.target`; None if unknown.
-        identity: machine and program of the study, by name; {} if unknown.
+        identity: facts about the study's machine and program, name -> value; {} if unknown.
         command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
         is_recipe: whether the file names a built-in recipe to train.
         origin: study, ratio and day, each "" if unknown.
@@ -74,7 +74,7 @@ class Best:
 
         Args:
             words: the command, or the arguments of this process.
-            known: knobs for which the command has placeholders of its own.
+            known: knobs for which the command has placeholders.
         """
         passed: Knobs = {}
         problems = []

@@ -25,7 +25,7 @@ class Rate:
     """A claimed measurement of one configuration.
 
     Attributes:
-        value: `unit` per second, whatever the objective; None if unknown.
+        value: rate in samples (or tokens) per second, even if the study's objective was another; None if unknown.
         ci: 95 % interval; None if unknown.
     """
 
@@ -39,13 +39,16 @@ class Provenance:
 
     Attributes:
         study, date: name and day of the study.
-        ratio, ci, num_rounds, freedom, verdict: best over baseline, from the finals.
-        baseline, best: measured rates of the two.
-        identity: machine and program of the study, by name.
+        ratio, ci: speed-up of best over baseline in the finals, and its 95 % interval.
+        num_rounds, freedom: rounds and degrees of freedom behind the interval.
+        verdict: the finals' verdict.
+        baseline, best: measured rate of each.
+        identity: facts about the study's machine and program, name -> value.
         settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
         command: argument list of the program with unfilled placeholders; [] for a recipe.
         cwd: working directory of the program.
-        pinned, secret: keys of the knobs that the user pinned, and of those that are secret.
+        pinned: keys of the knobs that the user pinned.
+        secret: keys of the knobs whose values are secret.
         target: loaders whose knobs the study set, as in `Spec.target`.
     """
 

@@ -33,13 +33,13 @@ class Claim:
 
     Attributes:
         file: path of the file, as the user gave it.
-        study: name of the study it comes from; "" if unknown.
+        study: name of the study that the file comes from; "" if unknown.
         changed: knobs in which the best configuration differs from the baseline.
-        pinned: knobs that the user pinned, also in the baseline; without secret ones.
+        pinned: knobs that the user pinned, for baseline and best alike; without secret ones.
         secret: keys of the pinned knobs that are secret.
-        speedup: best over baseline; its interval is None if there is none, its number of rounds 0 if unknown.
-        baseline, best: measured rates of the two.
-        identity: machine and program of the study, by name.
+        speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
+        baseline, best: measured rate of each.
+        identity: facts about the study's machine and program, name -> value.
         settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
         command: argument list of the program with unfilled placeholders; [] for a recipe or if unknown.
         cwd: working directory of the program; "" if unknown.
@@ -65,7 +65,7 @@ class Claim:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Key -> reference to the user's own code in the recipe. Naming code in the file alone never runs it."""
+        """Key -> reference to the user's own code in the recipe. Code that only the file names is never run."""
         return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
 
     def check_parts(self, overrides: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class Claim:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
         Args:
-            without: groups to omit: the recipe's groups if a command is verified, and groups for which the user chose a file.
+            without: groups to omit: those of the recipe if a command is verified, else those whose file the user chose.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
@@ -107,7 +107,7 @@ class Verify:
     Attributes:
         claim: the claim of the file.
         rounds: pairs of fresh processes to compare.
-        minutes: wall time; a round starts only if it is expected to end within it, but two are always measured.
+        minutes: wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
         long_minutes: length of one long window for each of the two configurations; None for no long window.
     """
 
@@ -144,7 +144,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
         host_context: the machine whose bounds apply to the knobs.
 
     Raises:
-        BadInput: not an exported file: not YAML, unknown keys, unusable values or no claim; names what is wrong.
+        BadInput: not a file that autotune exported (not YAML, unknown keys, unusable values, no claim). Names what is wrong.
     """
     document = files.read(path, "BEST", host_context).document
     raw_said = document.pop(PROVENANCE, None)
@@ -155,7 +155,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     pins, secrets = ([knob(key).key for key in keys if is_knob(key)] for keys in (said.pinned, said.secret))
     values = {key: value for key, value in files.flat(document) if value is not None}
     knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
-    others = {key: value for key, value in values.items() if key not in knobs}  # added by hand
+    others = {key: value for key, value in values.items() if key not in knobs}  # keys that were added by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
         file=str(path),

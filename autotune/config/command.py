@@ -29,7 +29,7 @@ from autotune.run_dir import RESERVED_NAMES
 
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
-BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default
+BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the second is the recipe's default
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}
 MAX_TITLE = 300
 
@@ -41,7 +41,7 @@ class CommandTemplate:
     Attributes:
         parts: argument list with unfilled placeholders.
         placeholders: knob key -> value in the baseline, for the knobs that are set through the command line.
-        is_recipe: whether it is a built-in recipe.
+        is_recipe: whether the program is a built-in recipe.
         cwd: working directory.
     """
 
@@ -53,7 +53,7 @@ class CommandTemplate:
     def argv(self, knobs: Knobs) -> list[str]:
         """Returns the argument list with placeholders filled from `knobs`, or with the baseline's values for missing knobs."""
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
-        if self.is_recipe:  # placeholders are whole arguments: braces within one, as in data.root, are the user's text
+        if self.is_recipe:  # placeholders are whole arguments; other braces, such as in data.root, are the user's text
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
             return [ours.get(part, part) for part in self.parts]
         filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]
@@ -116,7 +116,7 @@ def starter(nproc: int) -> list[str]:
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:
-    """Returns a study's default name: that of the model, else of the script without its extension, else of the program."""
+    """Returns a study's default name: the name of the model, of the script (without extension) or of the program."""
     if template.is_recipe:
         word = str(config.model.name or config.model.factory)
     else:

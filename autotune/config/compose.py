@@ -66,7 +66,7 @@ class Composed:
         command: the program's command.
         title: human-readable title of what is tuned.
         name: the study's name, given or derived.
-        yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, literals are masked.
+        yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, typed secrets are masked.
         hidden: the secret knob values; the other attributes contain stand-ins for them.
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
@@ -155,7 +155,7 @@ def compose(
 
 
 def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the recipe that a chosen best.yaml was made for, unless the command line names one; None for none.
+    """Returns the recipe that a chosen best.yaml was made for; None if there is none or the command line names a recipe.
 
     Only plain values are taken from the file. Code of the user's own must be named on the command line.
     """
@@ -186,7 +186,7 @@ def _notes_of_command(command: Sequence[str]) -> list[str]:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Checks that every word is valid text, since a study's records must be.
+    """Checks that every word is valid UTF-8, since a study's records contain the words.
 
     Raises:
         BadInput: a word contains bytes that are not UTF-8.

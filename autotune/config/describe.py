@@ -34,7 +34,7 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
         if key == "search_space":
             names = ", ".join(options("search_spaces", [folder("search_spaces").parent]))
             meaning = meaning.replace("search_spaces/", f"search_spaces/ ({names})")
-        if key == "provenance":  # only for files
+        if key == "provenance":  # only exported files contain it
             continue
         if not dataclasses.is_dataclass(hint):
             rows.append(Row(_name(key, _default(field)), meaning))

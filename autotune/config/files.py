@@ -30,10 +30,10 @@ class Chosen:
     """A checked configuration file that an override chose.
 
     Attributes:
-        group: the group it was chosen from.
-        document: its keys and values.
-        package: Hydra's package of these keys, "_global_" for the top level.
-        keys: the full keys that it sets.
+        group: the configuration group of the file.
+        document: the file's keys and values.
+        package: Hydra's package of the keys, "_global_" for the top level.
+        keys: the full keys that the file sets.
     """
 
     group: str
@@ -43,7 +43,7 @@ class Chosen:
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:
-    """Returns the file of a configuration group's option from the first folder that has it."""
+    """Returns the file of an option of a configuration group, from the first folder that has one; None if none has."""
     paths = (folder / group / f"{name}.yaml" for folder in folders)
     return next((path for path in paths if os.path.lexists(path)), None)
 
@@ -53,7 +53,7 @@ def read(path: Path, group: str, host_context: HostContext) -> Chosen:
 
     Args:
         path: the file.
-        group: the group it is chosen from; its keys go there unless the file says `# @package`.
+        group: the configuration group of the file. The file's keys belong to this group unless it says `# @package`.
         host_context: the machine whose bounds apply.
 
     Raises:

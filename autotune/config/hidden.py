@@ -31,7 +31,7 @@ class HiddenValues:
     """Stand-ins and the secret values behind them.
 
     Attributes:
-        values: knob key -> stand-in -> value. MASK alone is the stand-in of a pinned value, or of the environment's own value.
+        values: knob key -> stand-in -> value. MASK alone stands for a pinned value, or for the value in autotune's environment.
     """
 
     values: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class HiddenValues:
         Args:
             key: the knob.
             stand_in: the recorded stand-in.
-            configured: the variable's value in the configuration, also a stand-in unless it was given as a reference.
+            configured: the variable's value in the configuration. It is a stand-in, too, unless the user gave a reference.
         """
         name = key.removeprefix(PREFIX)
         value = os.environ.get(name, "") if is_masked(configured) else configured
@@ -97,7 +97,7 @@ def digest(value: str) -> str:
 
 
 def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
-    """Replaces every secret value of a composed study with a stand-in, in place, and returns the values."""
+    """Replaces every secret value of a composed study with a stand-in, in place, and returns the hidden values."""
     hidden = HiddenValues()
     space.pinned.update({key: hidden.pin(key, value) for key, value in space.pinned.items()})
     for key, domain in space.domains.items():

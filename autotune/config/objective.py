@@ -64,7 +64,7 @@ def _names(objective: Any) -> list[str]:
     if wrong := [name for name in names if name not in OBJECTIVES]:
         return [no_such("objective", name, OBJECTIVES, "objective") for name in dict.fromkeys(wrong)]
     if len(set(names)) < len(names):
-        return [f"objective: one is named twice, got {shown(objective)}. Name each once."]
+        return [f"objective: an objective is named twice, got {shown(objective)}. Name each once."]
     return []
 
 
@@ -86,7 +86,7 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
 
 
 def _lacking(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
-    """Returns a problem if the machine cannot measure what is requested; unknown cases are left to the baseline."""
+    """Returns a problem if the machine cannot measure what is requested. If that is unknown here, the baseline finds out."""
     key, value, fact, what = asked
     if gpus is None:
         return []

@@ -115,7 +115,7 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
 
 
 def _place_file(text: str, result: Split, folders: list[Path], host_context: HostContext, has_command: bool) -> bool:
-    """Handles an override that chooses a file from the user's folders; returns whether it was one.
+    """Handles an override if it chooses a file from the user's folders; returns whether it does.
 
     Raises:
         BadInput: the override can only mean a file and there is none, or the file cannot be used.

@@ -12,7 +12,8 @@ PYTHON = re.compile(r"python[\d.]*")
 PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options with a separate value
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 SHELL_VALUES = ("--rcfile", "--init-file")
-# Starters run the first script among their arguments. An option in neither list may or may not take a value.
+# Starters run the first script among their arguments. STARTER_FLAGS take no value, STARTER_VALUES take one. Other options may
+# or may not take a value.
 STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 STARTER_FLAGS = (
     "--standalone",
@@ -58,9 +59,9 @@ WRAPPERS = {
     "mamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
     "micromamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
 }
-# These run the command in a container, on another machine or as another user, out of the harness's reach.
+# Programs that run a command in a container, on another machine or as another user, out of the harness's reach.
 ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
-MOVES = ("-C", "--chdir", "--directory", "--cwd")  # change where the script is looked up
+MOVES = ("-C", "--chdir", "--directory", "--cwd")  # options that change where the script is looked up
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SCRIPT = re.compile(r".+\.(py|sh)", re.DOTALL)
 

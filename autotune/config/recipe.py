@@ -46,10 +46,10 @@ class Script:
     """A built-in training script.
 
     Attributes:
-        name: its file.
-        data: data that it can train on, its default first.
-        flags: its options -> configuration keys.
-        print_every: its default number of steps between two printed lines.
+        name: file of the script.
+        data: data that the script can train on, the default first.
+        flags: options of the script -> configuration keys.
+        print_every: default number of steps between two printed lines.
     """
 
     name: str

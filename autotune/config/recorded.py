@@ -32,7 +32,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     Args:
         study: its record: command, working directory, requested search space.
         file: its config.yaml.
-        overrides: KEY=VALUE; only the budget may be changed, or the amount of recording.
+        overrides: KEY=VALUE. Only the budget may be changed; in a recording, only the minutes and repeats.
 
     Raises:
         BadInput: the file cannot be read by this version, or another key would be changed.

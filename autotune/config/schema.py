@@ -77,8 +77,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: length of the real training, in samples, for objective=time_for_samples. For objective=cost_per_epoch alone:
-            length of an epoch, in samples, if the program's loader has no length.
+        samples: length of the real training, in samples, for objective=time_for_samples. If the objective is only
+            cost_per_epoch: length of an epoch, in samples, for a program whose loader has no length.
         budget: when the study ends.
     """
 
@@ -142,7 +142,7 @@ class TrainConfig:
     Attributes:
         optimizer: sgd or adamw.
         lr: learning rate.
-        epochs: passes over the data; null means one in `autotune apply`, and in a trial as many as measuring takes.
+        epochs: passes over the data. null: one pass in `autotune apply`; in a trial, as many passes as the measurement needs.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step, over all processes. Gradient accumulation keeps it constant while the batch
             size changes. Applies to commands, too. null: a step's samples change with the batch size.
@@ -165,8 +165,8 @@ class SearchOptions:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
         warm_start: auto begins with the best configurations of earlier studies in the runs folder, if they tuned the same
             program on the same machine, and leaves out what ran out of memory there. off uses no earlier study. The name of a
-            study, or several as [A,B], begins with the best of those, whatever they tuned. Earlier results do not count as
-            measurements.
+            study, or several as [A,B], begins with the best configurations of these studies, even if they tuned another
+            program. Earlier results do not count as measurements.
         seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals.
         decomposition: whether `rates` models device rate and loader capacity separately; false models only the overall rate.
         memory_model: whether `rates` leaves out configurations that it expects to run out of memory.
@@ -189,8 +189,8 @@ class ConstraintOptions:
     """What a configuration must satisfy to win; null for no constraint.
 
     Attributes:
-        memory_free_frac: minimum share of the memory that stays free: of the device, of the host on a CPU, or of
-            device.memory_limit if it is set.
+        memory_free_frac: minimum share of memory that must stay free. The share refers to the device's memory (on a CPU, the
+            host's), or to device.memory_limit if it is set.
         max_power_w: maximum mean power of a GPU while it trains, watts.
         max_step_p95_s: maximum 95th percentile of the step times, seconds.
     """
@@ -216,7 +216,7 @@ class DeviceOptions:
     """What trials run on.
 
     Attributes:
-        kind: auto (CUDA where there is one), cuda or cpu.
+        kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
         index: which CUDA device.
         memory_limit: cap per process: bytes, "8GiB", or a fraction of the device between 0 and 1; null for none.
     """
@@ -231,8 +231,8 @@ class LaunchOptions:
     """How a trial's processes are started.
 
     Attributes:
-        nproc: processes of one trial of a recipe, started by torchrun on this machine. Each has its share of the data, and its
-            own GPU (from `device.index` on) or its share of the cores. Batch size and loader workers are per process.
+        nproc: processes of one trial of a recipe, started by torchrun on this machine. Each process gets a share of the
+            data, and a GPU (from `device.index` on) or a share of the cores. Batch size and loader workers are per process.
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
     """
@@ -257,18 +257,19 @@ class MeasureOptions:
     """How long to measure, and how long to wait.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials, whose windows never take more than a thirtieth of
-            the budget each.
-        finals: the same for the finals, stricter.
+        screening: warm-up and stopping rules of baseline and search trials (a window takes at most a thirtieth of the
+            budget).
+        finals: stricter warm-up and stopping rules, for the finals.
         racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best so far.
-        quiet: whether a disturbed trial (other programs on its cores or device, a device too hot) is repeated, and left without
-            a rate if it is disturbed again; false only notes the disturbance and keeps the rate.
-        start_s: limit from launch to the first batch.
-        compile_s: limit of the compile phase.
-        step_s: limit of one step, in warm-up and window: a trial without progress for this long counts as hung.
+        quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that
+            is disturbed again gets no rate. false only notes the disturbance and keeps the rate.
+        start_s: limit from launch to the first batch, seconds.
+        compile_s: limit of the compile phase, seconds.
+        step_s: limit of one step, seconds. A trial without progress for this long, in warm-up or window, counts as hung.
     """
 
-    # If slow steps vary by 8 %, eight seconds resolve differences of 4 %. Fifteen resolve 3 %, but halve the number of trials.
+    # If slow steps vary by 8 %, eight seconds resolve differences of 4 %. Fifteen seconds resolve 3 %, but allow only half as
+    # many trials.
     screening: MeasureRules = field(default_factory=lambda: MeasureRules(slow_max_s=8.0))
     finals: MeasureRules = field(default_factory=lambda: MeasureRules(half_width_frac=0.005, slow_max_s=20.0))
     racing: bool = True
@@ -283,9 +284,9 @@ class ParityOptions:
     """What a configuration that computes differently (bf16, torch.compile, ...) must show before it may win.
 
     Attributes:
-        steps: number of optimizer steps, from the first, whose losses are compared with the baseline's on the same seed and
-            batches; 0 for no comparison.
-        tolerance: how much worse than the baseline's the loss may be, as a fraction.
+        steps: number of optimizer steps, counted from the first, whose losses are compared with the baseline's. Both runs use
+            the same seed and batches. 0 for no comparison.
+        tolerance: by what fraction the loss may be worse than the baseline's.
     """
 
     steps: int = 40
@@ -297,10 +298,10 @@ class RecordOptions:
     """How much `autotune record` measures.
 
     Attributes:
-        configurations: maximum number: the whole search space if it has no more configurations, else a sample of it.
+        configurations: how many to measure at most. A larger search space is sampled; a smaller one is measured completely.
         repeats: measurements of each configuration, in fresh processes. Each round measures every configuration once.
-        repeats_of_best: further measurements of the best configurations (at most a fifth worse than the best), so that
-            noise does not decide between searches.
+        repeats_of_best: further measurements of the configurations that are at most a fifth worse than the best, so that
+            noise does not decide which search method looks better in `autotune replay`.
         minutes: wall time of one run; null for no limit. `autotune resume` continues the recording.
     """
 
@@ -327,7 +328,7 @@ class ProgramOptions:
     """How a recipe's program is run.
 
     Attributes:
-        python: interpreter of the recipe; null for the one autotune runs in.
+        python: interpreter of the recipe; null for the interpreter that autotune runs in.
     """
 
     python: str | None = None
@@ -357,12 +358,12 @@ class StudyConfig:
         search_space: name of a file in search_spaces/, or a path; none for only the domains on the command line.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
-        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several as [A,B]: the first decides.
+        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or [A,B], whose first entry decides.
         constraints: what a configuration must satisfy to win.
         machine: facts about the machine that autotune cannot find out.
         device: what trials run on.
         launch: how processes are started.
-        launcher: where trials run: local.
+        launcher: what starts trials. Only `local`, on this machine, is available.
         tracker: where results are tracked.
         runs_dir: folder of the studies.
         measure: how long to measure and to wait.

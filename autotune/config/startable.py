@@ -17,7 +17,10 @@ ELF = b"\x7fELF"
 
 
 def startable(command: list[str], cwd: Path) -> list[str]:
-    """Returns what is wrong with a command; [] if it may start. Modules are not looked up: only its interpreter could."""
+    """Returns what is wrong with a command; [] if it may start.
+
+    Modules are not looked up, since only the command's interpreter knows where they are.
+    """
     if not command[0] or "\0" in "".join(command):
         return [f"COMMAND: an empty name or a NUL character in it, got {shown(shlex.join(command))}. {EXAMPLE}"]
     if problem := _first_word(command[0], cwd):

@@ -1,8 +1,8 @@
 """Exports the winner of a study as a file for other tools.
 
 `yaml` is for autotune and Hydra; `env` and `python` are for shells and scripts. The other formats are configuration files of
-training libraries. These libraries are not imported here: each format has a table of their keys, which a test checks against
-them.
+training libraries. The libraries are not imported here: each format has a table of its library's keys, and a test compares
+the table with the library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") 
         format: member of FORMATS.
         tier: highest tier whose knobs may be changed; None for the study's best.
         file: name of the output file, "" for none. A library's configuration is JSON if the name ends in ".json", as the
-            libraries themselves expect, and YAML otherwise.
+            libraries expect, and YAML otherwise; formats in JSON_ONLY are always JSON.
 
     Raises:
         BadInput: no such format, or the study has no winner yet.

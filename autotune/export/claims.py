@@ -101,7 +101,7 @@ def worth_text(change: dict[str, Any] | None) -> str:
 def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the speedup of an entry of a summary over the baseline.
 
-    If the baseline was kept, the study's speedup is that of the configuration it was compared with; the entry's is then 1.
+    If the baseline was kept, the entry's speedup is 1. The study's speedup then belongs to the configuration that lost.
     """
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):
@@ -126,7 +126,7 @@ def _kept_over(said: dict[str, Any]) -> str:
 
 
 def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the speedup of a configuration that the finals did not choose: as measured again, else from the search."""
+    """Returns the speedup of a configuration that the finals did not choose, from a later measurement or the search."""
     if again := entry.get("speedup"):
         return dict(again)
     sides = [entry, summary["baseline"]]
@@ -139,7 +139,7 @@ def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
         "ratio": value / baseline if value and baseline else None,
         "ci": None,
         "verdict": "same" if not entry["overrides"] else "ambiguous",
-        "reason": "from the search: one measurement, picked as the best, which overstates",
+        "reason": "from the search: a single measurement, likely overstated because it was picked as the best",
     }
 
 

@@ -1,4 +1,4 @@
-"""Exports DeepSpeed's ds_config.json: batch size per device, accumulation and precision. The rest stays with the script."""
+"""Exports DeepSpeed's ds_config.json: batch size per device, accumulation and precision. The script sets the rest."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from autotune.records import KnobValue
 
 MAX_LINE = 160
 
-# Returns a library's keys and values for a knob's value; None if the library cannot express it.
+# Function that returns a library's keys and values for a knob's value; None if the library cannot express it.
 Row = Callable[[Any, Winner], dict[str, Any] | None]
 
 
@@ -45,7 +45,7 @@ class Document:
     Attributes:
         settings: the library's keys and values.
         usage: lines that explain how to load the file.
-        apart: settings of the winner that belong elsewhere, ready to be copied: title line -> keys and values.
+        apart: settings of the winner that do not belong in this file, for the user to copy; title line -> keys and values.
         left_out, notes: as in Exported.
     """
 

@@ -20,7 +20,7 @@ NOTHING_BESIDE = "Nothing was measured besides the baseline, the program as it w
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
-    """Returns lines that say what this is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
+    """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
 
     Args:
         claimed: the exported configuration.
@@ -44,7 +44,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
     lines.append(_where(summary))
     lines = [part for line in lines for part in _wrapped(line)]  # they become comments, so line breaks must go
-    return lines + [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
+    return lines + [f"{key}={value}: a secret, which is not in this file. Set it yourself." for key, value in hidden.items()]
 
 
 def _wrapped(line: str) -> list[str]:

@@ -12,7 +12,7 @@ ADAMW = "AdamW"
 
 
 def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
-    """Returns the Trainer's name for AdamW's implementation; None for other optimizers, which have no such names."""
+    """Returns the Trainer's name for AdamW's implementation; None if the Trainer has no name for it."""
     is_torchs_choice = value == "default" or (value == "foreach" and winner.device == "cuda")
     if set(winner.optimizers) != {ADAMW} or not (value == "fused" or is_torchs_choice):
         return None

@@ -7,8 +7,8 @@ from typing import Any
 from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # of a measured value; the ends of an interval rarely agree in more than two
-PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported identity, besides machine.*
+DIGITS = 5  # significant digits of a measured value; the ends of an interval rarely agree in more than two
+PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported parts of the identity, besides machine.*
 
 
 def provenance(claimed: Claimed) -> dict[str, Any]:

@@ -22,7 +22,7 @@ IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # knobs that the export
 
 
 def render(winner: Winner) -> Exported:
-    """Returns Python source that defines `BEST` and functions that set it; importing it changes nothing yet."""
+    """Returns Python source that defines `BEST` and functions that apply it. Importing the source changes nothing."""
     knobs = winner.active
     parts = [
         _head(winner),

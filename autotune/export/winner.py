@@ -27,9 +27,9 @@ class Winner:
         active: the knobs among these that have an effect; prefetch_factor has none with num_workers=0.
         full: all known knobs, including the program's own values.
         remarks: knob key -> remark: previous value and effect, or that the knob was pinned.
-        headline: comment lines: what this is, its speedup, and where and when it was measured.
-        provenance: the same as plain values.
-        device: "cuda" or "cpu", where it was measured; "" if unknown.
+        headline: comment lines that say what the file is, its speedup, and where and when it was measured.
+        provenance: origin and measurements as plain values, as best.yaml contains them.
+        device: device of the measurement, "cuda" or "cpu"; "" if unknown.
         optimizers: class names of the program's optimizers; [] if unknown.
         world_size: number of processes that train; 1 if unknown.
     """

@@ -16,7 +16,7 @@ PROVENANCE = "# Where this file comes from. `autotune verify` and `autotune appl
 
 
 class _Quoted(str):
-    """Text that is always quoted: YAML reads a bare off as False and a bare 1e5 as a number."""
+    """Text that is always quoted: YAML reads an unquoted `off` as False and an unquoted `1e5` as a number."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml's dumper, if PyYAML has it

@@ -1,6 +1,6 @@
 """Holds all that the harness knows of particular libraries; no other module of the harness names one.
 
-Everything else goes by what programs do with torch, so that unknown libraries are treated like these.
+All other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _keep_wandb_offline(wandb: Any) -> None:
 
 
 def _keep_mlflow_in_scratch(utils: Any) -> None:
-    # This one function resolves every store's address, however it was set: by a call, by a client or not at all (MLflow 3.17).
+    # This function resolves every store's address, no matter whether a call, a client or nothing has set it (MLflow 3.17).
     own = os.environ.get("MLFLOW_TRACKING_URI", "")
 
     def scratch(tracking_uri: Any = None) -> Any:
@@ -44,8 +44,8 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of there. It is
-# called once the module is imported.
+# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of there. The
+# function is called once the module is imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -142,7 +142,7 @@ def _bar_of_lightning(trainer: Any) -> Any:
 
 def _interval_of_lightning(trainer: Any) -> Optional[int]:
     bar, found = _bar_of_lightning(trainer), []
-    if bar is not None:  # shows what modules log with prog_bar=True; only a bar that counts batches can do so less often
+    if bar is not None:  # it shows what modules log with prog_bar=True; only a bar that counts batches can refresh less often
         found.append(int(bar.refresh_rate) if _counts_batches(bar) else 1)
     if trainer.loggers and trainer.log_every_n_steps:
         found.append(int(trainer.log_every_n_steps))
@@ -167,7 +167,7 @@ def _why_not_of_lightning(trainer: Any) -> str:
     return f"the program's progress bar ({type(bar).__name__}) reads its metrics at every batch" if is_fixed else ""
 
 
-_LIGHTNING = MetricReader(  # not `fit` and the like, whose signatures a CLI inspects: all of them call `_run`
+_LIGHTNING = MetricReader(  # `fit` and the like call `_run`; they stay unpatched, because a CLI inspects their signatures
     "Trainer", "_run", _interval_of_lightning, _seldom_of_lightning, _why_not_of_lightning
 )
 METRIC_READERS: Dict[str, MetricReader] = {  # by the module that defines the class

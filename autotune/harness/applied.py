@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
 Nothing is measured, written or ended. During the first few steps everything is watched as in a trial, to find what trains.
-Then the hooks are removed. What stays is the modules' own precision and the patched constructors, so that loaders and
-optimizers made later get their knobs, too.
+Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which give
+loaders and optimizers made later their knobs, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Applied:
         self._watch_first_backward()
 
     def _watch_first_backward(self) -> None:
-        # A process that calls backward trains. If no step was seen in it, it reports at its end.
+        # A process that calls `backward()` is a training process. If no step is seen in it, it reports at its end.
         from torch import Tensor
 
         def around(backward: Any) -> Any:

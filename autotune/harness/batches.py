@@ -73,10 +73,10 @@ class Sizes:
     """Counts the samples in the batches of one loader."""
 
     def __init__(self) -> None:
-        self._dimensions: Optional[List[int]] = None  # whose sizes have agreed with the sampler so far
+        self._dimensions: Optional[List[int]] = None  # dimensions whose sizes have equalled the sampler's number so far
         self._num_compared = 0
-        self.dimension: Optional[int] = None  # of the first tensor, known to count samples
-        self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; only without a sampler
+        self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
+        self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
 
     @property
     def unit(self) -> str:
@@ -128,8 +128,8 @@ class Sizes:
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
     """Returns how many samples a batch holds by its shape: its leading dimension, if that is at most the batch size.
 
-    Otherwise it is the batch size. A list of single images counts by its length: the first image's leading dimension is its
-    channels.
+    Otherwise it returns the batch size. A list of single images counts by its length, because the first image's leading
+    dimension is its channels.
     """
     if leading == batch_size:
         return leading
@@ -181,7 +181,7 @@ class CallSizes:
     def __init__(self, asked: Optional[int]) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self.unit = "samples"
-        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input that lacks the batch size asked for
+        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None
 
     @property
@@ -248,7 +248,7 @@ def _items(batch: Any) -> List[Any]:
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # made by the program's batch sampler; torch only iterates over it, so it may have no length
+        return len(indices)  # torch only iterates over what the program's batch sampler yields, so it may have no length
     except Exception:
         return 0
 

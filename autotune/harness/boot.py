@@ -19,7 +19,7 @@ _environment: Dict[str, str] = {}  # when the harness started in this process
 
 
 def note_start() -> None:
-    """Saves the environment, to find what the program changes in it before importing torch: a warm start lacks that."""
+    """Saves the environment, to find out what the program changes before it imports torch: a warm start lacks these changes."""
     state.startup["is_first"] = False  # until it has signed in
     _environment.update(os.environ)
 

@@ -23,7 +23,7 @@ RUN_AHEAD = 8  # steps that the host may queue ahead of a GPU: ranks must know t
 
 
 class HostClock:
-    """Times step ends on the host; correct where the device is the host."""
+    """Times step ends on the host; correct if the device is the CPU."""
 
     run_ahead = 0
 

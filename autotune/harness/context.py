@@ -45,12 +45,12 @@ class TrialContext:
         is_active: whether this process has made a training step.
         is_over: whether the harness has nothing more to do in this process.
         is_child: whether another process of the program started this one.
-        rank, world_size: among the processes that train together.
+        rank, world_size: rank of this process among the processes that train together, and their number.
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.
         clock: times steps; the device's clock from the first step on.
         applied: what a real run does instead of measuring; None in a trial.
-        losses: None in a real run.
+        losses: records losses; None in a real run.
         explained: the pass of a trial in mode "explain"; None in all others.
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: of all knobs.
@@ -91,7 +91,7 @@ class TrialContext:
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:
-        """Ends the trial with a failed result that names the harness; called in an `except` block around its own code.
+        """Ends the trial with a failed result that names the harness; called in `except` blocks around the harness's code.
 
         In a real run (mode "apply"), the harness removes itself and lets the program continue.
         """

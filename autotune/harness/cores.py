@@ -27,7 +27,7 @@ def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
 
 
 def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
-    """Yields the folders whose limits apply to this process: cgroup v2's one tree, and v1's tree of the controller."""
+    """Yields the folders whose limits apply to this process: in cgroup v2's single tree and in v1's tree of the controller."""
     tree = os.path.join(cgroup, controller)
     yield from (cgroup, tree)
     for line in read(own).splitlines():

@@ -13,23 +13,28 @@ GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps be
 LEAST_STEPS = 3  # steps that this mean needs
 # Once the last gap is shorter than this share of the time since its end, it hardly affects the rate: stop waiting for the next.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, as logging is beside validation
+SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, for example logging, not validation
 FREQUENT = 10.0  # with this many gaps in the shortest window, they are averaged: a loader's bursts, short epochs
-PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # how long to wait for a gap: in seconds, in longest distances so far
-# Gaps make cycles only if LIKE_FRAC of their distances are within this factor of the median: a loader's stalls come at random.
+# How long to wait for a gap: this many seconds or this many times the longest distance so far, whichever is longer.
+PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
+# Gaps make cycles only if LIKE_FRAC of their distances are within a factor of LIKE of the median. A loader's stalls come at
+# random, so their distances are not.
 LIKE, LIKE_FRAC = 1.5, 0.6
-# How many times the baseline's cycle to wait, in seconds and in steps; after that, this trial has no cycles, or shorter ones.
+# A gap like the baseline's is awaited until this many times the seconds and this many times the steps of its cycle have passed.
+# After that, this trial is taken to have no cycles, or shorter ones.
 TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
 MAX_GAPS = 64  # more are of no use
 
 
 class Gap(NamedTuple):
-    """A gap; steps and seconds since the first step, samples since the window opened, all at its end.
+    """A step, or several in a row, that took many times as long as the others.
 
     Attributes:
-        size_s: how long it took.
-        since_s: from the end of the previous gap, or from where steps could first be compared.
-        is_evaluation: the model was called in evaluation mode: rollouts, or a validation.
+        steps, end_s: number of steps and seconds from the first step to the gap's end.
+        samples: samples from the window's opening to the gap's end.
+        size_s: how long the gap took.
+        since_s: seconds to its end from the previous gap's end, or from where steps could first be compared.
+        is_evaluation: whether the model was called in evaluation mode, for rollouts or a validation.
     """
 
     steps: int
@@ -44,10 +49,10 @@ class Cycles:
     """Finds the gaps between steps and decides which of them make cycles.
 
     Args:
-        width: the loader's workers, or 1: gaps every `width` steps are its bursts.
+        width: number of the loader's workers, or 1; gaps every `width` steps are the loader's bursts.
         frequent_s: gaps closer together than this make no cycles.
-        told: the baseline's cycle, `Spec.cycle`. If it had none, evaluations make no cycles here: they are left out, as in the
-            baseline.
+        told: the baseline's cycle, `Spec.cycle`. If the baseline had none, evaluations make no cycles here either: they are
+            left out.
     """
 
     def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
@@ -60,7 +65,7 @@ class Cycles:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to look for: no gap was seen, or is expected from the baseline."""
+        """Whether there is nothing to look for: no gap was seen, and none is expected from the baseline."""
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
@@ -72,9 +77,9 @@ class Cycles:
 
         Args:
             step_s: how long it took.
-            steps: at its end, as in `Gap`.
-            end_s: the same.
-            samples: the same.
+            steps: number of steps at its end, counted as in `Gap`.
+            end_s: seconds at its end, counted as in `Gap`.
+            samples: samples at its end, counted as in `Gap`.
             is_evaluation: as in `Gap`.
         """
         before = steps - 1 - self._from_steps

@@ -88,7 +88,7 @@ class Delayed(Tensor):
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns a tensor that stands for the floats, of a class that also stands for `kind` if given."""
+        """Returns a tensor that stands for the content's floats; if `kind` is given, its class stands for `kind`."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
@@ -261,7 +261,7 @@ def _received(data: Tensor, steps: Steps, kind: Any) -> Any:
 
 def _register(cls: Any) -> None:
     default_collate_fn_map[cls] = _collate
-    ForkingPickler.register(cls, _reduce)  # workers send with this pickler; any other pickle holds the floats
+    ForkingPickler.register(cls, _reduce)  # workers send with this pickler; any other pickler stores the floats
 
 
 # --- entry ---
@@ -307,7 +307,7 @@ def begin_worker() -> None:
 
 
 def during(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a wrapper of a training loader's fetch in the training process that delays conversions."""
+    """Returns a wrapper that delays conversions during a training loader's fetch in the training process."""
     watch_conversions()
 
     def delaying_fetch(index: Any) -> Any:

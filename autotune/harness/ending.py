@@ -18,7 +18,7 @@ from .knobs.base import APPLYING
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
-COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # torch.load, rich and others write for a terminal
+COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
 
 
 class Ending:
@@ -170,7 +170,7 @@ class Ending:
         return os.path.join(self._context.spec.folder, protocol.result_file(self._context.rank))
 
     def _await_other_ranks(self) -> None:
-        # Rank 0 may hold the store that the others still talk to.
+        # Rank 0 may host torch.distributed's store, which the other ranks still need.
         context = self._context
         names = [protocol.result_file(rank) for rank in range(1, context.world_size)]
         until_s = time.monotonic() + LAST_RANK_S
@@ -201,7 +201,7 @@ def _say(line: str) -> None:
 
 
 def _end_daemons() -> None:
-    # As multiprocessing does at a normal exit: otherwise loader workers take seconds to notice that they are not needed.
+    # multiprocessing does this at a normal exit. Otherwise loader workers take seconds to notice that they are not needed.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return

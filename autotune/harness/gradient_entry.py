@@ -54,7 +54,7 @@ def _around_backward(watch: Any, backward: Callable[..., Any]) -> Callable[..., 
     import torch
 
     def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # A nested backward pass, of a checkpointed segment, is scaled already.
+        # Nested backward passes (of a checkpointed segment) pass through: their gradients are scaled already.
         if watch.is_inside or torch.compiler.is_compiling() or not watch.is_active:
             return backward(tensors, grad_tensors, *args, **kwargs)
         try:

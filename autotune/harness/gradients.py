@@ -7,7 +7,7 @@ from the scale as gradient, and the step goes through a GradScaler. Clipping, wh
 last call, on unscaled gradients.
 
 A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
-be driven like that. It is detected in the first steps, by inspecting the gradients, and left alone from then on.
+be driven like that. Such a program is detected in the first steps, by inspecting the gradients, and then left alone.
 
 Nothing here is installed unless a knob asks for it.
 """
@@ -36,7 +36,7 @@ class Gradients:
         global_batch: samples that a step of all ranks together is to hold; None if not given.
         every: calls of `step()` per real step; None until derived from the batch size (`Spec.global_batch`).
         scaler: the harness's own GradScaler; None where nothing is scaled.
-        problem: why gradients are left alone, in words; "" while they are not.
+        problem: why gradients are left alone, in words; "" while they are handled.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -48,7 +48,7 @@ class Gradients:
         self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
-        self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, real steps, zero_grad()
+        self.num_calls = self.num_done = self.num_cleared = 0  # step() in whole cycles, real steps, zero_grad()
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0
@@ -140,7 +140,7 @@ class Gradients:
         own = self._optimizer() if self._optimizer is not None else None
         if own is None:
             if self._own() is not optimizer:
-                self._after_backward = self._when_held = None  # they are of another optimizer's gradients
+                self._after_backward = self._when_held = None  # these describe another optimizer's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
             if self.scaler is not None:
@@ -164,7 +164,7 @@ class Gradients:
         return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Steps, or skips the step if more gradients are to come; returns what a step would."""
+        """Steps, or skips the step if more gradients are to come; returns what the optimizer's step would return."""
         import torch
 
         closure, returned = kwargs.get("closure", args[0] if args else None), None
@@ -182,7 +182,7 @@ class Gradients:
         if not self.is_last():
             self._hold()
             return returned
-        self.num_calls += self.gathered + 1  # before the step, within which the result may be written
+        self.num_calls += self.gathered + 1  # before the step, because the result may be written during it
         self.num_done += 1
         self.is_through = True
         try:
@@ -226,7 +226,7 @@ class Gradients:
             return False
         if not self._is_dirty:
             return True
-        self.gathered, self._is_dirty, self._when_held = 0, False, None  # discarded: so is all that was accumulated
+        self.gathered, self._is_dirty, self._when_held = 0, False, None  # the program discards all that was accumulated
         self._num_discarded += 1
         if self._num_discarded >= MAX_DISCARDED:
             self.stand_down(step_knobs.DISCARDS)
@@ -307,11 +307,11 @@ class Gradients:
 
     @property
     def is_early(self) -> bool:
-        """Whether there has been no second step yet; until then cleared gradients say nothing."""
+        """Whether there has been no second step yet; until then, cleared gradients may not have been inspected."""
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
-        """Returns the median samples per step of all ranks, as counted; None where something else than samples is counted."""
+        """Returns the median samples per step of all ranks, as counted; None if something other than samples is counted."""
         samples = self._context.window.steps["samples"]
         if not samples or self._context.loaders.unit != "samples":
             return None

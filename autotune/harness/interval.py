@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
-MIN_BLOCKS = 32  # with fewer, their correlation cannot be estimated; the shortest window, 2 s, has 33 to 40
+MIN_BLOCKS = 32  # with fewer, their correlation cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
 MAX_CORRELATION = 0.95
 MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this many are left: longer blocks are less correlated

@@ -1,9 +1,9 @@
 """Keeps the user's checkpoints from being saved over, renamed over or removed by a trial.
 
-The tuner's keeper (launchers/keeper.py) guards them against writes into the file, where the file system supports leases; a
-lease does not protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and
-`pathlib` call them, too). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before.
-To the program they seem to succeed; what it saves in place of such a file goes to the trial's folder.
+If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
+protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
+them, too). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before. To the
+program, the calls seem to succeed; what it saves in place of such a file goes to the trial's folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not bind to a class that holds it: in Python 3.9, pathlib's classes hold some."""
+    """A callable that, like a built-in, does not become a method when a class holds it, as pathlib's do in Python 3.9."""
 
     __module__ = "os"  # where pickle looks it up
 

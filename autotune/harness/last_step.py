@@ -1,4 +1,4 @@
-"""Decides the last step of a trial, the same in all ranks: leaving one by one would deadlock the others' collectives."""
+"""Decides the last step of a trial, which is the same in all ranks: if one rank left early, the others would hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LastStep:
         return bool(context.num_steps >= INSPECT_STEPS if context.spec.mode == "inspect" else context.window.is_full)
 
     def is_reached(self) -> bool:
-        """Whether the step just made was the last one; called at each look (session.py)."""
+        """Whether the step just made was the last one; called by `Session._look`."""
         context = self._context
         if context.peers.is_joint:
             return bool(context.peers.is_over())

@@ -86,7 +86,7 @@ class Loader:
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
     def begins(self) -> None:
-        """Notes where the program starts to iterate over it, which starts its workers."""
+        """Notes where the program starts to iterate over the loader, which starts its workers."""
         line = startable.main_line()
         if line is not None:
             self.began_lines.add(line)

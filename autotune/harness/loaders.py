@@ -1,8 +1,9 @@
 """Finds which DataLoader trains, and measures how long the program waits for it.
 
-The training loader is not known at construction, where its knobs must be set. The baseline finds it: it is the loader whose
-batches come with the optimizer's steps. It is named by construction site and ordinal, together with the loader it was made
-from (libraries construct a second one around the first's batch sampler). Later trials set knobs at those sites.
+Knobs must be set when a loader is constructed, but then it is not known yet which loader trains. The baseline finds out: the
+training loader is the one whose batches come with the optimizer's steps. It is identified by construction site and ordinal,
+together with any loader that it was made from (libraries construct a second loader around the batch sampler of the first).
+Later trials set knobs at those sites.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class LoaderWatch:
 
         def around_start(start: Any) -> Any:
             def __init__(self: Any, loader: Any) -> None:
-                process_knobs.share(knobs)  # again: the program may have changed it since
+                process_knobs.share(knobs)  # again: the program may have changed the sharing strategy since
                 self._autotune = watch._current = info = loader.__dict__.get("_autotune")
                 if info is not None:
                     info.begins()
@@ -347,8 +348,9 @@ class LoaderWatch:
         return num_steps <= 2 or training.num_steps_fed * 2 >= num_steps
 
     def _choose_training(self) -> None:
-        # At first the last loader touched before the first step (not a validation that ran earlier), later the one that fed
-        # most steps. A loader that feeds consecutive steps while the old one is idle (a loader built anew) takes over.
+        # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
+        # it is the one that fed most steps. A loader that feeds consecutive steps while the old one is idle (a loader built
+        # anew) takes over.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1

@@ -40,7 +40,7 @@ class LossWatch:
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: record all losses of this many optimizer steps, however many there are; None for the first 64 losses.
+        num_steps: record all losses of this many optimizer steps, no matter how many; None for the first 64 losses.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
@@ -102,7 +102,7 @@ class LossWatch:
             if self._closed_step == step:
                 return
             self._closed_step = step
-        self._kept.append((step, self._last.clone()))  # a CUDA graph would overwrite it with the next one
+        self._kept.append((step, self._last.clone()))  # a CUDA graph would overwrite it with the next loss
 
     @property
     def num_seen(self) -> int:

@@ -259,8 +259,8 @@ class Meter:
         """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
         Warm-up is over, and a queue that was filled before the window can only make its beginning too fast. So a rate that is
-        too low now stays low. The bound is checked at every block, so it holds with less than 99 %. The race limit makes up for
-        that: it is 20 % below the best rate.
+        too low now stays low. The bound is checked at every block, so its confidence is less than 99 %. The race limit makes
+        up for that: it is 20 % below the best rate.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:

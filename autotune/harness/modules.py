@@ -214,7 +214,7 @@ class ModuleWatch:
     # --- calls of a root ---
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a root through its own class's `call`, counts its samples and sets the trial's precision."""
+        """Calls a root through `call`, its class's `__call__`; counts its samples and sets the trial's precision."""
         if self.is_counting:
             self._called(root, args, kwargs)
         if self.is_looking:
@@ -248,7 +248,7 @@ class ModuleWatch:
         self.is_evaluated = True
 
     def settle(self) -> None:
-        """Lets the calls of idle roots pass straight through; called at each look, not at each call."""
+        """Lets the calls of idle roots pass straight through; called by `Session._look`, not at each call."""
         for root in self.roots:
             is_idle = root.around is None and self._parallel.is_due is None
             root.is_passive = not self.is_looking and not self.is_counting and is_idle

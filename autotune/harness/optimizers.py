@@ -111,7 +111,7 @@ class OptimizerWatch:
         self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Installs or removes the short hook on the clock; called at each look.
+        """Installs or removes the short hook on the clock; called by `Session._look`.
 
         The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
         optimizer once, and to recognise a closure's forward calls while forward calls are counted.

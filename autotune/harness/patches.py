@@ -1,7 +1,7 @@
 """Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, also from below another. If the program or a library has patched
+patches of one attribute are stacked, and each can be removed, even from below another. If the program or a library has patched
 the attribute on top of ours, ours cannot be removed. It then stays below, and its `is_active` is False so that it does nothing.
 """
 

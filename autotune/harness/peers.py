@@ -5,8 +5,8 @@ are added up over a span in which all of them are past their warm-up. Processes 
 independent trainings, ranks of a library that averages gradients itself) are refused, because the harness cannot know how they
 relate to each other.
 
-Each process that trains claims a file in the trial's folder at its first step. While it sees claims of others, it renews its
-own at each look, so that processes that train now can be distinguished from those that have finished or were killed.
+Each process that trains claims a file in the trial's folder at its first step. While it sees other processes' claims, it
+renews its own regularly, so that processes that train now can be distinguished from those that have finished or were killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from .context import TrialContext
 from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
-LOOK_S = 0.1  # between two looks for others
+LOOK_S = 0.1  # between two looks (`Peers.look`) for other processes
 MET = 2  # renewals of another process's claim that we must see to conclude that it trains
-SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for this long, or for so many of our looks, no longer trains
-# How long to wait, from the first step, for processes started together with this one; longer if starting takes longer.
+# A peer that has renewed its claim neither for this many seconds nor for this many of our looks no longer trains.
+SILENT_S, SILENT_LOOKS = 10.0, 5.0
+# How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process
+# took to its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
@@ -259,7 +261,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _has_relatives(*, is_child: bool) -> bool:
-    """Whether multiprocessing has started other processes together with this one, or this one has started non-workers."""
+    """Whether multiprocessing has started other processes together with this one, or this one has children besides daemons."""
     import multiprocessing
 
     if any(not child.daemon for child in multiprocessing.active_children()):

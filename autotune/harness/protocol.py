@@ -5,7 +5,7 @@ in the program's interpreter, where autotune is not installed. Stored numbers ar
 stored document carries `schema`. History of the schema: 1, the first.
 
     spec.json             tuner -> harness   Spec: which trial this is, its knobs, when to stop measuring
-    progress.jsonl        harness -> tuner   one Progress line at each phase change and at most five a second; the first,
+    progress.jsonl        harness -> tuner   one Progress line at each phase change, at most five a second between; the first,
                                              "spawn", when the first Python process starts, whether it imports torch or not
     result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never incomplete
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
@@ -84,9 +84,9 @@ class MeasureRules:
     warmup_min_device_s: float = 1.0  # work done before the window may open
     warmup_max_s: float = 60.0  # after this the window opens anyway and the trial is `unsteady`
     warmup_mean_frac: float = 0.03  # means of the last two blocks agree within this
-    warmup_quartile_frac: float = 0.05  # and their quartiles within this
+    warmup_quartile_frac: float = 0.05  # quartiles of the last two blocks agree within this
     warmup_quiet_steps: int = 3  # steps without a newly compiled graph
-    drain_max_s: float = 5.0  # longest wait for a full queue to drain; one that takes longer changes the rate little
+    drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
     slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
     slow_warmup_steps: int = 2
@@ -135,8 +135,8 @@ class Spec:
         end_s: time on the machine's monotonic clock at which the window ends even if not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
-        made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The name is None on the CPU;
-            unknown values are absent.
+        made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The device's name is None
+            on the CPU; unknown values are absent.
         late: in mode "apply", knob key -> why it was set too late to have any effect in this process.
         explain: in mode "explain", the pass to run, one of `explain/documents.PASSES`; "" in any other mode.
     """
@@ -231,6 +231,7 @@ class RankResult:
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if none was reached.
         throughput_per_s: the rank's throughput: the consumed rate, less what came from a queue that was filled earlier.
+        data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader cost nothing; None if unknown. It is unknown in the "shared"
             regime, where the workers slow the device's steps down.

@@ -1,10 +1,10 @@
 """Measures what communication costs the ranks of a trial; runs after the window so as not to disturb it.
 
 Exposed communication is the time that a step waits for collectives: from the end of the backward pass's own computation to the
-end of the last all-reduce, plus, on the CPU, the broadcast of buffers before the forward pass. The former comes from the timers
-of DistributedDataParallel (events on a GPU, the clock on the CPU), which run for every hundredth step anyway. If a program
-averages gradients more than once in a step, only the last backward pass counts. Bandwidth comes from an all-reduce of as many
-bytes as the gradients have, with the ranks idle. Both are unknown without DistributedDataParallel.
+end of the last all-reduce, plus, on the CPU, the broadcast of buffers before the forward pass. The wait after the backward pass
+comes from the timers of DistributedDataParallel (events on a GPU, the clock on the CPU), which run for every hundredth step
+anyway. If a program averages gradients more than once in a step, only the last backward pass counts. Bandwidth comes from an
+all-reduce of as many bytes as the gradients have, with the ranks idle. Without DistributedDataParallel, neither is known.
 """
 
 from __future__ import annotations

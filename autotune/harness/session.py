@@ -21,8 +21,8 @@ from .peers import Peers
 from .phases import Phases
 from .window import Window
 
-EAGER_STEPS = 8  # steps that are looked at one by one
-LOOK_S = 0.1  # between two looks after that: the length of two blocks, because a look runs cold code, which costs extra
+EAGER_STEPS = 8  # the first steps, which are processed one by one
+LOOK_S = 0.1  # between two calls of `_look` after those: the length of two blocks, because `_look` is costly cold code
 
 
 class Session(TrialContext):

@@ -108,7 +108,7 @@ class TargetSites:
         return any(each.get("is_unshared") for each in self._target or ())
 
     def nth(self, code: str) -> int:
-        """Returns how many loaders that code has made before, and counts this one."""
+        """Returns how many loaders were made before by the same code, and counts this one."""
         count = self._made[code] = self._made.get(code, -1) + 1
         return count
 
@@ -172,7 +172,7 @@ class TargetSites:
 
 
 def is_around(outer: Any, inner: Any) -> bool:
-    """Whether a batch sampler is another one or was made around it."""
+    """Whether the batch sampler `outer` is `inner` or was made around it."""
     for _ in range(MAX_WRAPPERS):
         if outer is None or inner is None:
             return False

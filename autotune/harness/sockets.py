@@ -1,7 +1,7 @@
 """Finds and removes the sockets through which this process and its loader workers pass tensors.
 
 Each socket is in a folder of the process that made it (`pymp-...`, multiprocessing.util.get_temp_dir). multiprocessing removes
-the folder when that process exits normally. A process that is killed leaves both.
+the folder when that process exits normally. A process that is killed leaves the socket and the folder.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _Pickler(ForkingPickler):
 
 
 class _FutureProcess:
-    """Stands in for the process that would be started: locks and pipes can be pickled only while one is started."""
+    """Stands in for the process that would be started: locks and pipes can be pickled only while a process is started."""
 
     DupFd = int
 
@@ -97,7 +97,8 @@ class _FutureProcess:
 def _unpicklable(value: Any) -> str:
     try:
         contexts.set_spawning_popen(_FutureProcess())  # type: ignore[arg-type]
-        # Protocol 5 with a callback leaves arrays where they are. All are positional, as ForkingPickler forwards no keywords.
+        # Protocol 5 with a callback leaves arrays where they are. ForkingPickler forwards no keywords, so all arguments are
+        # positional.
         _Pickler(_Sink(), 5, True, lambda _: None).dump(value)
     except _Enough:
         return ""

@@ -4,7 +4,7 @@ While the first step compiles, the workers fill their queues. Until these are em
 make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, taken by the steps; P, made by
 the workers; and L, what the workers can make undisturbed.
 
-As long as the queue's length is stable, K lasts. When it falls, each step lacks 1 - P/K of a batch. Once the queue is empty,
+As long as the queue's length is stable, K lasts. While it falls, each step lacks 1 - P/K of a batch. Once the queue is empty,
 the step waits for that fraction, made at rate L because the workers then have the cores to themselves. So a step takes
 1/K + (1 - P/K)/L. With separate cores for the workers, P is L and the rate is min(K, L); with shared cores, P is less.
 """
@@ -26,7 +26,7 @@ SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # cores are shared if demand exceeds them
 
 
 class Reading(NamedTuple):
-    """Counters of step and workers at one moment; batches and seconds since the trial's start."""
+    """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start."""
 
     now_s: float
     taken: float
@@ -61,7 +61,7 @@ class Supply:
     def __init__(self, loaders: Any, binder: Any = None) -> None:
         self._loaders, self._binder = loaders, binder
         self._before: Optional[Reading] = None  # from LOOK_BACK_S ago or earlier
-        self._between: Optional[Reading] = None  # a later one, to replace it
+        self._between: Optional[Reading] = None  # a later reading, which replaces `_before` after LOOK_BACK_S
         self._opened: Optional[Reading] = None
         self._closed: Optional[Reading] = None
         self._seen: Optional[Reading] = None
@@ -86,7 +86,7 @@ class Supply:
     # --- warm-up ---
 
     def drains_within(self, most_s: float) -> bool:
-        """Returns whether the queue is falling and will be empty within so many seconds; called at each look during warm-up."""
+        """Returns whether the queue is falling and will be empty within so many seconds; called often during warm-up."""
         now = self._glance()
         if now is None:
             return False

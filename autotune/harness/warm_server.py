@@ -132,7 +132,7 @@ def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
 
 
 def fork() -> int:
-    """Forks without Python's warning about threads: the only ones are NumPy's OpenBLAS's, which ends them before a fork."""
+    """Forks without Python's warning about threads: the only threads are OpenBLAS's, which it ends before a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

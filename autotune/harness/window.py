@@ -84,7 +84,8 @@ class Window:
         if context.explained is not None:
             self._warm_up(meter, [step for step in steps if not step.is_foreign])
             return
-        # Foreign steps contain an evaluation and are not training time. Without a loader, it may be a rollout, which counts.
+        # Foreign steps contain an evaluation and are not training time. If no loader feeds the steps, the evaluation may be a
+        # rollout, which counts.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])

@@ -57,7 +57,7 @@ class WorkerInit:
     Args:
         path: path of the counters' file; "" for no counting.
         following: the program's own `worker_init_fn`.
-        cores: to bind the worker to; None leaves it unbound.
+        cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
         explained: how the file begins that tells where the worker's time goes (explain/workers.py); "" in other trials.
     """

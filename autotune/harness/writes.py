@@ -18,11 +18,13 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# Backward passes without a visible step after which the program is given up. No program accumulates over so many before it even
-# makes an optimizer; if it has made one, nothing is examined before that many passes.
+# The program is given up after this many backward passes without a visible step. No program accumulates over so many passes
+# before it even makes an optimizer. If it has made one, nothing is examined before that many passes.
 MOST_PASSES = 64
-BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes seen before they count as steps: if each can be seen; if passes will be counted
-MIN_SHARE = 0.25  # at least this share of the tensors that change is written together
+# How many writes must be seen before writes count as steps: BELIEVED if every later write can be seen, too; BELIEVED_UNSEEN if
+# backward passes will be counted instead.
+BELIEVED, BELIEVED_UNSEEN = 3, 12
+MIN_SHARE = 0.25  # of the tensors that change, at least this share must be written together
 NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values compared of each
 PATIENCE = 64  # multiple of the passes per step after which writes are considered no longer visible
 
@@ -48,11 +50,11 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A trained tensor and the looks at which it had changed.
+    """A trained tensor and, for each check of it (`look`), whether it had changed since the check before.
 
     Args:
         tensor: the tensor, which is not kept alive.
-        since: number of the look at which it was first seen.
+        since: number of the check (`Writes._look`) at which it was first seen.
     """
 
     def __init__(self, tensor: Any, since: int) -> None:
@@ -133,7 +135,7 @@ class Writes:
         self._patches.append(patches.install(torch.Tensor, "backward", around))
 
     def _watch_loaders(self) -> None:
-        # The next batch is requested once a step is done, which is closer to its end than the next backward pass.
+        # A program requests the next batch when a step is done. That is closer to the step's end than the next backward pass.
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         def around(advance: Any) -> Any:
@@ -298,6 +300,6 @@ def trained_by(loss: Any) -> Iterator[Any]:
 
 
 def _gaps(changes: List[bool]) -> List[int]:
-    """Returns the number of looks from each change to the next; [1] if there were fewer than two changes."""
+    """Returns the number of checks from each change to the next; [1] if there were fewer than two changes."""
     seen = [number for number, is_changed in enumerate(changes) if is_changed]
     return [seen[number + 1] - seen[number] for number in range(len(seen) - 1)] or [1]

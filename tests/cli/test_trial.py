@@ -25,7 +25,7 @@ def test_one_trial_is_told_completely(cli, study):
 def test_a_trial_that_is_not_there_is_refused(cli, study):
     ended = cli("show", "resnet18", "--trial", "99")
     assert ended.returncode == 2
-    assert "--trial: no such trial of 'resnet18', got 99. There are 0 to" in ended.stderr
+    assert "--trial: no such trial of 'resnet18', got 99. Its trials are numbered 0 to" in ended.stderr
 
 
 def test_a_configuration_is_told_against_one_that_it_resembles():

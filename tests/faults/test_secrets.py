@@ -156,7 +156,7 @@ def test_what_is_stored_says_where_a_secret_was(user, summary):
 def test_the_exported_winner_leaves_a_secret_to_the_environment(user):
     exported = yaml.safe_load(user("export", "s").stdout)
     assert "env" not in exported
-    assert "# env.MY_TOKEN=***: a secret, which is not written down: set it yourself." in user("export", "s").stdout
+    assert "# env.MY_TOKEN=***: a secret, which is not in this file. Set it yourself." in user("export", "s").stdout
 
 
 def test_the_end_of_the_study_says_that_tracking_is_incomplete(user, hanging):

@@ -1,6 +1,6 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
-The process is bound before torch is imported, so that torch makes one thread for each of its cores. A launch agent may be bound
+The process is bound before torch is imported, so that torch makes one thread for each core. A launch agent may be bound
 as well, so an environment variable holds the original set of cores, and each rank chooses its own from all of them.
 """
 
@@ -31,7 +31,7 @@ UNSUPPORTED = "this system cannot bind processes to cores"
 
 
 class Core(NamedTuple):
-    """One core and its location; in sort order, neighbours share caches and hyperthreads of one core are adjacent."""
+    """A logical core and its location. When sorted, cores that share a cache, or are hyperthreads of one core, are adjacent."""
 
     node: int
     package: int

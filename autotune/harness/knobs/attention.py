@@ -74,7 +74,7 @@ def seen(node: Any) -> Set[str]:
     """Returns the kinds of fused kernels in the graph behind a loss.
 
     Args:
-        node: its grad_fn; None if it has none.
+        node: the loss's grad_fn; None if it has none.
     """
     found: Set[str] = set()
     waiting, known = [node], {node}

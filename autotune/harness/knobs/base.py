@@ -18,7 +18,8 @@ class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
     Handlers are made once torch is imported, in the order of `registry.Handlers`. What concerns only one family (the arguments
-    of a DataLoader, a module before its first call) is a method of its handler. The class that watches those objects calls it.
+    of a DataLoader, a module before its first call) is done by a method of that family's handler. The class that watches the
+    loaders or modules calls this method.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.

@@ -45,7 +45,7 @@ class Met:
         self.is_reader, self.why_not = self.interval is not None, reader.why_not(trainer)
 
     def look(self) -> None:
-        """Updates the interval; that of a trainer that no longer exists stays unchanged."""
+        """Updates the interval, unless the trainer no longer exists."""
         trainer = self.trainer()
         if trainer is not None:
             self.interval = self._reader.interval(trainer)
@@ -62,7 +62,7 @@ class MetricKnobs(KnobHandler):
         self._passed: Optional[int] = context.spec.passed.get(METRICS)
         self._met: List[Met] = []
         self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
-        self._gap = 0  # largest number of either between two readings; 0 before the second
+        self._gap = 0  # largest number of steps or iterations between two readings; 0 before the second reading
         for name, reader in adapters.METRIC_READERS.items():
             self._await(name, reader)
         if self._passed is not None and not context.is_applying:

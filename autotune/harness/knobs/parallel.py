@@ -34,8 +34,8 @@ class ParallelKnobs(KnobHandler):
 
     Attributes:
         is_due: set if gradients are accumulated over several backward passes. Called before a forward pass, it returns whether
-            the backward pass must average gradients over the ranks; only the last of a group must. None leaves it to the
-            program, whose own `no_sync` applies in any case.
+            the backward pass must average gradients over the ranks; of the passes of one step, only the last must. If it is
+            None, the program decides. The program's own `no_sync` applies in any case.
     """
 
     keys = KEYS
@@ -48,7 +48,7 @@ class ParallelKnobs(KnobHandler):
         self._new: List[Any] = []  # weak references to those not called yet
         self._observed: List[Dict[str, Any]] = []
         self._reports: Dict[str, KnobReport] = {}
-        self._is_behind = False  # whether gradients are held back that have not been averaged
+        self._is_behind = False  # whether some gradients were held back and have not been averaged since
 
     @property
     def living(self) -> List[Any]:

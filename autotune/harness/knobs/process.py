@@ -1,7 +1,7 @@
 """Sets knobs of the whole process: thread counts, matrix-product precision, cuDNN's choice of algorithm, environment.
 
 They are set right after torch is imported and again as training begins. Values that a program sets at start-up are thus
-replaced; a program that keeps setting its own is reported as overriding them.
+replaced. A program that sets its own values again later is reported as overriding the knobs.
 """
 
 from __future__ import annotations
