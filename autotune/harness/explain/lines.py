@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..context import TrialContext
 from . import compiling, workers
+from .base import Pass
 from .documents import LINES, MAIN, Line, Lines, Stage
 from .marks import DevicePhases, Marks
-from .passes import Pass
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
 from .stages import Stages, stages_of

@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from .. import batches, members
 from ..context import TrialContext
 from . import allocations
+from .base import Pass
 from .documents import FORWARD, INPUT, MEMORY, TRANSFER, Memory
 from .flops import StepFlops, plain_name
 from .marks import Marks
-from .passes import Pass
 from .sources import Sources
 from .syncs import SyncSites
 
