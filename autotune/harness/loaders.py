@@ -8,12 +8,13 @@ Later trials set knobs at those sites.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import batches, members, sites, worker
 from .context import TrialContext
@@ -151,8 +152,7 @@ class LoaderWatch:
             start(iterator, loader)
             return
         path = info.counters_file if is_counted else ""
-        explained = workers.prefix(self._spec.folder, info.number) if info is not None and self._spec.explain == LINES else ""
-        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, explained=explained)
+        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=self._observer(info))
         try:
             start(iterator, loader)
         finally:
@@ -162,6 +162,12 @@ class LoaderWatch:
         self._workers = iterator._workers
         method = getattr(iterator._workers[0], "_start_method", None)  # set by its class; None: the process's default
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
+
+    def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
+        """Returns what each worker calls to observe itself in the pass "lines"; None in other trials."""
+        if info is None or self._spec.explain != LINES:
+            return None
+        return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
         path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")

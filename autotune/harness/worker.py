@@ -59,7 +59,7 @@ class WorkerInit:
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
-        explained: how the file begins that tells where the worker's time goes (explain/workers.py); "" in other trials.
+        observe: called in the worker to observe where its time goes (explain/workers.py); None in other trials.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class WorkerInit:
         cores: Optional[FrozenSet[int]] = None,
         *,
         is_of_bytes: bool = False,
-        explained: str = "",
+        observe: Optional[Callable[[], None]] = None,
     ) -> None:
         self.path, self.following, self.cores, self.is_of_bytes = path, following, cores, is_of_bytes
-        self.explained = explained
+        self.observe = observe
 
     def __call__(self, worker_id: int) -> None:
         """Sets the worker up; called by torch in the worker, before the fetcher is made."""
@@ -85,10 +85,8 @@ class WorkerInit:
             from . import delayed
 
             delayed.begin_worker()
-        if self.explained:
-            from .explain import workers
-
-            workers.observe(self.explained)
+        if self.observe is not None:
+            self.observe()
         if not self.path:
             return
         try:

@@ -1,10 +1,12 @@
 """The local launcher with the real harness and torch: how real failures end. The stubs of the contract cannot show that."""
 
+import json
 import sys
 
 import pytest
 
 from autotune.failures import classify
+from autotune.harness.explain.documents import PASSES, document_file
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.records import Outcome
@@ -111,3 +113,16 @@ def test_knob_that_this_program_cannot_turn_is_invalid(train):
     outcome, reason = train("while True: step()", knobs={"loader.num_workers": 2})
     assert outcome is Outcome.invalid
     assert reason.startswith("loader.num_workers=2: ")
+
+
+@pytest.mark.parametrize("which", PASSES)
+def test_a_pass_of_mode_explain_is_a_trial_without_a_value(train, tmp_path, which):
+    outcome, reason = train("while True: step()", mode="explain", explain=which, max_s=0.5)
+    assert (outcome, reason) == (Outcome.ok, "")
+    written = json.loads((tmp_path / "runs" / "study" / "trials" / "0007" / document_file(which, 0)).read_text())
+    assert written["rank"] == 0
+
+
+def test_what_fails_under_a_pass_is_that_pass_s_outcome(train):
+    body = "for n in range(10**6):\n    step()\n    if n == 3000: raise ValueError('later')"
+    assert train(body, mode="explain", explain="lines", max_s=60.0) == (Outcome.error, "ValueError: later")

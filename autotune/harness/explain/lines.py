@@ -9,15 +9,15 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..context import TrialContext
 from . import compiling, workers
+from .base import Pass
 from .documents import LINES, MAIN, Line, Lines, Stage
 from .marks import DevicePhases, Marks
-from .passes import Pass
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-LENGTH_S, MIN_STEPS, MAX_S = 5.0, 20, 15.0
+LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0  # of slow steps there are fewer: after so many times the length it is over
 INTERVAL_S = 0.002  # between samples of the training thread
 NO_DELAYS = "blocked seconds of loader stages: not known, as the kernel does not say how long threads wait for a core"
 NO_LOADER = "no DataLoader feeds the steps: loader stages and waiting for input are not known"
@@ -102,8 +102,9 @@ class LinesPass(Pass):
         if context.communication.is_looking and not context.last_step.is_announced:
             context.communication.step_done()
         elapsed_s = time.perf_counter() - self._began_s
-        is_long = elapsed_s >= LENGTH_S and context.num_steps - self._before[0] >= MIN_STEPS
-        self.is_over = is_long or elapsed_s >= MAX_S
+        length_s = context.spec.max_s or LENGTH_S
+        is_long = elapsed_s >= length_s and context.num_steps - self._before[0] >= MIN_STEPS
+        self.is_over = is_long or elapsed_s >= MOST * length_s
 
     def finish(self) -> Optional[Lines]:
         """See the base class."""

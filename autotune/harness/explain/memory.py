@@ -13,10 +13,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from .. import batches, members
 from ..context import TrialContext
 from . import allocations
-from .documents import FORWARD, INPUT, MEMORY, Memory
+from .base import Pass
+from .documents import FORWARD, INPUT, MEMORY, TRANSFER, Memory
 from .flops import StepFlops, plain_name
 from .marks import Marks
-from .passes import Pass
+from .sources import Sources
+from .syncs import SyncSites
 
 ROOT = ""  # name of a training root within itself
 COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
@@ -223,17 +225,22 @@ class MemoryPass(Pass):
         self._marks = Marks(context)
         self._marks.on_result = self._noted
         self._marks.on_change = self._changed
+        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies
+        self._syncs.install()
         self._marks.install()
         self._allocations = allocations.recorder(context.device)
         self._allocations.begin()
 
     def _noted(self, phase: str, result: Any) -> None:
+        if phase not in (INPUT, TRANSFER) or hasattr(result, "__next__"):
+            return
+        found = Storages()
+        for tensor in (each for each in batches._tensors(result) if hasattr(each, "untyped_storage")):
+            found.add(tensor)
         if phase == INPUT:
-            tensors = [each for each in batches._tensors(result) if hasattr(each, "untyped_storage")]
-            found = Storages()
-            for tensor in tensors:
-                found.add(tensor)
             self._inputs, self._input_bytes = found.seen, found.num_bytes
+        else:  # on the device
+            self._inputs |= found.seen
 
     def _is_input(self, place: int) -> bool:
         return place in self._inputs
@@ -294,6 +301,7 @@ class MemoryPass(Pass):
     def finish(self) -> Optional[Memory]:
         """See the base class."""
         self._marks.uninstall()
+        self._syncs.uninstall()
         if self._num_steps < 3 or self._saved is None:  # the program ended before
             self._allocations.end()
             self._end_saved()

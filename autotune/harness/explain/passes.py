@@ -5,44 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, List, Optional
+from typing import Optional
 
 from .. import protocol
 from ..context import TrialContext
 from ..last_step import ANNOUNCE_AHEAD
 from ..meter import WARMUP
+from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
 
 BEGIN_FILE = "explain.json"  # rank 0 -> ranks: {"step": n}, after which all begin
 WARMUP_MAX_S = 20.0  # after the first step; then the pass begins even if the steps are not steady
 NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first: the pass began all the same"
 CUT_SHORT = "the program ended by itself in the middle of the pass"
-
-
-class Pass:
-    """One way of looking at the program's steps. A subclass overrides all methods; they are called in this order.
-
-    Attributes:
-        which: LINES, TRACE or MEMORY.
-        is_over: whether it has seen enough.
-        notes: what could not be found out, and why.
-    """
-
-    which = ""
-
-    def __init__(self, context: TrialContext) -> None:
-        self.context = context
-        self.is_over = False
-        self.notes: List[str] = []
-
-    def begin(self) -> None:
-        """Called after the last step of the warm-up, in the training thread."""
-
-    def step_done(self) -> None:
-        """Called after each step that is looked at: after each at all if this is no pass LINES."""
-
-    def finish(self) -> Any:
-        """Stops looking and returns the document; None if there is nothing to tell."""
 
 
 class Explained:
@@ -80,7 +55,7 @@ class Explained:
 
     def _is_due(self) -> bool:
         context = self._context
-        if context.world_size == 1:
+        if context.world_size == 1 or context.peers.is_joint:  # joint processes step at their own pace
             return self._is_warm()
         if self._begin_step is None:
             if context.rank == 0 and self._is_warm():

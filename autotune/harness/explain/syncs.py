@@ -110,11 +110,15 @@ class SyncSites:
             try:
                 if source != "cpu":
                     return self._timed("cpu", function, (tensor, *args), kwargs)
-                if non_blocking and (not self._is_on_gpu or tensor.is_pinned()):
-                    return function(tensor, *args, **kwargs)
-                return self._timed(COPY, function, (tensor, *args), kwargs)
+                is_blocking = not non_blocking or (self._is_on_gpu and not tensor.is_pinned())
+                copy = (
+                    self._timed(COPY, function, (tensor, *args), kwargs) if is_blocking else function(tensor, *args, **kwargs)
+                )
             finally:
                 marks.leave(before)
+            if marks.on_result is not None:
+                marks.on_result(TRANSFER, copy)
+            return copy
 
         return moved
 

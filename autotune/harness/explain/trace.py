@@ -8,10 +8,10 @@ import time
 from typing import Any, List, Optional
 
 from ..context import TrialContext
+from .base import Pass
 from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
 from .marks import Marks
-from .passes import Pass
 from .sources import Sources
 from .syncs import SyncSites
 

@@ -1,0 +1,33 @@
+"""Defines the interface of all passes."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from ..context import TrialContext
+
+
+class Pass:
+    """One way of looking at the program's steps. A subclass overrides all methods; they are called in this order.
+
+    Attributes:
+        which: LINES, TRACE or MEMORY.
+        is_over: whether it has seen enough.
+        notes: what could not be found out, and why.
+    """
+
+    which = ""
+
+    def __init__(self, context: TrialContext) -> None:
+        self.context = context
+        self.is_over = False
+        self.notes: List[str] = []
+
+    def begin(self) -> None:
+        """Called after the last step of the warm-up, in the training thread."""
+
+    def step_done(self) -> None:
+        """Called after each step that is looked at: after each at all if this is no pass LINES."""
+
+    def finish(self) -> Any:
+        """Stops looking and returns the document; None if there is nothing to tell."""

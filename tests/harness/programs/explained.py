@@ -1,0 +1,79 @@
+"""Trains a small network, in a way that the words make slow: what the passes of mode "explain" have to find."""
+
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+WORDS = sys.argv[1:]
+
+
+class Halve:
+    def __call__(self, tensor):
+        time.sleep(0.002 if "transform" in WORDS else 0)
+        return tensor / 2
+
+
+class Pictures(Dataset):
+    def __init__(self):
+        self.transform = None
+        if "transform" in WORDS:
+            from torchvision.transforms import Compose
+
+            self.transform = Compose([Halve(), torch.nn.Identity()])
+
+    def __len__(self):
+        return 200 if "short" in WORDS else 1_000_000
+
+    def __getitem__(self, index):
+        if "item" in WORDS:
+            time.sleep(0.003)
+        tensor = torch.ones(64)
+        return self.transform(tensor) if self.transform else tensor
+
+
+def loss_of(model, batch):
+    return model(batch).square().mean()
+
+
+def report(loss):
+    return loss.item()  # the place of the synchronisation
+
+
+def burn():
+    until_s = time.perf_counter() + 0.004
+    while time.perf_counter() < until_s:  # the slow line
+        pass
+
+
+def main():
+    folder = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
+    if "blocked" in WORDS:  # where the trace is written first
+        os.mkdir(os.path.join(folder, "unfinished.trace.rank0.json.gz"))
+    if "ranks" in WORDS:
+        torch.distributed.init_process_group("gloo")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    model = torch.nn.parallel.DistributedDataParallel(model) if "ranks" in WORDS else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(Pictures(), batch_size=512 if "wide" in WORDS else 8, num_workers=2 if "workers" in WORDS else 0)
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        if "sync" in WORDS:
+            report(loss)
+        if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
+            burn()
+        if "stop" in WORDS and os.path.exists(os.path.join(folder, "stop")):
+            break
+        if "crash" in WORDS and number == 150:
+            raise ValueError("in the middle of a pass")
+        if "seen" in WORDS and number == 5:
+            print([name for name in sys.modules if name.startswith("_autotune_harness.explain.") and "passes" in name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The passes of mode "explain": what they find of planted programs, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.harness.explain import allocations, documents, kineto
+from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER
+from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of
+from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
+from autotune.harness.explain.stages import Stages
+from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, _num_wanted
+from autotune.harness.patches import Patches, patches
+from tests.harness.conftest import PROGRAMS, Run, Trial
+
+PROGRAM = "explained.py"
+LENGTH_S = 0.7
+
+
+def explain(trial: Trial, which: str, *words: str, **options: Any) -> Run:
+    return trial(PROGRAM, *words, mode="explain", explain=which, max_s=LENGTH_S, **options)
+
+
+def document(run: Run, which: str, rank: int = 0) -> dict[str, Any]:
+    path = run.folder / documents.document_file(which, rank)
+    assert path.exists(), f"no document; exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def line_of(text: str) -> int:
+    """Returns the number of the program's line that holds a text."""
+    return next(number for number, line in enumerate((PROGRAMS / PROGRAM).read_text().splitlines(), 1) if text in line)
+
+
+# --- lines ---
+
+
+def test_phases_sum_to_the_step_and_the_slow_line_is_named(trial: Trial) -> None:
+    run = explain(trial, LINES, "burn", "sync")
+    found = document(run, LINES)
+    assert run.result().status == "measured"
+    assert run.result().window is None
+    step_s = found["seconds"] / found["steps"]
+    assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
+    own = [line for line in found["lines"] if line["is_own"] and line["where"] == MAIN]
+    assert sum(line["self_s"] for line in own) == pytest.approx(step_s, rel=0.02)
+    slow = max((line for line in own if line["phase"] == "other"), key=lambda line: line["self_s"])
+    assert (slow["function"], slow["callee"]) == ("burn", "")
+    assert slow["self_s"] + 0.0005 > 0.5 * 0.004  # the loop has two lines
+    assert slow["text"].startswith(("while", "pass"))
+
+
+def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) -> None:
+    found = document(explain(trial, LINES, "sync"), LINES)
+    site = next(site for site in found["syncs"] if site["function"] == "report")
+    assert (site["kind"], site["line"], site["phase"]) == ("item", line_of("the place of the sync"), "other")
+    assert site["count"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
+    found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
+    stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}
+    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.3)
+    assert stages["transform: Halve"]["blocked_s"] == pytest.approx(0.002, rel=0.3)
+    assert stages["transform: Halve"]["function"] == "Halve.__call__"
+    assert stages["item"]["line"] == line_of("def __getitem__")
+    assert {"collate", "hand-over"} <= set(stages)
+    lines = [line for line in found["lines"] if line["where"] == WORKER and line["is_own"]]
+    assert [line["line"] for line in lines[:2]] == [line_of("time.sleep(0.003)"), line_of("time.sleep(0.002")]
+    assert found["num_workers"] == 2
+    assert found["wait_s"] > 0.5 * found["seconds"] / found["steps"]
+    assert found["phases_s"]["input"] >= 0.9 * found["wait_s"]
+
+
+def test_without_workers_stages_are_those_of_the_training_process(trial: Trial) -> None:
+    found = document(explain(trial, LINES, "item"), LINES)
+    stages = {stage["name"]: stage for stage in found["stages"]}
+    assert stages["item"]["where"] == MAIN
+    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.3)
+    slow = next(line for line in found["lines"] if line["line"] == line_of("time.sleep(0.003)"))
+    assert slow["phase"] == "input"
+
+
+def test_cheap_items_are_timed_now_and_then(trial: Trial) -> None:
+    found = document(explain(trial, LINES), LINES)
+    item = next(stage for stage in found["stages"] if stage["name"] == "item")
+    assert 0 < item["count"] < 0.2 * found["steps"] + 2
+
+
+def test_both_ranks_tell_of_the_same_steps(trial: Trial) -> None:
+    run = explain(trial, LINES, "ranks", "rank1", ranks=2)
+    first, second = document(run, LINES, 0), document(run, LINES, 1)
+    assert first["steps"] == second["steps"] > 0
+    assert (first["world_size"], second["rank"]) == (2, 1)
+    assert second["phases_s"]["other"] > 0.003 > first["phases_s"]["other"]
+    assert first["communication"]["exposed_s"] > second["communication"]["exposed_s"]
+
+
+# --- trace ---
+
+
+def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
+    run = explain(trial, TRACE, "item", "workers")
+    found = document(run, TRACE)
+    events = json.loads(gzip.decompress((run.folder / found["file"]).read_bytes()))["traceEvents"]
+    steps = [event for event in events if event.get("name", "").startswith("ProfilerStep")]
+    assert len(steps) == found["steps"] >= MIN_STEPS
+    ranges: dict[str, float] = {}
+    for event in events:
+        if event.get("cat") == "user_annotation" and event["name"] in found["annotated"]:
+            ranges[event["name"]] = ranges.get(event["name"], 0.0) + event["dur"]
+    assert set(ranges) == {f"autotune::{phase}" for phase in ("input", "forward", "backward", "optimizer")}
+    assert ranges["autotune::input"] > 0.5 * sum(step["dur"] for step in steps)  # the loop waits for the workers
+    assert any(event.get("args", {}).get("Input Dims") for event in events)
+    assert found["activities"] == ["CPU"]
+    assert found["step_s"] > 0 < found["plain_step_s"]
+    assert run.stderr == ""
+
+
+def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:
+    run = explain(trial, TRACE, "blocked")
+    found = document(run, TRACE)
+    assert found["file"] == ""
+    assert "could not be written" in found["notes"][0]
+    assert run.result().status == "measured"
+
+
+@pytest.mark.parametrize(("step_s", "events", "steps"), [(1.0, 10, MIN_STEPS), (1e-4, 10, MAX_STEPS), (0.1, MAX_EVENTS, 1)])
+def test_steps_to_trace_are_bounded_by_number_and_events(step_s: float, events: int, steps: int) -> None:
+    assert _num_wanted(step_s, events) == steps
+
+
+# --- memory ---
+
+
+def test_memory_is_told_by_its_parts_and_flops_are_exact(trial: Trial) -> None:
+    run = explain(trial, MEMORY, "wide")
+    found = document(run, MEMORY)
+    parts = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
+    assert found["peak_bytes"] == sum(found[part] for part in parts)
+    parameters = 4 * (64 * 256 + 256 + 256 * 64 + 64)
+    assert (found["parameters"], found["gradients"]) == (parameters, 0)  # at the peak the backward pass has only begun
+    assert found["optimizer_state"] == pytest.approx(2 * parameters, abs=64)
+    products = 2 * 512 * 64 * 256
+    assert found["flops_forward"] == 2 * products
+    assert found["flops"] == 5 * products  # the input needs no gradient
+    assert found["samples"] == 512
+    modules = {row["module"]: row for row in found["by_module"]}
+    assert (modules["0"]["class"], modules["0"]["flops"]) == ("Linear", 2 * products)
+    assert modules["1"]["activations"] == 512 * 256 * 4  # the output of ReLU, which both it and the next layer need
+    assert sum(row["flops"] for row in modules.values()) == found["flops"]
+    assert run.stderr == ""
+
+
+def test_gradients_are_the_peak_of_a_small_batch(trial: Trial) -> None:
+    found = document(explain(trial, MEMORY), MEMORY)
+    assert found["gradients"] == found["parameters"]
+    assert found["activations"] < found["gradients"]
+
+
+# --- programs that end, and bad input ---
+
+
+def test_program_that_ends_before_it_is_warm_has_no_document(trial: Trial) -> None:
+    run = explain(trial, LINES, "short")
+    assert run.result().status == "ended"
+    assert not (run.folder / documents.document_file(LINES, 0)).exists()
+
+
+def test_program_that_ends_in_the_middle_tells_what_was_seen(trial: Trial) -> None:
+    run = trial(PROGRAM, "burn", "crash", mode="explain", explain=LINES, max_s=60.0)
+    assert run.result().status == "failed"
+    found = document(run, LINES)
+    assert 0 < found["steps"] < 151
+    assert "ended by itself" in found["notes"][0]
+
+
+def test_unknown_pass_is_a_failed_trial(trial: Trial) -> None:
+    run = trial(PROGRAM, mode="explain", explain="everything")
+    assert not (run.folder / documents.document_file(LINES, 0)).exists()
+    assert "no such pass, got 'everything'" in run.stderr
+
+
+# --- nothing is left behind ---
+
+
+def test_a_measured_trial_knows_nothing_of_passes(trial: Trial) -> None:
+    run = trial(PROGRAM, "seen", "workers")
+    assert run.stdout.splitlines()[0] == "[]"
+    assert not list(run.folder.glob("stages*"))
+
+
+def test_files_of_workers_are_removed(trial: Trial) -> None:
+    run = explain(trial, LINES, "item", "workers")
+    assert not list(run.folder.glob("stages*"))
+
+
+def test_stages_give_back_what_they_replace() -> None:
+    import builtins
+
+    from torch.utils.data._utils import fetch
+
+    before = (builtins.open, dict(vars(fetch._MapDatasetFetcher)), torch.load)
+    stages = Stages()
+    stages.install()
+    assert builtins.open is not before[0]
+    stages.uninstall()
+    assert (builtins.open, dict(vars(fetch._MapDatasetFetcher)), torch.load) == before
+    assert isinstance(patches, Patches)
+
+
+def test_the_switch_interval_is_given_back() -> None:
+    before = sys.getswitchinterval()
+    sampler = LineSampler(Sources(), 0.002, lambda: "other")
+    sampler.start()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    time.sleep(0.05)
+    sampler.stop()
+    assert sys.getswitchinterval() == before
+    assert sampler.num_samples > 0
+
+
+# --- parts ---
+
+
+def test_a_stack_is_read_innermost_first() -> None:
+    stack = stack_of(threading.get_ident())
+    names = [code.co_name for code, _ in stack]
+    assert names.index("stack_of") < names.index("test_a_stack_is_read_innermost_first")
+    assert stack_of(1) == []
+
+
+def test_code_is_the_program_s_a_library_s_or_ours() -> None:
+    sources = Sources()
+    assert sources.kind_of_file(__file__) == OWN
+    assert sources.kind_of_file(os.path.join(os.path.dirname(torch.__file__), "nn", "x.py")) == LIBRARY
+    assert sources.kind_of_file(json.__file__) == LIBRARY
+    assert sources.kind_of_file(kineto.__file__) == HARNESS
+    assert sources.kind_of_file("<frozen importlib>") == LIBRARY
+    assert sources.kind_of_file("/tmp/torchinductor_me/ab/cab.py") == LIBRARY
+
+
+def test_what_kineto_says_is_kept_from_the_log_and_a_refusal_is_noted(capfd: pytest.CaptureFixture[str]) -> None:
+    notes: list[str] = []
+    with kineto.quiet(notes):
+        os.write(2, b"USDT: registered\nERROR: a b\n[rank0]:[W1124 CPUAllocator.cpp:245] x\nthe program's own\n")
+        os.write(2, b"CUPTI: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n")
+    assert capfd.readouterr().err == "the program's own\n"
+    assert notes == ["kernels: not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]
+
+
+def test_history_of_the_gpu_s_allocator_is_reduced_to_its_peak() -> None:
+    own, library = ({"filename": name, "line": 7, "name": "f"} for name in (__file__, torch.__file__))
+
+    def entry(action: str, address: int, size: int, time_us: int, *frames: Any) -> dict[str, Any]:
+        return {"action": action, "addr": address, "size": size, "time_us": time_us, "frames": list(frames)}
+
+    history = allocations.History(allocated=100, reserved=1000)
+    history.replay(
+        [
+            entry("alloc", 1, 300, 0, library, own),
+            entry("alloc", 2, 200, 1_000_000, library),
+            entry("free_requested", 1, 300, 1_500_000),
+            entry("free_completed", 1, 300, 2_000_000),
+            entry("segment_alloc", 9, 500, 2_500_000),
+            entry("alloc", 3, 50, 3_000_000, own),
+        ]
+    )
+    rows = history.at_peak(Sources())
+    assert [(row["file"], row["bytes"], row["count"]) for row in rows] == [
+        (__file__, 300, 1),
+        (torch.__file__, 200, 1),
+        ("", 100, 0),
+    ]
+    assert history.points()[1] == [1.0, 600, 1000]
+    assert history.points()[-1] == [3.0, 350, 1500]
+    assert history.fragmentation_frac == pytest.approx(0.4)
+
+
+def test_documents_are_read_back_as_what_they_are(trial: Trial) -> None:
+    run = explain(trial, LINES)
+    raw = document(run, LINES)
+    raw["lines"] = [documents.Line(**line) for line in raw["lines"]]
+    assert documents.Lines(**raw).schema == 1
+    assert Path(raw["lines"][0].file).is_absolute()
