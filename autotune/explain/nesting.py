@@ -9,6 +9,8 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
+RESOLUTION_S = 1e-9  # of Kineto: an event that begins less than this before the end of another comes after it
+
 
 @dataclass(kw_only=True)
 class Nesting:
@@ -62,7 +64,7 @@ def nested(trace: Trace, chosen: Ints) -> Nesting:
 
     def close_until(thread: int, now: float) -> list[int]:
         stack = open_events.setdefault(thread, [])
-        while stack and ends[stack[-1]] <= now:
+        while stack and ends[stack[-1]] <= now + RESOLUTION_S:
             last = stack.pop()
             pieces.append((since[thread], ends[last], last))
             since[thread] = ends[last]

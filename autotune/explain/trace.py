@@ -351,14 +351,14 @@ class _Columns:
         starts_us, durations_us = np.array(self.starts), np.array(self.durations)
         order = np.lexsort((-durations_us, starts_us))
         starts_us, durations_us = starts_us[order], durations_us[order]
-        starts_s = (starts_us - (starts_us[0] if len(starts_us) else 0.0)) * 1e-6
+        starts_us -= starts_us[0] if len(starts_us) else 0.0
 
         def sorted_ints(column: array[int]) -> Ints:
             return np.array(column, dtype=np.int64)[order]
 
         return Trace(
-            starts_s=starts_s,
-            ends_s=starts_s + durations_us * 1e-6,
+            starts_s=starts_us * 1e-6,
+            ends_s=(starts_us + durations_us) * 1e-6,
             categories=sorted_ints(self.categories),
             names=sorted_ints(self.names),
             threads=sorted_ints(self.threads),

@@ -6,11 +6,10 @@
 FOLDER holds Kineto traces (`*.json`, `*.json.gz`), such as those of github.com/facebookresearch/HolisticTraceAnalysis
 (tests/data) and github.com/AMD-AGI/TraceLens (tests/traces); none are part of this project. HTA's window is from the first
 event of the device to its last; ours is the same here. With two steps or more it leaves out what was launched outside of the
-traced calls; so do we here. Its rounding of times to microseconds is switched off.
-
-Compared are seconds of idling, of computing, and of communication and copies that no computing covers, where they are 1 % of
-the window or more, and the part of communication that computing covers. Not compared are traces of which HTA keeps less than
-a millisecond, and those with collectives that it does not know by name and takes for computing.
+traced calls; so do we here. Its rounding of times to microseconds is switched off. Compared are seconds of idling, of
+computing, and of communication and copies that no computing covers, where they are 1 % of the window or more, and the part of
+communication that computing covers. Not compared are traces of which HTA keeps less than a millisecond, and those with
+collectives that it does not know by name and takes for computing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""What kernels and operators are, by names from recorded traces and from the libraries' sources."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.explain.names import copy_kind, operator_kind, tensor_core_eligible, tensor_core_used, width_of
+
+KERNELS = [  # name, launching operator, used, eligible, width
+    ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", "aten::mm", "yes", "yes", "compute_16bit"),
+    ("volta_fp16_s884gemm_fp16_64x128_ldg8_f2f_nn", "aten::mm", "yes", "yes", "compute_16bit"),
+    ("turing_h1688gemm_128x128_ldg8_nn", "aten::mm", "yes", "yes", "compute_16bit"),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", "", "yes", "yes", "compute_16bit"),
+    ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_32x4_nn_align1>(P)", "aten::bmm", "yes", "yes", "compute_32bit"),
+    ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", "", "yes", "yes", "compute_16bit"),
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128>>", "", "yes", "yes", "compute_16bit"),
+    ("ampere_sgemm_128x64_nn", "aten::mm", "no", "yes", "compute_32bit"),
+    ("void cutlass::Kernel<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(P)", "aten::mm", "no", "yes", "compute_32bit"),
+    ("cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", "", "no", "yes", "compute_32bit"),
+    ("void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false>", "aten::convolution_backward", "no", "yes", "compute_32bit"),
+    ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "aten::add", "no", "no", "compute_32bit"),
+    ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2>", "aten::cudnn_batch_norm_backward", "no", "no", "compute_32bit"),
+    ("void at::native::elementwise_kernel<128, BinaryFunctor<c10::Half, c10::Half>>", "", "no", "no", "compute_16bit"),
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "record_param_comms", "no", "no", "compute_16bit"),
+    ("triton_poi_fused_relu_0", "", "no", "no", "compute_unknown"),
+    ("my_own_kernel", "", "unknown", "unknown", "compute_unknown"),
+    ("my_own_kernel", "aten::mm", "unknown", "yes", "compute_unknown"),
+    ("my_own_kernel", "mylib::op", "unknown", "no", "compute_unknown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "operator", "used", "eligible", "width"), KERNELS)
+def test_kernels_are_recognised_and_unknown_ones_stay_unknown(
+    kernel: str, operator: str, used: str, eligible: str, width: str
+) -> None:
+    assert (tensor_core_used(kernel), tensor_core_eligible(kernel, operator), width_of(kernel)) == (used, eligible, width)
+
+
+@pytest.mark.parametrize(
+    ("types", "width"),
+    [
+        (("float", "Scalar"), "compute_32bit"),
+        (("c10::Half", "float"), "compute_16bit"),
+        (("long int",), "compute_unknown"),
+        ((), "compute_unknown"),
+    ],
+)
+def test_an_unnamed_precision_is_that_of_the_operator(types: tuple[str, ...], width: str) -> None:
+    assert width_of("cunn_SoftMaxForward", types) == width
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("aten::mkldnn_convolution", "convolution"), ("aten::conv2d", "convolution"), ("aten::addmm", "matmul"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"), ("aten::native_layer_norm", "normalisation"),
+        ("aten::max_pool2d_with_indices", "pooling"), ("aten::nll_loss_forward", "loss"), ("aten::copy_", "copy and layout"),
+        ("aten::add_", "elementwise"), ("aten::sum", "reduction"), ("AddmmBackward0", "autograd"),
+        ("c10d::allreduce_", "collective"),
+        ("Torch-Compiled Region: 0/0", "compiled"), ("mylib::op", "custom operator"), ("aten::native_dropout", "random"),
+        ("aten::embedding", "embedding and indexing"),
+    ],
+)  # fmt: skip
+def test_operators_are_sorted_by_what_they_do(operator: str, kind: str) -> None:
+    assert operator_kind(operator) == kind
+
+
+def test_copies_are_told_apart_by_their_direction() -> None:
+    names = (
+        "Memcpy DtoH (Device -> Pageable)",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memcpy PtoP",
+    )
+    assert [copy_kind(name) for name in names] == ["d2h", "h2d", "d2d", "d2d"]

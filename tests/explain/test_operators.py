@@ -1,0 +1,180 @@
+"""Operators and kernels of a GPU's trace, their work and what bounds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.explain.formulas import bytes_of, flops_of
+from autotune.explain.host import host_of
+from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
+from autotune.explain.kernels import kernel_rows
+from autotune.explain.operators import COLUMNS, operator_rows, operators_of
+from autotune.explain.roofline import Peaks, documented_peaks, roof
+from tests.explain.kineto import ALL_REDUCE, GEMM, GEMM_16, Kineto
+
+A100 = documented_peaks("NVIDIA A100-SXM4-80GB")
+
+
+def by_name(made: Kineto, folder: Path, peaks: Peaks | None = A100) -> dict[str, dict[str, Any]]:
+    trace = made.trace(folder)
+    host = host_of(trace)
+    rows, _ = operator_rows(trace, host, operators_of(trace, host), rank=2, peaks=peaks)
+    assert all(list(row) == list(COLUMNS) and row["rank"] == 2 for row in rows)
+    return {row["operator"]: row for row in rows}
+
+
+def test_a_kernel_belongs_to_the_innermost_operator_that_launched_it(tmp_path: Path) -> None:
+    made = Kineto()
+    made.step(1, 0, 20)
+    made.phase("forward", 0, 6)
+    made.operator("aten::linear", 1, 4, [[64, 32], [16, 32]], ["c10::BFloat16", "c10::BFloat16"])
+    made.operator("aten::addmm", 2, 2, [[16], [64, 32], [32, 16]], ["c10::BFloat16"] * 3)
+    made.kernel(GEMM_16, 6, 8, launched=3)
+    made.kernel(ALL_REDUCE, 15, 1)
+    rows = by_name(made, tmp_path)
+    assert rows["aten::linear"]["device_self_s"] == 0
+    assert rows["aten::linear"]["device_total_s"] == rows["aten::addmm"]["device_self_s"] == pytest.approx(8e-3)
+    assert rows["aten::linear"]["host_self_s"] == pytest.approx(2e-3)
+    assert rows["aten::addmm"]["host_self_s"] == pytest.approx(2e-3 - 5e-6)
+    assert rows["aten::addmm"]["flops"] == 2 * 64 * 32 * 16
+    assert rows["aten::linear"]["flops"] is None
+    assert rows["aten::addmm"]["phase"] == "forward"
+    assert rows["aten::addmm"]["share_frac"] == 1
+
+
+def test_what_bounds_an_operator_is_told_from_the_devices_peaks(tmp_path: Path) -> None:
+    made = Kineto()
+    made.step(1, 0, 100)
+    made.operator("aten::mm", 0, 1, [[8192, 8192], [8192, 8192]], ["c10::BFloat16"] * 2)
+    made.kernel(GEMM_16, 2, 5, launched=0.5)
+    made.operator("aten::mul", 10, 1, [[8192, 8192], [8192, 8192]], ["c10::BFloat16"] * 2)
+    made.kernel("vectorized_elementwise_kernel", 12, 2, launched=10.5)
+    made.operator("aten::add", 20, 1, [[8], [8]], ["float"] * 2)
+    made.kernel("vectorized_elementwise_kernel", 21, 0.01, launched=20.5)
+    rows = by_name(made, tmp_path)
+    assert [rows[name]["bound"] for name in ("aten::mm", "aten::mul", "aten::add")] == ["compute", "memory", "launch"]
+    assert rows["aten::mm"]["roofline_frac"] == pytest.approx(2 * 8192**3 / 312e12 / 5e-3)
+    assert rows["aten::mul"]["bytes"] == 3 * 2 * 8192**2
+    assert by_name(made, tmp_path, peaks=None)["aten::mm"]["bound"] == ""
+
+
+def test_steps_are_averaged_and_work_outside_them_left_out(tmp_path: Path) -> None:
+    made = Kineto()
+    for step in (0, 1):
+        made.step(step, 20 * step, 10)
+        made.operator("aten::mm", 20 * step + 1, 2, [[4, 4], [4, 4]], ["float"] * 2)
+        made.kernel(GEMM, 20 * step + 4, 3, launched=20 * step + 2)
+    made.operator("aten::mm", 13, 5, [[4, 4], [4, 4]], ["float"] * 2)
+    row = by_name(made, tmp_path)["aten::mm"]
+    assert (row["count"], row["device_self_s"], row["host_total_s"]) == (1, pytest.approx(3e-3), pytest.approx(2e-3))
+
+
+CONVOLUTION = {
+    "dims": [[8, 16, 20, 20], [32, 4, 3, 3], [], [], [], [], [], [], []],
+    "types": ["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"],
+    "values": ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "4"],
+}
+PRODUCT = 2 * 8 * 10 * 10 * 32 * 4 * 9
+BACKWARD = {
+    "dims": [[8, 32, 10, 10], [8, 16, 20, 20], [32, 4, 3, 3]],
+    "values": ["", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "4", "[True, True, False]"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "flops"),
+    [
+        ("aten::mm", {"dims": [[3, 4], [4, 5]]}, 120),
+        ("aten::bmm", {"dims": [[7, 3, 4], [7, 4, 5]]}, 840),
+        ("aten::addmm", {"dims": [[5], [3, 4], [4, 5]]}, 120),
+        ("aten::baddbmm", {"dims": [[7, 3, 5], [7, 3, 4], [7, 4, 5]]}, 840),
+        ("aten::convolution", CONVOLUTION, PRODUCT),
+        ("aten::convolution_backward", BACKWARD, 2 * PRODUCT),
+        ("aten::_scaled_dot_product_flash_attention", {"dims": [[2, 3, 9, 8], [2, 3, 7, 8], [2, 3, 7, 4]]}, 2 * 6 * 63 * 12),
+        ("aten::add", {"dims": [[4], [4]]}, None),
+        ("aten::mm", {}, None),
+        ("aten::mm", {"dims": [[3, 4]]}, None),
+        ("aten::mm", {"dims": "odd"}, None),
+        ("aten::mm", {"dims": [[3, 4], [5, 6]]}, None),
+        ("aten::convolution", {"dims": CONVOLUTION["dims"], "values": ["x("] * 9}, None),
+        ("aten::convolution", {"dims": CONVOLUTION["dims"]}, None),
+    ],
+)  # fmt: skip
+def test_flops_follow_the_shapes_and_are_unknown_without_them(name: str, arguments: dict[str, Any], flops: int | None) -> None:
+    assert flops_of(name, arguments) == flops
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "num_bytes"),
+    [
+        ("aten::add", [[4, 4], [4, 4]], ["float", "float"], 3 * 64),
+        ("aten::relu", [[4, 4]], ["c10::Half"], 2 * 32),
+        ("aten::copy_", [[4, 4], [4, 4]], ["float", "c10::BFloat16"], 64 + 32),
+        ("aten::sum", [[4, 4]], ["float"], 64),
+        ("aten::mm", [[3, 4], [4, 5]], ["float", "float"], 4 * (12 + 20 + 15)),
+        ("aten::view", [[4, 4]], ["float"], 0),
+        ("aten::add", [[], []], ["float", "Scalar"], 0),
+        ("aten::embedding", [[1000, 8], [4]], ["float", "long int"], None),
+        ("aten::add", [[4]], ["c10::Unheard"], None),
+        ("aten::_foreach_add_", [[[4], [4]]], ["TensorList"], None),
+    ],
+)
+def test_bytes_are_the_least_traffic_or_unknown(name: str, dims: Any, types: list[str], num_bytes: int | None) -> None:
+    assert bytes_of(name, {"dims": dims, "types": types}) == num_bytes
+
+
+def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:
+    made = Kineto()
+    made.step(1, 0, 50)
+    made.operator("aten::mm", 0, 10, [[8, 8], [8, 8]], ["float"] * 2)
+    made.kernel(GEMM, 11, 2, launched=1)
+    made.kernel(GEMM, 14, 4, launched=2)
+    made.kernel(GEMM, 60, 4, launched=3)  # after the step
+    made.kernel("odd\x1b[31m kernel, =1+1", 20, 1)
+    trace = made.trace(tmp_path)
+    rows, notes = kernel_rows(trace, host_of(trace), rank=1)
+    assert notes == []
+    assert [list(row) for row in rows] == [list(KERNEL_COLUMNS)] * 2
+    first = rows[0]
+    assert (first["kernel"], first["operator"], first["count"]) == (GEMM, "aten::mm", 2)
+    assert [first[name] for name in ("total_s", "mean_s", "min_s", "max_s")] == pytest.approx([6e-3, 3e-3, 2e-3, 4e-3])
+    assert [first[name] for name in ("registers", "shared_bytes", "grid", "block", "occupancy_frac")] == [
+        32, 1024, "108x1x1", "256x1x1", 0.5,
+    ]  # fmt: skip
+    assert (first["tensor_core_used"], first["tensor_core_eligible"], first["precision"]) == ("no", "yes", "compute_32bit")
+    assert (rows[1]["kernel"], rows[1]["tensor_core_used"]) == ("odd kernel, =1+1", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "bfloat16", "bytes_per_s"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 3352e9), ("NVIDIA H100 PCIe", 756e12, 2039e9), ("NVIDIA H100 NVL", 835e12, 3938e9),
+        ("NVIDIA H200", 989e12, 4800e9), ("NVIDIA B200", 2250e12, 8000e9), ("NVIDIA A100-SXM4-40GB", 312e12, 1555e9),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2039e9), ("NVIDIA A100 80GB PCIe", 312e12, 1935e9), ("NVIDIA L4", 121e12, 300e9),
+        ("NVIDIA L40S", 362e12, 864e9), ("NVIDIA A10G", 70e12, 600e9), ("NVIDIA GeForce RTX 4090", 165.2e12, 1008e9),
+        ("Tesla T4", None, 320e9), ("Tesla V100-SXM2-16GB", None, 900e9),
+    ],
+)  # fmt: skip
+def test_documented_peaks_are_found_by_the_drivers_name(name: str, bfloat16: float | None, bytes_per_s: float) -> None:
+    peaks = documented_peaks(name)
+    assert peaks is not None
+    assert peaks.of("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16))
+    assert peaks.bytes_per_s == bytes_per_s
+    assert peaks.source.startswith("NVIDIA")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Intel(R) Xeon(R)", "NVIDIA GeForce RTX 9999", "AMD Instinct MI300X", "NVIDIA GeForce GTX 1080"]
+)
+def test_an_unknown_device_has_no_documented_peaks(name: str) -> None:
+    assert documented_peaks(name) is None
+
+
+def test_the_roof_is_unknown_without_peaks() -> None:
+    assert roof(1e9, 1e6, None, None).least_s is None
+    assert A100 is not None
+    assert A100.of("float32") == 19.5e12
+    assert A100.of("float32", is_tf32=True) == 156e12

@@ -1,0 +1,275 @@
+"""All tables of an explanation: what is in them, and why others are absent."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import Unreadable
+from autotune.explain.passes import read_document, read_passes
+from autotune.explain.roofline import Peaks
+from autotune.explain.table import Table
+from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
+from autotune.harness.explain.documents import Lines, document_file, trace_file
+from autotune.masking import Secrets
+from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
+from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
+
+
+def test_everything_of_one_rank_becomes_tables(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced(), memory())
+    step_of_the_cpu(tmp_path)
+    found = explained([tmp_path]).tables
+    assert set(found.tables) == {
+        "breakdown", "operators", "roofline", "phases", "lines", "stages", "syncs", "memory", "memory_modules", "ranks",
+    }  # fmt: skip
+    assert found.absent == {
+        "kernels": "the program ran on the CPU", "compile": "nothing was compiled again, and no graph broke",
+    }  # fmt: skip
+    for table in found.tables.values():
+        assert all(list(row) == list(table.columns) for row in table.rows), table.name
+    assert found.skew is None
+    assert found.traces == {0: str(tmp_path / trace_file(0))}
+    assert [each.name for each in found.timeline] == ["forward", "backward", "aten::mm"]
+
+
+def test_passes_of_one_configuration_may_lie_in_several_folders(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for folder, document in zip(folders, (lines(), traced(), memory()), strict=True):
+        folder.mkdir()
+        write(folder, document)
+    step_of_the_cpu(folders[1])
+    assert {"lines", "breakdown", "memory"} <= set(explained(folders).tables.tables)
+
+
+def test_other_names_its_longest_line(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced())
+    step_of_the_cpu(tmp_path)
+    found = explained([tmp_path]).tables
+    assert found.other_parts == {0: [("between backward and the step's end", pytest.approx(0.02))]}
+    assert found.tables["breakdown"].notes == [
+        "20.0% of the step is other: 20 ms between backward and the step's end; its longest line is /p/train.py:12 with 4 ms"
+    ]
+
+
+def test_workers_needed_follow_from_demand_and_service_time(tmp_path: Path) -> None:
+    rows = {row["stage"]: row for row in explained([write(tmp_path, lines())]).tables.rows("stages")}
+    # D is 16 samples in 0.08 s without waiting, 200 a second; 1.1 x 200 x 0.005 s is 1.1 workers
+    assert (rows["all"]["seconds"], rows["all"]["workers_needed"]) == (pytest.approx(0.005), 2)
+    assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
+    assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
+    assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
+
+
+def test_mfu_takes_counted_flops_the_plain_step_and_the_measured_peak(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced(), memory(samples=8.0))
+    step_of_the_cpu(tmp_path)
+    peaks = Peaks(flops_per_s={"float32": 1e12}, bytes_per_s=1e10, source="measured")
+    row = explained([tmp_path], peaks=peaks).tables.rows("roofline")[0]
+    assert (row["flops"], row["flops_from"], row["step_s"]) == (12e9, "memory", 0.1)
+    assert row["mfu_frac"] == pytest.approx(0.12)
+    assert (row["dtype"], row["bound"], row["peak_source"]) == ("float32", "compute", "measured")
+
+
+def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path) -> None:
+    document = memory(fragmentation_frac=0.25, alloc_retries=3, timeline=[[0.0, 10, 20], [0.1, 30, 40]])
+    found = explained([write(tmp_path, document)]).tables
+    amounts = {row["category"]: row["bytes"] for row in found.rows("memory")}
+    total = amounts.pop("total")
+    assert sum(amounts.values()) == total == 1000
+    notes = " ".join(found.tables["memory"].notes)
+    assert "25.0% of the reserved memory" in notes
+    assert "retry 3 times" in notes
+    assert "25.0% of the capacity" in notes
+    assert [row["allocated_bytes"] for row in found.rows("memory_timeline")] == [10, 30]
+
+
+# Several ranks -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_slow_rank_and_its_phase_are_named(tmp_path: Path) -> None:
+    for rank in range(3):
+        slow = 0.02 if rank == 1 else 0.0
+        phases = {
+            "input": 0.0,
+            "transfer": 0.0,
+            "forward": 0.03 + slow,
+            "backward": 0.07 - slow,
+            "optimizer": 0.0,
+            "other": 0.0,
+        }
+        waits = {"exposed_s": 0.03 - slow, "gradient_bytes": 4_000_000}
+        write(tmp_path, lines(rank, 3, phases_s=phases, wait_s=0.0, communication=waits))
+    found = explained([tmp_path], bandwidth_bytes_per_s=1e9).tables
+    assert found.skew is not None
+    assert (found.skew.slowest, found.skew.phase) == (1, "forward")
+    assert found.skew.lost_s == found.skew.phase_s == pytest.approx(0.02)
+    assert found.skew.lost_frac == pytest.approx(0.2)
+    assert [row["is_slowest"] for row in found.rows("ranks")] == [False, True, False]
+    assert [row["all_reduce_bound_s"] for row in found.rows("ranks")] == [0.004] * 3
+
+
+def test_skew_is_told_from_traces_where_no_other_pass_knows_the_waits(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        made = Kineto()
+        made.step(1, 0, 100)
+        made.kernel(GEMM, 0, 60 + 20 * rank)
+        made.kernel(ALL_REDUCE, 60 + 20 * rank, 40 - 20 * rank)
+        made.write(tmp_path / trace_file(rank))
+        write(tmp_path, traced(rank, 2, device="cuda"))
+    found = explained([tmp_path]).tables
+    assert found.skew is not None
+    assert (found.skew.slowest, found.skew.lost_s) == (1, pytest.approx(0.02))
+    assert {row["rank"] for row in found.rows("breakdown")} == {row["rank"] for row in found.rows("kernels")} == {0, 1}
+
+
+def test_a_missing_rank_is_named_and_the_others_stand(tmp_path: Path) -> None:
+    write(tmp_path, *(lines(rank, 3) for rank in (0, 2)), *(traced(rank, 3) for rank in (0, 1, 2)))
+    step_of_the_cpu(tmp_path, 0)
+    step_of_the_cpu(tmp_path, 1)
+    (tmp_path / trace_file(2)).write_bytes((tmp_path / trace_file(1)).read_bytes()[:100])
+    found = explained([tmp_path]).tables
+    assert {row["rank"] for row in found.rows("breakdown")} == {0, 1}
+    assert "rank 2: trace.rank2.json.gz: cut short after 0 events" in found.tables["breakdown"].notes
+    assert "rank 1: explained.lines.rank1.json is missing" in found.tables["lines"].notes
+
+
+# What is absent ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_any_pass_every_table_is_absent_with_a_reason(tmp_path: Path) -> None:
+    found = explained([tmp_path, tmp_path / "gone"]).tables
+    assert found.tables == {}
+    assert {"breakdown", "operators", "kernels", "roofline", "lines", "stages", "syncs", "memory", "ranks"} <= set(found.absent)
+    assert found.absent["memory"] == "the pass 'memory' was not run, or wrote nothing"
+    assert found.timeline == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "trace.rank0.json.gz: not there"),
+        (b"", "trace.rank0.json.gz: cut short after 0 events"),
+        (b'{"traceEvents": [{"ph": "X"', "trace.rank0.json.gz: cut short after 0 events"),
+        (b"CUDA error: out of memory", "trace.rank0.json.gz: not JSON: 'C' where '{' should be"),
+        (b'{"traceEvents": []}', "the trace has no ranges ProfilerStep#"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_makes_its_tables_absent(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    write(tmp_path, lines(), traced())
+    if content is not None:
+        (tmp_path / trace_file(0)).write_bytes(content)
+    found = explained([tmp_path]).tables
+    assert {name: found.absent[name] for name in TRACE_TABLES} == dict.fromkeys(TRACE_TABLES, f"rank 0: {reason}")
+    assert "lines" in found.tables
+
+
+def test_refused_cupti_leaves_the_other_tables_and_says_what_helps(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced(device="cuda", notes=["CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]), memory())
+    step_of_the_cpu(tmp_path)
+    found = explained([tmp_path]).tables
+    assert found.absent["kernels"].startswith("not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; let users profile with")
+    assert {"operators", "lines", "memory"} <= set(found.tables)
+    assert any(note.startswith("only what the host did: not known") for note in found.tables["breakdown"].notes)
+
+
+def test_a_pass_that_wrote_no_trace_says_why(tmp_path: Path) -> None:
+    found = explained([write(tmp_path, traced(file="", notes=["the profiler could not start"]))]).tables
+    assert found.absent["breakdown"] == "rank 0: the profiler could not start"
+
+
+def test_a_trace_outside_of_its_folder_is_not_read(tmp_path: Path) -> None:
+    assert read_passes([write(tmp_path, traced(file="../../etc/passwd"))]).traces == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "not JSON, or cut short"), ('{"rank": 0', "not JSON, or cut short"), ("[]", "no object"), ("{}", "missing"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)  # fmt: skip
+def test_a_document_that_cannot_be_read_is_refused_with_a_reason(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / document_file("lines", 0)
+    path.write_text(content)
+    with pytest.raises(Unreadable, match=reason):
+        read_document(path, Lines)
+    assert reason in explained([tmp_path]).tables.absent["lines"]
+
+
+def test_a_wrong_type_in_a_document_is_named(tmp_path: Path) -> None:
+    write(tmp_path, lines())
+    path = tmp_path / document_file("lines", 0)
+    document = json.loads(path.read_text())
+    for key, value in (("steps", "ten"), ("lines", {}), ("phases_s", {"input": None}), ("stages", [{"name": 1}])):
+        path.write_text(json.dumps({**document, key: value}))
+        with pytest.raises(Unreadable, match=f"not a document of this pass: {key}: "):
+            read_document(path, Lines)
+
+
+def test_further_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    write(tmp_path, lines())
+    path = tmp_path / document_file("lines", 0)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "new": 1}))
+    assert read_document(path, Lines) == lines()
+
+
+def test_a_profiler_that_distorts_the_step_is_told(tmp_path: Path) -> None:
+    write(tmp_path, traced(step_s=0.2, plain_step_s=0.1))
+    step_of_the_cpu(tmp_path)
+    found = explained([tmp_path]).tables
+    assert found.distortion == {0: 2.0}
+    assert "the profiler makes a step 2.0 times as long" in found.tables["breakdown"].notes[0]
+
+
+# Files ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced(), memory())
+    step_of_the_cpu(tmp_path)
+    found = explained([tmp_path]).tables
+    written = write_tables(found, tmp_path)
+    assert read_tables(tmp_path) == found
+    assert {path.name for path in written} >= {"breakdown.csv", "breakdown.json", "tables.json"}
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "explain" / "breakdown.csv").read_text())))
+    assert sum(float(row["seconds"]) for row in rows) == pytest.approx(0.1)
+
+
+def test_one_table_that_cannot_be_read_back_is_absent(tmp_path: Path) -> None:
+    write_tables(explained([write(tmp_path, lines())]).tables, tmp_path)
+    (tmp_path / "explain" / "lines.json").write_text("{")
+    found = read_tables(tmp_path)
+    assert "lines" not in found.tables
+    assert found.absent["lines"].startswith("lines.json cannot be read")
+
+
+def test_an_index_of_another_version_is_refused(tmp_path: Path) -> None:
+    write_tables(explained([tmp_path]).tables, tmp_path)
+    (tmp_path / "explain" / "tables.json").write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="another version"):
+        read_tables(tmp_path)
+
+
+def test_texts_of_the_program_begin_no_formula_in_a_spreadsheet() -> None:
+    table = Table(name="t", title="T", columns={"name": "", "value": ""}, rows=[{"name": "=cmd|'/c'!A1", "value": -5}])
+    assert table.as_csv() == "name,value\n'=cmd|'/c'!A1,-5\n"
+
+
+def test_secrets_in_lines_and_traces_are_masked_everywhere(tmp_path: Path) -> None:
+    secret = "hf_abcdefghijklmnop1234"
+    line = lines().lines[0]
+    line.text = f'login(token="{secret}")'
+    write(tmp_path, lines(lines=[line], notes=[f"saw {secret}"]), traced(notes=[secret]))
+    made = Kineto(device="")
+    made.step(1, 0, 10)
+    made.operator(f"my::{secret}", 1, 2)
+    made.write(tmp_path / trace_file(0))
+    write_tables(explained([tmp_path], mask=Secrets().text).tables, tmp_path)
+    texts = [path.read_text() for path in (tmp_path / "explain").iterdir()]
+    assert not any(secret in text for text in texts)
+    assert any("my::***" in text for text in texts)
