@@ -28,6 +28,7 @@ LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
 LEAST_CALLS = 2  # numbers fetched in a step; one, of the loss, is usual and costs nothing on a CPU
 NOISE_TIMES = 2.0  # standard errors of a sampled share
+CERTAIN_FRAC = 0.85  # of the seconds seen: the sampler may be that far off
 FREED_FRAC = 0.35  # of the seconds removed: caches and cores that they freed may save as much again
 CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
@@ -126,7 +127,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
     error_s = NOISE_TIMES * share_error * evidence.step_s
-    least, most = max(0.0, seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
+    least, most = max(0.0, CERTAIN_FRAC * seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
         return Saved(low=0.0, mid=min(seconds, idle_s), high=min(most, idle_s))
