@@ -68,7 +68,14 @@ def memory(**more: Any) -> Memory:
 
 
 def record(**more: Any) -> TrialRecord:
-    given: dict[str, Any] = {"number": 0, "kind": Kind.baseline, "knobs": {}, "changed": {}, "outcome": Outcome.ok, "value": 320.0}
+    given: dict[str, Any] = {
+        "number": 0,
+        "kind": Kind.baseline,
+        "knobs": {},
+        "changed": {},
+        "outcome": Outcome.ok,
+        "value": 320.0,
+    }
     return TrialRecord(**{**given, **more})
 
 

@@ -55,7 +55,12 @@ def test_a_loop_of_layers_of_torch_is_computation(tmp_path):
     file.write_text("for layer in self.layers:\n    x = layer(x)\n")
     call = made.line("x = layer(x)", 0.06, file=str(file), line=2, phase=FORWARD, callee="linear.py:Linear.forward")
     inner = made.line(
-        "return F.linear(x)", 0.06, file="/lib/torch/nn/modules/linear.py", is_own=False, function="Linear.forward", phase=FORWARD
+        "return F.linear(x)",
+        0.06,
+        file="/lib/torch/nn/modules/linear.py",
+        is_own=False,
+        function="Linear.forward",
+        phase=FORWARD,
     )
     assert causes(made.evidence(made.lines(call, inner))) == []
 
@@ -98,7 +103,12 @@ def test_the_collector_by_itself_is_found_by_its_own_seconds():
 @pytest.mark.parametrize(
     ("stages", "line", "cause", "where"),
     [
-        ([made.stage("decode", 0.003)], made.worker_line("image = Image.open(f).convert()", 0.09), "slow decode", "train.py:30"),
+        (
+            [made.stage("decode", 0.003)],
+            made.worker_line("image = Image.open(f).convert()", 0.09),
+            "slow decode",
+            "train.py:30",
+        ),
         (
             [made.stage("transform: Blur", 0.003, file="/home/me/train.py", line=8, function="Blur.__call__")],
             made.worker_line("total += value", 0.09, function="Blur.__call__", line=9),
@@ -111,7 +121,12 @@ def test_the_collector_by_itself_is_found_by_its_own_seconds():
             "slow collate",
             "train.py:22",
         ),
-        ([made.stage("item", 0.003, blocked_s=0.0028)], made.worker_line("data = f.read()", 0.09), "slow storage", "train.py:30"),
+        (
+            [made.stage("item", 0.003, blocked_s=0.0028)],
+            made.worker_line("data = f.read()", 0.09),
+            "slow storage",
+            "train.py:30",
+        ),
         ([made.stage("item", 0.003)], made.worker_line("x = decode(x)", 0.09, function="decode"), "slow decode", "train.py:30"),
         ([made.stage("item", 0.003)], made.worker_line("x = x * 1.01", 0.09), "slow augmentation", "train.py:30"),
     ],
@@ -135,7 +150,11 @@ def test_a_loader_that_keeps_up_is_not_to_blame():
 def test_without_workers_the_stage_shortens_the_step_and_workers_come_first():
     stages = (made.stage("decode", 0.001, where=MAIN), made.stage("item", 0.0005, where=MAIN, blocked_s=0.0005))
     documents = made.lines(
-        made.line("x = decode(x)", 0.03, phase=INPUT), FORWARD_LINE, stages=stages, wait_s=0.05, phases_s=made.phases(input=0.05)
+        made.line("x = decode(x)", 0.03, phase=INPUT),
+        FORWARD_LINE,
+        stages=stages,
+        wait_s=0.05,
+        phases_s=made.phases(input=0.05),
     )
     assert causes(made.evidence(documents, domains=ENOUGH))[:2] == ["too few workers", "slow decode"]
     assert causes(made.evidence(documents))[0] == "slow decode"  # where workers cannot be set
@@ -169,11 +188,23 @@ def test_many_small_operators():
     operations = (Operations(count=9000, host_s=0.08, by_operator=[]),)
     given = {"domains": {"loader.batch_size": [32, 64, 128]}, "knobs": {"loader.batch_size": 32}, "operations": operations}
     finding = top(made.evidence(made.lines(FORWARD_LINE), **given))
-    assert (finding.cause, finding.where, finding.knob, finding.value) == ("launch-bound", "train.py:70", "loader.batch_size", 128)
+    assert (finding.cause, finding.where, finding.knob, finding.value) == (
+        "launch-bound",
+        "train.py:70",
+        "loader.batch_size",
+        128,
+    )
 
 
 def test_recompilation_within_the_observed_steps():
-    again = {"file": "/home/me/model.py", "line": 5, "function": "forward", "reason": "size mismatch", "seconds": 1.0, "count": 4}
+    again = {
+        "file": "/home/me/model.py",
+        "line": 5,
+        "function": "forward",
+        "reason": "size mismatch",
+        "seconds": 1.0,
+        "count": 4,
+    }
     finding = top(made.evidence(made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0))))
     assert (finding.cause, finding.where) == ("recompilation", "model.py:5")
     assert "size mismatch" in finding.evidence
