@@ -62,15 +62,20 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((entry for entry in document.get("explained") or [] if entry["trial"] == best), None)
 
 
+def finding_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns the largest findings on the best trial, a line each; [] if it was not explained."""
+    entry = best_entry(summary) or {}
+    return [finding_text(finding) for finding in (entry.get("findings") or [])[:MAX_SAID]]
+
+
 def why_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known."""
     entry, document = best_entry(summary), summary.get("explanation") or {}
     if entry is None:
         return []
-    findings = entry["findings"][:MAX_SAID]
-    if not findings and any(one["outcome"] == "ok" for one in entry["passes"].values()):
+    if not entry["findings"] and any(one["outcome"] == "ok" for one in entry["passes"].values()):
         return ["nothing that is known to cost 3 % or more"]
-    said = [finding_text(finding) for finding in findings]
+    said = finding_lines(summary)
     if said and len(said) < MAX_SAID and (words := accuracy_text(document)):
         said.append(f"explanations: {words}")
     return said

@@ -70,6 +70,9 @@ def explain(asked: Asked, *, as_json: bool) -> int:
         raise BadInput(f"STUDY: it is still running, got {folder.name!r}. Wait for its end.")
     from autotune.machine import host_facts
     from autotune.study import Wanted, explain_study
+    from autotune.study.explaining import explainable
+
+    explainable(asked.trial, folder.read_trials(), summary, folder.name)  # before anything that takes time
 
     facts = host_facts()
     inputs = _inputs(_study(folder), folder, facts)

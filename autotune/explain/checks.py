@@ -88,7 +88,11 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding with its measured gain."""
-    return replace(finding, gain=check.measured, basis=check.how, check=check.as_json())
+    return replace(finding, gain=check.measured, basis=_basis(check), check=check.as_json())
+
+
+def _basis(check: Check) -> str:
+    return f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
 
 
 def measured_gain(news: Sequence[float], olds: Sequence[float], noise: Noise) -> Gain:

@@ -80,6 +80,21 @@ class Evidence:
         return self.first.seconds / max(1, self.first.steps)
 
     @property
+    def trial_step_s(self) -> float:
+        """Seconds of a step as the trial measured it, without a look inside; those of the pass if the trial has no rate."""
+        samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
+        is_alike = self.record.value and self.record.unit == self.first.unit
+        return samples / self.record.value if is_alike and self.record.value else self.step_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds a step that the training thread does not wait for input, or less: what the device rate D allows."""
+        busy_s = max(self.step_s - self.wait_s, 0.0)
+        samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
+        is_alike = self.record.device_rate and self.record.unit == self.first.unit
+        return min(busy_s, samples / self.record.device_rate) if is_alike and self.record.device_rate else busy_s
+
+    @property
     def wait_s(self) -> float:
         """Seconds a step that the training thread waits for input, or makes it itself."""
         return self.first.phases_s.get(INPUT, 0.0) if self.first.wait_s is None else self.first.wait_s

@@ -25,7 +25,8 @@ _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
 _NAMED_16 = re.compile(
-    r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)", re.IGNORECASE
+    r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)",
+    re.IGNORECASE,
 )
 _NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|\bfloat\b|\bdouble\b|fp32|scudnn|_f32|cgemm", re.IGNORECASE)
 _TYPES_16 = ("c10::Half", "c10::BFloat16", "c10::Float8", "half", "bfloat16")

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 from autotune.config.command import CommandTemplate
+from autotune.explained import why_lines
 from autotune.export.claims import Claimed, day, describe_machine
 from autotune.plain_text import one_line
 from autotune.quantities import number_text
@@ -40,6 +41,8 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if claimed.parity:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]
+    if claimed.is_best:
+        lines += [f"Still costs time: {line}" for line in why_lines(summary)]
     if summary.get("placeholders") and not summary.get("is_recipe"):
         lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
     lines.append(_where(summary))

@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
 from autotune.quantities import interval_text, rate_text, seconds_text
@@ -146,6 +147,8 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
         "warm_start": warm_start_text(study.warm_start),
+        **{f"finding.{number}": line for number, line in enumerate(finding_lines(summary), 1)},
+        "explanations": accuracy_text(summary.get("explanation") or {}),
         "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
         **_source(study),
@@ -256,6 +259,8 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         lines += ["", f"No effect, so left as it was: {', '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
+    if why := why_lines(summary):
+        lines += ["", "Still costs time:", "", *(f"- {line}" for line in why)]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     if taken_over := warm_start_text(study.warm_start):

@@ -28,6 +28,7 @@ LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
 LEAST_CALLS = 2  # numbers fetched in a step; one, of the loss, is usual and costs nothing on a CPU
 NOISE_TIMES = 2.0  # standard errors of a sampled share
+OFF_FRAC = 0.02  # of a step: the sampler may be that far off besides its noise
 FREED_FRAC = 0.35  # of the seconds removed: caches and cores that they freed may save as much again
 CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
@@ -50,13 +51,14 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 def collections(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for the cyclic garbage collector, called or by itself."""
-    called = list(costs(evidence, COLLECTION))
-    yield from called
-    if evidence.lines and not called and evidence.first.gc_s:
+    called = max(costs(evidence, COLLECTION), key=lambda finding: finding.gain.mid, default=None)
+    if called and not evidence.first.gc_s:
+        yield called
+    elif evidence.lines and evidence.first.gc_s:
         seconds, lines = evidence.first.gc_s, evidence.first
         yield Finding(
             cause=COLLECTION,
-            where="garbage collector",
+            where=called.where if called else "garbage collector",
             evidence=f"{lines.gc_count:.2g} collections a step take {ms(seconds)} of {ms(evidence.step_s)}",
             gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=0.0), "floor"),
             basis="the collector's own seconds, which it reports",
@@ -125,7 +127,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
-    error_s = NOISE_TIMES * share_error * evidence.step_s
+    error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     least, most = max(0.0, seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))

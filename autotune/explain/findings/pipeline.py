@@ -34,6 +34,9 @@ NUM_WORKERS = "loader.num_workers"
 LEAST_BLOCKED_FRAC = 0.1  # of a stage's work: what it waits for storage is a cause of its own
 WAITS_FRAC = 0.05  # of a step that waits for input: less is not worth a look
 BEHIND_FRAC = 0.75  # of a step in which the workers make its samples: the loader may set the pace
+# Seconds of loader and training thread once a cost of the loader is gone, over what today's say: at most, probably, at least.
+LOADER_TIMES = (1.3, 1.0, 0.85)
+ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that need not wait finds its caches warm; measured 0.8 to 0.9
 ENOUGH = 1.1  # times the work per step that workers should be able to do
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
@@ -212,13 +215,16 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
         seconds = work_s / whole_s * wait_s
         return gain_of(step_s, Saved(low=0.8 * seconds, mid=seconds, high=1.25 * seconds), "floor")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
-    busy_s = max(step_s - wait_s, 0.0)
     if not is_behind(evidence):
         return gain_of(step_s, Saved(low=0.0, mid=0.6 * freed_s, high=1.2 * freed_s), "predicted")
+    step_s, busy_s = evidence.trial_step_s, evidence.busy_s
     loader_s = step_s * (1 - work_s / whole_s)  # the loader sets the pace now
-    left = [max(loader_s * times, busy_s - share * freed_s) for times, share in ((1.2, 0.0), (1.0, 0.5), (0.9, 1.3))]
+    left = [
+        max(loader_s * slower, busy_s * alone - share * freed_s)
+        for slower, alone, share in zip(LOADER_TIMES, ALONE_TIMES, (0.0, 0.5, 1.3), strict=True)
+    ]
     low, mid, high = (max(0.0, step_s - seconds) for seconds in left)
-    return gain_of(step_s, Saved(low=0.8 * low, mid=mid, high=high), "predicted")
+    return gain_of(step_s, Saved(low=low, mid=mid, high=high), "predicted")
 
 
 def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
@@ -233,7 +239,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause=WORKERS,
         where="loader" if have else "training thread",
-        evidence=f"{have or 'no'} workers, and the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
+        evidence=f"{have or 'no'} worker{'s' * (have != 1)}; the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
         + (f"; {ms(service)} of work a sample" if service else ""),
         gain=measured or _gain_of_workers(evidence, wanted),
         basis="trials of this study" if measured else "input and the rest of the step side by side, on the cores there are",

@@ -1,0 +1,126 @@
+"""What `show --why` and `explain` say, and what they refuse."""
+
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.explain.explanation import empty
+from autotune.run_dir import find
+from autotune.testing.studies import make_study
+from tests.cli.test_golden import Terminal, compare
+
+PREDICTED = {"low": 0.30, "mid": 0.38, "high": 0.47, "kind": "predicted"}
+CHECK = {
+    "trial": 1, "cause": "too few workers", "where": "loader", "remedy": "loader.num_workers=2", "how": "pairs", "num_pairs": 2,
+    "predicted": PREDICTED, "measured": {"low": 0.36, "mid": 0.41, "high": 0.46, "kind": "measured"}, "held": True,
+}  # fmt: skip
+FINDINGS = [
+    {
+        "cause": "too few workers",
+        "where": "loader",
+        "evidence": "1 worker; the step waits 31.2 ms of 102 ms for input; 6.1 ms of work a sample",
+        "gain": CHECK["measured"],
+        "basis": "2 pairs, measured in turn",
+        "remedy": {"knob": "loader.num_workers", "value": 2},
+        "check": CHECK,
+    },
+    {
+        "cause": "Python in the step",
+        "where": "train.py:48",
+        "evidence": "20 ms of a step's 102 ms (20 %) `total += sum(i * i for i in range(n))`",
+        "gain": {"low": 0.17, "mid": 0.24, "high": 0.40, "kind": "floor"},
+        "basis": "share of 2543 samples of the training thread in 5.1 s",
+        "remedy": {"code": "replace the loop by tensor operations, do it every N steps, or move it to the loader's workers"},
+        "check": None,
+    },
+]
+
+
+def explained(name="resnet18"):
+    make_study(Path("runs"), name)
+    folder = find(Path("runs"), name)
+    summary = folder.read_summary()
+    best = summary["best"]["trial"]
+    entry = {
+        "trial": best,
+        "role": "best",
+        "passes": {
+            "lines": {"trial": 40, "outcome": "ok", "reason": ""},
+            "trace": {"trial": 41, "outcome": "crash", "reason": "x"},
+        },
+        "phases_s": {"input": 0.0312, "forward": 0.03, "backward": 0.02, "optimizer": 0.0008, "other": 0.02},
+        "findings": [{**one, "check": {**CHECK, "trial": best} if one["check"] else None} for one in FINDINGS],
+        "notes": ["trace: the pass ended as crash, x"],
+    }
+    document = {**empty(), "explained": [entry], "checks": [{**CHECK, "trial": best}], "accuracy": {"checked": 4, "held": 3}}
+    folder.write_summary({**summary, "explanation": document})
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    return tmp_path
+
+
+def said_by(words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(words) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, None])
+@pytest.mark.parametrize("name", ["why", "verdict"])
+def test_screens_of_an_explanation(name, width, here, monkeypatch):
+    for variable, value in {"NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width or "")}.items():
+        monkeypatch.setenv(variable, value)
+    if width is None:
+        monkeypatch.delenv("COLUMNS")
+    explained()
+    out = Terminal() if width else io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["show", "resnet18", *(["--why"] if name == "why" else [])]) == 0
+    compare(f"explained-{name}", width, out.getvalue())
+
+
+def test_why_as_json_is_the_document(here):
+    explained()
+    document = json.loads(said_by(["show", "resnet18", "--why", "--json"]))
+    assert document["explained"][0]["findings"][0]["cause"] == "too few workers"
+    assert document["accuracy"] == {"checked": 4, "held": 3}
+
+
+def refused(words, capsys):
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["explain", "nothing"], "STUDY: no such study"),
+        (["explain", "resnet18", "--trial", "99"], "--trial: no such trial of 'resnet18', got 99. Can be explained: 0, 1"),
+        (["explain", "resnet18", "--trial", "3"], "it ended as host_oom"),
+        (["explain", "resnet18", "--passes", "line"], "--passes: no such pass, got 'line'. Did you mean 'lines'?"),
+        (["explain", "resnet18", "--passes", ","], "--passes: no pass"),
+        (["explain", "resnet18", "--fixed"], "--fixed: no command after '--'"),
+        (["explain", "resnet18", "--", "python", "x.py"], "COMMAND: the study has its own program"),
+        (["show", "resnet18", "--why"], "--why: nothing was explained yet"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(words, said, here, capsys):
+    make_study(Path("runs"), "resnet18")
+    assert said in refused(words, capsys)
+
+
+def test_another_trial_than_the_explained_one_is_refused(here, capsys):
+    explained()
+    assert "--trial: not explained yet, got 3" in refused(["show", "resnet18", "--why", "--trial", "3"], capsys)

@@ -1,0 +1,256 @@
+"""Each rule finds its cause on a document, with place and size, and nothing on a healthy one."""
+
+import pytest
+
+from autotune.explain.evidence import Operations
+from autotune.explain.findings import RULES, found
+from autotune.explain.gains import Gain
+from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, Compiled
+from autotune.knobs.base import HostContext
+from tests.explain import made
+
+FORWARD_LINE = made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD)
+BACKWARD_LINE = made.line("loss.backward()", 0.05, line=80, phase=BACKWARD)
+ENOUGH = {"loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"], "optimizer.implementation": ["default", "fused"]}
+SLOW_LOADER = {"num_workers": 1, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
+
+
+def causes(evidence):
+    return [finding.cause for finding in found(evidence)]
+
+
+def top(evidence):
+    return found(evidence)[0]
+
+
+def test_a_healthy_program_has_no_findings():
+    documents = made.lines(FORWARD_LINE, BACKWARD_LINE, made.line("running += loss.item()", 0.0003))
+    assert found(made.evidence(documents)) == []
+
+
+def test_nothing_is_found_without_documents():
+    assert found(made.evidence()) == []
+
+
+def test_a_loop_in_the_step_is_python(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("for x in loader:\n    loss.backward()\n    for i in range(9):\n        total += i * i\n")
+    waste = made.line("total += i * i", 0.02, file=str(file), line=4)
+    finding = top(made.evidence(made.lines(waste, FORWARD_LINE, BACKWARD_LINE)))
+    assert (finding.cause, finding.where) == ("Python in the step", f"{file}:4")
+    assert finding.gain.kind == "floor"
+    assert finding.gain.low < 0.25 <= finding.gain.mid + 1e-9 < finding.gain.high
+
+
+def test_the_training_loop_itself_is_no_loop_in_the_step(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("for x in loader:\n    loss = step(x)\n    loss = loss * 2\n")
+    whole = made.line("loss = step(x)", 0.0, file=str(file), line=2, total_s=0.09)
+    line = made.line("loss = torch.mul(loss, 2)", 0.02, file=str(file), line=3, phase=FORWARD)
+    assert causes(made.evidence(made.lines(whole, line))) == []
+
+
+def test_a_loop_of_layers_of_torch_is_computation(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("for layer in self.layers:\n    x = layer(x)\n")
+    call = made.line("x = layer(x)", 0.06, file=str(file), line=2, phase=FORWARD, callee="linear.py:Linear.forward")
+    inner = made.line(
+        "return F.linear(x)",
+        0.06,
+        file="/lib/torch/nn/modules/linear.py",
+        is_own=False,
+        function="Linear.forward",
+        phase=FORWARD,
+    )
+    assert causes(made.evidence(made.lines(call, inner))) == []
+
+
+def test_numbers_fetched_for_each_parameter(tmp_path):
+    line = made.line("total += p.grad.norm().item()", 0.02, line=40)
+    documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])
+    assert top(made.evidence(documents)).cause == "item in the step"
+    assert top(made.evidence(documents)).where == "train.py:40"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("os.fsync(file.fileno())", "logging in the step"),
+        ("logger.info('step %d', step)", "logging in the step"),
+        ("gc.collect()", "garbage collection"),
+        ("score = compute_accuracy(outputs, labels)", "metrics in the step"),
+        ("time.sleep(0.01)", "Python in the step"),
+        ("digest = hashlib.sha256(data).hexdigest()", "Python in the step"),
+    ],
+)
+def test_what_else_the_training_thread_does_is_told_by_its_line(text, cause):
+    assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train"), BACKWARD_LINE))) == [cause]
+
+
+def test_lines_of_one_function_are_one_finding():
+    lines = [made.line(text, 0.01, function="log", line=number) for number, text in enumerate(["f.write(x)", "f.flush()"])]
+    findings = found(made.evidence(made.lines(*lines, BACKWARD_LINE)))
+    assert len(findings) == 1
+    assert findings[0].gain.mid == pytest.approx(0.25)
+
+
+def test_the_collector_by_itself_is_found_by_its_own_seconds():
+    finding = top(made.evidence(made.lines(FORWARD_LINE, gc_s=0.01, gc_count=1.0)))
+    assert (finding.cause, finding.where) == ("garbage collection", "garbage collector")
+    assert finding.gain.low < finding.gain.mid == pytest.approx(1 / 0.9 - 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "line", "cause", "where"),
+    [
+        (
+            [made.stage("decode", 0.003)],
+            made.worker_line("image = Image.open(f).convert()", 0.09),
+            "slow decode",
+            "train.py:30",
+        ),
+        (
+            [made.stage("transform: Blur", 0.003, file="/home/me/train.py", line=8, function="Blur.__call__")],
+            made.worker_line("total += value", 0.09, function="Blur.__call__", line=9),
+            "slow augmentation",
+            "train.py:9",
+        ),
+        (
+            [made.stage("collate", 0.003, file="/home/me/train.py", line=20, function="collate")],
+            made.worker_line("flat.append(v)", 0.09, function="collate", line=22),
+            "slow collate",
+            "train.py:22",
+        ),
+        (
+            [made.stage("item", 0.003, blocked_s=0.0028)],
+            made.worker_line("data = f.read()", 0.09),
+            "slow storage",
+            "train.py:30",
+        ),
+        ([made.stage("item", 0.003)], made.worker_line("x = decode(x)", 0.09, function="decode"), "slow decode", "train.py:30"),
+        ([made.stage("item", 0.003)], made.worker_line("x = x * 1.01", 0.09), "slow augmentation", "train.py:30"),
+    ],
+)
+def test_the_slow_stage_of_a_loader_that_is_behind(stages, line, cause, where):
+    documents = made.lines(line, FORWARD_LINE, stages=(*stages, made.stage("read", 0.0001)), **SLOW_LOADER)
+    finding = top(made.evidence(documents))
+    assert (finding.cause, finding.where) == (cause, where)
+    assert finding.gain.kind == "predicted"
+    assert finding.gain.low <= finding.gain.mid <= finding.gain.high
+
+
+def test_a_loader_that_keeps_up_is_not_to_blame():
+    documents = made.lines(
+        FORWARD_LINE, stages=(made.stage("decode", 0.0008),), num_workers=1, wait_s=0.012, phases_s=made.phases(input=0.012)
+    )
+    record = made.record(regime="separate", loader_rate=1250.0)
+    assert found(made.evidence(documents, record=record)) == []
+
+
+def test_without_workers_the_stage_shortens_the_step_and_workers_come_first():
+    stages = (made.stage("decode", 0.001, where=MAIN), made.stage("item", 0.0005, where=MAIN, blocked_s=0.0005))
+    documents = made.lines(
+        made.line("x = decode(x)", 0.03, phase=INPUT),
+        FORWARD_LINE,
+        stages=stages,
+        wait_s=0.05,
+        phases_s=made.phases(input=0.05),
+    )
+    assert causes(made.evidence(documents, domains=ENOUGH))[:2] == ["too few workers", "slow decode"]
+    assert causes(made.evidence(documents))[0] == "slow decode"  # where workers cannot be set
+
+
+def test_workers_that_wait_for_storage_are_too_few():
+    stages = (made.stage("item", 0.003, blocked_s=0.0029),)
+    documents = made.lines(made.worker_line("data = f.read()", 0.09), stages=stages, **SLOW_LOADER)
+    finding = next(one for one in found(made.evidence(documents, domains=ENOUGH)) if one.cause == "too few workers")
+    assert (finding.knob, finding.value) == ("loader.num_workers", 2)
+
+
+def test_an_update_that_takes_a_third_of_the_step():
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(optimizer=0.03))
+    finding = top(made.evidence(documents, knobs={"optimizer.implementation": "default"}, domains=ENOUGH))
+    assert (finding.cause, finding.knob, finding.value) == ("unfused optimizer", "optimizer.implementation", "fused")
+    assert finding.gain.low > 0.1
+
+
+def test_float32_products_where_16_bit_units_idle():
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
+    given = {"knobs": {"precision.amp": "off"}, "domains": ENOUGH, "memory": [made.memory(flops=1e10)]}
+    assert causes(made.evidence(documents, **given)) == ["32-bit arithmetic"]
+    without = HostContext(num_cores=2, cpu_isa=frozenset({"avx2"}))
+    assert causes(made.evidence(documents, **given, host_context=without)) == []
+    small = {**given, "memory": [made.memory(flops=1e6)]}
+    assert causes(made.evidence(documents, **small)) == []
+
+
+def test_many_small_operators():
+    operations = (Operations(count=9000, host_s=0.08, by_operator=[]),)
+    given = {"domains": {"loader.batch_size": [32, 64, 128]}, "knobs": {"loader.batch_size": 32}, "operations": operations}
+    finding = top(made.evidence(made.lines(FORWARD_LINE), **given))
+    assert (finding.cause, finding.where, finding.knob, finding.value) == (
+        "launch-bound",
+        "train.py:70",
+        "loader.batch_size",
+        128,
+    )
+
+
+def test_recompilation_within_the_observed_steps():
+    again = {
+        "file": "/home/me/model.py",
+        "line": 5,
+        "function": "forward",
+        "reason": "size mismatch",
+        "seconds": 1.0,
+        "count": 4,
+    }
+    finding = top(made.evidence(made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0))))
+    assert (finding.cause, finding.where) == ("recompilation", "model.py:5")
+    assert "size mismatch" in finding.evidence
+
+
+def test_the_slow_rank_and_its_line_are_named():
+    slow = made.line("time.sleep(0.03)", 0.03, line=55)
+    ranks = [
+        made.lines(FORWARD_LINE, rank=0, world_size=2, phases_s=made.phases(backward=0.06)),
+        made.lines(FORWARD_LINE, slow, rank=1, world_size=2, phases_s=made.phases(backward=0.03, other=0.03)),
+    ]
+    finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
+    assert finding.where == "rank 1 at train.py:55"
+    assert finding.gain.mid == pytest.approx(0.1 / 0.07 - 1)
+
+
+def test_exposed_communication_of_the_rank_that_waits_least():
+    told = {"exposed_s": 0.02, "gradient_bytes": 40e6}
+    ranks = [made.lines(FORWARD_LINE, rank=rank, world_size=2, communication=told) for rank in (0, 1)]
+    finding = top(made.evidence(*ranks))
+    assert (finding.cause, finding.gain.kind) == ("communication", "bound")
+
+
+def test_gains_below_three_percent_are_not_claimed():
+    assert causes(made.evidence(made.lines(made.line("gc.collect()", 0.0025), BACKWARD_LINE))) == []
+
+
+def test_findings_are_sorted_by_gain():
+    documents = made.lines(made.line("gc.collect()", 0.01), made.line("f.flush()", 0.03, function="log"))
+    assert causes(made.evidence(documents)) == ["logging in the step", "garbage collection"]
+
+
+def test_code_that_the_compiler_wrote_is_not_the_users():
+    line = made.line("buf = extern(x)", 0.05, file="/tmp/torchinductor_me/p4/c.py", function="call")
+    assert causes(made.evidence(made.lines(line))) == []
+
+
+def test_a_findings_document_can_be_read_again():
+    finding = top(made.evidence(made.lines(made.line("gc.collect()", 0.02))))
+    assert type(finding).from_json(finding.as_json()) == finding
+
+
+def test_every_rule_has_a_name_of_its_own_and_a_test():
+    assert len(RULES) == 18
+
+
+@pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
+def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
+    assert Gain(low=0.3, mid=0.38, high=0.47, kind="predicted").holds(measured) is is_held
