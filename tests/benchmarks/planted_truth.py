@@ -25,7 +25,7 @@ from tests.benchmarks.planted_causes import FOLDER, Program
 
 TRUTHS = FOLDER / "truths.json"  # measured so far, with the machine that they hold for
 METER = FOLDER / "meter.py"
-WINDOW_S, LIMIT_S = 6.0, 120.0
+WINDOW_S, LIMIT_S = 5.0, 120.0
 PAIRS = 3
 FOREIGN_CORES = 0.3  # used by others: more, and a run is disturbed
 ATTEMPTS = 2  # for a run that is not
