@@ -1,7 +1,6 @@
 """Trains a network on a table and keeps a journal that survives a power cut."""
 
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -64,7 +63,7 @@ def main() -> None:
             num_steps += 1
             value, rate = loss.item(), optimizer.param_groups[0]["lr"]
             seen = {"samples": num_steps * BATCH, "epoch": epoch, "seconds": time.monotonic() - begun_s}
-            journal.write(num_steps, {"loss": value, "root": value**0.5, "log": math.log(value), "rate": rate, **seen})
+            journal.write(num_steps, {"loss": value, "rate": rate, **seen})
             if meter.add(len(rows)):
                 return
 
