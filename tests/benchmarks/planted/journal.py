@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -53,7 +52,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     journal = Journal(settings.data / "journal")
     meter = Meter(settings.seconds)
-    num_steps, begun_s = 0, time.monotonic()
+    num_steps = 0
     for epoch in range(settings.epochs):
         for rows, targets in batches():
             loss = nn.functional.mse_loss(model(rows), targets)
@@ -62,8 +61,7 @@ def main() -> None:
             optimizer.step()
             num_steps += 1
             value, rate = loss.item(), optimizer.param_groups[0]["lr"]
-            seen = {"samples": num_steps * BATCH, "epoch": epoch, "seconds": time.monotonic() - begun_s}
-            journal.write(num_steps, {"loss": value, "rate": rate, **seen})
+            journal.write(num_steps, {"loss": value, "rate": rate, "epoch": epoch})
             if meter.add(len(rows)):
                 return
 
