@@ -172,7 +172,7 @@ PAIRS = (
             kind="logging",
             lines=(
                 ("def note(", "os.fsync("),
-                _only_line("note(folder, epoch, loss.item())"),
+                _only_line("note(folder, step=step"),
             ),
         ),
         Cause(

@@ -207,11 +207,14 @@ def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch:
 def test_truths_of_another_machine_or_of_an_older_program_do_not_count(tmp_path: Any) -> None:
     truths = Truths(tmp_path / "truths.json")
     truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
-    document = json.loads(truths.path.read_text())
-    truths.path.write_text(json.dumps({**document, "machine": "another"}))
-    assert Truths(truths.path).gain(PHOTOS, "A") is None
-    document["programs"]["photos"]["source"] = "older"
-    truths.path.write_text(json.dumps(document))
+    kept = json.loads(truths.path.read_text())
+    truths.path.write_text(json.dumps({"another": kept[truths.machine]}))
+    another = Truths(truths.path)
+    assert another.gain(PHOTOS, "A") is None
+    another.add(PHOTOS, Round(rates={"": 10.0, "A": 15.0}))
+    assert set(json.loads(truths.path.read_text())) == {"another", truths.machine}
+    kept[truths.machine]["photos"]["source"] = "older"
+    truths.path.write_text(json.dumps(kept))
     assert Truths(truths.path).gain(PHOTOS, "A") is None
 
 

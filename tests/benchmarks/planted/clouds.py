@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 REVISION = revision("A")
-NUM_CLOUDS, WIDTH, CLASSES, BATCH = 800, 96, 5, 8
+NUM_CLOUDS, WIDTH, CLASSES, BATCH = 800, 128, 5, 8
 
 
 class PointNet(nn.Module):
@@ -34,7 +34,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    clouds = [torch.randn(20 + 3 * number, 3) for number in range(NUM_CLOUDS)]
+    clouds = [torch.randn(20 + number * number // 320, 3) for number in range(NUM_CLOUDS)]
     share = NUM_CLOUDS // size
     mine = clouds[rank::size] if REVISION == 2 else clouds[rank * share : (rank + 1) * share]
     model = DistributedDataParallel(PointNet())

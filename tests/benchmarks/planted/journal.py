@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from meter import Meter, options, revision
@@ -14,26 +14,22 @@ FEATURES, WIDTH, BATCH = 64, 128, 96
 
 
 class Journal:
-    """One line of JSON for every step, and how far the run has come."""
+    """A file for every curve, one line a step."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lines = (folder / f"journal-{os.getpid()}.jsonl").open("w")
-        self.progress = folder / f"progress-{os.getpid()}.json"
+        self.folder = folder / str(os.getpid())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.files: dict[str, TextIO] = {}
 
-    def write(self, entry: dict[str, Any]) -> None:
-        self.lines.write(json.dumps(entry) + "\n")
-        self.keep(self.lines)
-        new = self.progress.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump({"step": entry["step"]}, file)
-            self.keep(file)
-        new.replace(self.progress)
-
-    def keep(self, file: TextIO) -> None:
-        file.flush()
-        if REVISION == 1:
-            os.fsync(file.fileno())
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            if name not in self.files:
+                self.files[name] = (self.folder / f"{name}.jsonl").open("w")
+            file = self.files[name]
+            file.write(json.dumps({"step": step, "value": value}) + "\n")
+            file.flush()
+            if REVISION == 1:
+                os.fsync(file.fileno())
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -64,7 +60,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             num_steps += 1
-            journal.write({"epoch": epoch, "step": num_steps, "loss": loss.item()})
+            value, rate = loss.item(), optimizer.param_groups[0]["lr"]
+            journal.write(num_steps, {"loss": value, "rate": rate, "epoch": epoch})
             if meter.add(len(rows)):
                 return
 

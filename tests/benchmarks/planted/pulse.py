@@ -9,7 +9,7 @@ from meter import Meter, options, revision
 from torch import Tensor, nn
 
 REVISION_A, REVISION_B = revision("A"), revision("B")
-FEATURES, HIDDEN, STEPS, BATCH = 8, 24, 36, 2
+FEATURES, HIDDEN, STEPS, BATCH = 8, 24, 30, 2
 
 
 class Unit(nn.Module):
@@ -35,11 +35,13 @@ class Notes:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = [(folder / f"{name}-{os.getpid()}.jsonl").open("w") for name in ("steps", "losses")]
+        self.files = [
+            (folder / f"{name}-{os.getpid()}.jsonl").open("w") for name in ("step", "loss", "root", "mean", "scale", "weight")
+        ]
 
-    def add(self, step: int, loss: float) -> None:
-        for file, entry in zip(self.files, ({"step": step}, {"loss": loss}), strict=True):
-            file.write(json.dumps(entry) + "\n")
+    def add(self, *values: float) -> None:
+        for file, value in zip(self.files, values, strict=True):
+            file.write(json.dumps(value) + "\n")
             file.flush()
             if REVISION_B == 1:
                 os.fsync(file.fileno())
@@ -77,7 +79,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             num_steps += 1
-            notes.add(num_steps, loss.item())
+            value, weight = loss.item(), model.head.weight.norm().item()
+            notes.add(num_steps, value, value**0.5, pulse.mean().item(), pulse.std().item(), weight)
             if meter.add(len(pulse)):
                 return
 

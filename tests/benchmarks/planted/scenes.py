@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -17,11 +18,11 @@ def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-def note(folder: Path, epoch: int, loss: float) -> None:
-    """Adds a loss to the epoch's file and says which is the last."""
-    for path, mode in ((folder / f"{epoch}.txt", "a"), (folder / "last.txt", "w")):
-        with path.open(mode) as file:
-            print(epoch, loss, file=file, flush=True)
+def note(folder: Path, **values: float) -> None:
+    """Adds a line to the file of every value."""
+    for name, value in values.items():
+        with (folder / f"{name}.txt").open("a") as file:
+            print(value, file=file, flush=True)
             if REVISION_A == 1:
                 os.fsync(file.fileno())
 
@@ -42,14 +43,19 @@ def main() -> None:
     folder = settings.data / f"losses-{os.getpid()}"
     folder.mkdir(exist_ok=True)
     meter = Meter(settings.seconds)
+    step = 0
     for epoch in range(settings.epochs):
         for images, classes in zip(scenes.split(BATCH), labels.split(BATCH), strict=True):
             optimizer.zero_grad()
             with precision:
-                loss = nn.functional.cross_entropy(model(images), classes)
+                guesses = model(images)
+                loss = nn.functional.cross_entropy(guesses, classes)
             loss.backward()
             optimizer.step()
-            note(folder, epoch, loss.item())
+            right = (guesses.argmax(1) == classes).float().mean().item()
+            norms = {"first": model[0][0].weight.norm().item(), "last": model[-1].weight.norm().item()}
+            step += 1
+            note(folder, step=step, epoch=epoch, loss=loss.item(), right=right, **norms, seconds=time.monotonic())
             if meter.add(len(images)):
                 return
 

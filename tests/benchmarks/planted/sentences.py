@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 REVISION = revision("A")
-WORDS, CLASSES, BATCH, WIDTH = 4_000, 8, 64, 128
+WORDS, CLASSES, BATCH, WIDTH = 2_000, 8, 64, 48
 
 
 class Sentences(Dataset[tuple[Tensor, int]]):
@@ -14,7 +14,7 @@ class Sentences(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, length: int) -> None:
         generator = torch.Generator().manual_seed(2)
-        lengths = torch.randint(12, 60, (2_000,), generator=generator).tolist()
+        lengths = torch.randint(30, 90, (2_000,), generator=generator).tolist()
         self.sentences = [torch.randint(1, WORDS, (num,), generator=generator) for num in lengths]
         self.length = length
 
