@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,14 @@ class Evidence:
         samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
         is_alike = self.record.device_rate and self.record.unit == self.first.unit
         return min(busy_s, samples / self.record.device_rate) if is_alike and self.record.device_rate else busy_s
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long a step took under the pass "lines" as when the trial was measured; None if unknown."""
+        if not self.lines or not self.record.value or self.first.unit != self.record.unit:
+            return None
+        samples = math.fsum(one.samples / max(1, one.steps) for one in self.lines)
+        return self.step_s * self.record.value / samples if samples else None
 
     @property
     def wait_s(self) -> float:

@@ -34,6 +34,7 @@ PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # of a pass itself, at most for 
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # the same for slow steps
 MAX_SHOWN = 12  # trials named in a message
 MAX_CHECKS = 3  # findings of one trial that are tried
+MAX_SLOWDOWN = 1.5  # of a step under the pass "lines", above which its shares are not those of the measured program
 SIDES = ("with the remedy", "as it was")
 ORDER = (True, False, False, True)  # whether the remedy is measured, ABBA: a drift of the machine affects both alike
 
@@ -157,8 +158,9 @@ class Explaining:
             self._compare(wanted.fixed, wanted, record)
             return
         ends_s = session.inputs.clock.monotonic() + wanted.minutes * 60
+        is_slowed = LINES in before and _slowed(self._evidence(record, self._documents(record)))
         for which in wanted.passes:
-            if which not in before or before[which].outcome is not Outcome.ok:
+            if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
                 session.explain(record, which, ends_s=None)
         self.explain(record, role, ends_s=ends_s)
 
@@ -168,8 +170,11 @@ class Explaining:
         if not passes:
             return
         evidence = self._evidence(record, documents)
-        findings, made = checks.by_trials(found(evidence), evidence)
         more = [note for name, one in passes.items() if (note := _failed(name, one))]
+        if slowed := _slowed(evidence):
+            more.append(f"{slowed}; `autotune explain {self._session.folder.name}` repeats the pass")
+            evidence = replace(evidence, lines=())
+        findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
         findings, made = self._tried(record, findings, ends_s)
         if made:
@@ -326,6 +331,15 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     was = (finding.check or {}).get("predicted")
     return replace(finding, gain=Gain.from_json(was)) if was else finding
+
+
+def _slowed(evidence: Evidence) -> str:
+    """Returns why the pass "lines" says nothing of the measured program; "" if it does."""
+    slowdown = evidence.slowdown
+    if slowdown is None or slowdown <= MAX_SLOWDOWN:
+        return ""
+    why = "the machine was busy, or the pass slowed it"
+    return f"{LINES}: a step took {slowdown:.1f} times as long as when it was measured: {why}"
 
 
 def _failed(name: str, record: TrialRecord) -> str:

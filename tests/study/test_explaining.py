@@ -113,3 +113,13 @@ def test_resuming_repeats_no_pass(explained):
     assert passes(bench) == before
     assert again["explanation"] == first["explanation"]
     assert again["best"]["trial"] == first["best"]["trial"]
+
+
+def test_a_pass_that_saw_much_slower_steps_than_were_measured_claims_nothing(bench, tiny):
+    def slow(which, knobs):
+        return [made.lines(WASTE, seconds=50 * 100.0)] if which == "lines" else documents(which, knobs)
+
+    summary = bench(Surface(documents=slow), AUTO, *tiny, minutes=20).run()
+    for entry in summary["explanation"]["explained"]:
+        assert not [finding for finding in entry["findings"] if finding["cause"] == "Python in the step"]
+        assert any("times as long as when it was measured" in note for note in entry["notes"])
