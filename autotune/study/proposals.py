@@ -192,7 +192,7 @@ class Search:
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
         if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
-            self._study.sampler.hope_again()
+            self._study.sampler.reconsider()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}

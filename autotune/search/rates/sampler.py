@@ -99,7 +99,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Whether none of the last STOP_AFTER proposals had an expected improvement worth a trial."""
         return self.options.stop and self._num_unpromising >= STOP_AFTER
 
-    def hope_again(self) -> None:
+    def reconsider(self) -> None:
         """Resets the count of unpromising proposals, because the trial they were compared with was ruled out."""
         self._num_unpromising = 0
 
