@@ -33,13 +33,13 @@ def trial_step(samples: float | None = None) -> None:
 
     These are programs that use no optimizer of torch.optim and replace their parameters by new tensors at every step.
 
-    Call it once after every step. In a trial, only these calls then count as steps, no longer those of optimizers; outside a
-    trial it does nothing and costs a tenth of a microsecond.
+    Call it once after every step. In a trial, only these calls then count as steps, and calls of optimizers do not. Outside a
+    trial, this function does nothing and costs a tenth of a microsecond.
 
     Args:
-        samples: number of samples that this process trained on in this step. If not given, the training loader's batches are
-            counted, or the steps themselves.
+        samples: number of samples that this process trained on in this step. If not given, the samples in
+            the training loader's batches are counted, or else the steps.
     """
-    harness = sys.modules.get("_autotune_harness")  # its name in trials, too, where it is not loaded as part of autotune
+    harness = sys.modules.get("_autotune_harness")  # its name in sys.modules, since it is not loaded as part of autotune
     if harness is not None:
         harness.step(samples)

@@ -37,7 +37,7 @@ def apply(file: str | os.PathLike[str]) -> None:
 
 
 def _leave_out(file: str) -> None:
-    """Prints that the file is ignored because a trial or `autotune apply` sets the knobs; not if it is the same file."""
+    """Prints that the file is ignored because a trial or `autotune apply FILE` sets the knobs, unless FILE is the same."""
     if multiprocessing.parent_process() is not None or protocol.launched_rank(os.environ) != 0:
         return
     if not protocol.is_real_run(os.environ):
@@ -66,7 +66,7 @@ def _late(knobs: dict[str, Any]) -> dict[str, str]:
 
 
 def _harness() -> Any:
-    """Returns the harness, loaded as in a trial: by its path, under a name of its own."""
+    """Returns the harness, loaded as in a trial: by its path, under the name protocol.HARNESS."""
     if protocol.HARNESS not in sys.modules:
         package = Path(protocol.__file__).resolve().parent
         found = importlib.util.spec_from_file_location(

@@ -22,7 +22,7 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
     """Returns (label, text) for everything that was detected; leaves out what is unknown.
 
     Args:
-        result: rank 0's, from a trial that was measured, inspected, or failed midway.
+        result: rank 0's result, from a trial that was measured, inspected, or failed midway.
     """
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
@@ -41,17 +41,17 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
 
 
 def doubts(result: RankResult) -> list[str]:
-    """Returns one sentence for each knob that was pinned or passed in the command line but did not take effect."""
+    """Returns one sentence for each knob that did not take effect, and for each problem of the harness."""
     reports = {key: report for key, report in result.knobs.items() if report.status != APPLIED}
     lines = [f"{key}: {report.status}{f', {report.reason}' if report.reason else ''}" for key, report in reports.items()]
     return [*lines, *map(str, result.detected.get("harness_problems") or [])]
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns why another number of processes trains than the command asks for; "" if the number matches or is unknown.
+    """Returns why the number of training processes is not the one in the command; "" if it is, or if unknown.
 
     Args:
-        result: rank 0's.
+        result: rank 0's result.
         command: the program's argument list.
     """
     program, found = program_of(command), result.world_size
@@ -155,14 +155,16 @@ def _step(result: RankResult) -> str:
 
 
 def _own_steps(found: dict[str, Any]) -> str:
-    """Returns how steps are detected if no optimizer of torch.optim steps; "" if one does."""
+    """Returns how steps are detected if no optimizer of torch.optim is used; "" if one is."""
     source = found.get("steps_seen_by")
     return f"none of torch.optim; steps are detected by {source}" if source else ""
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
     """Returns what is known of a program that never reached an optimizer step."""
-    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # one made anew each epoch is listed once
+    sites = dict.fromkeys(
+        near(str(site)) for site in found.get("loaders") or []
+    )  # a loader that is made anew each epoch is listed once
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]
@@ -176,7 +178,7 @@ def _counted(names: list[Any]) -> list[str]:
 
 
 def near(site: str) -> str:
-    """Returns "train.py:7" for a file in the working directory; for one elsewhere the last two parts: "lib/loading.py:7"."""
+    """Returns "train.py:7" for a file in the working directory, or the last two parts of another path: "lib/loading.py:7"."""
     inside = site.removeprefix(f"{os.getcwd()}{os.sep}")
     return inside if inside != site or not os.path.isabs(site) else str(Path(*Path(site).parts[-2:]))
 

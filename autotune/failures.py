@@ -39,13 +39,13 @@ from autotune.records import Knobs, Outcome
 Verdict = tuple[Outcome, str]
 
 MAX_QUOTED_CHARS = 340  # of the program's own text; autotune's words are never cut
-NEAR_CAP_FRAC = 0.9  # of the memory: above it, an ambiguous failure counts as out of memory
+NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
 MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
-MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one in 2000
+MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a steady scaler tries a larger scale every 2000 steps, and skips one then
 CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
-LOSS, SCALING = "loss", "scaling"  # if one of these is not finite in the unchanged program, no trial fails for it
+LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may not be finite; see Facts.excused
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -77,18 +77,18 @@ class Facts:
         results: rank results of this trial.
         problems: results that could not be used, one sentence each.
         log_tail: end of standard error.
-        stop_reason: why it was stopped, or what was lost; "" otherwise.
+        stop_reason: why the trial was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
-        shut_out: why no Python process of the running trial loaded the harness; "" if one did, or if unknown.
+        shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
         hang: what the processes were doing when the deadline passed, in words; "" if not examined.
         oom_kills: processes of our cgroup that the kernel killed for memory during the trial.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
-        asked: knobs the harness was asked to apply or to check.
+        asked: knobs that the harness had to apply or to check.
         mode: the spec's mode; only "measure" must yield a rate.
         device_used_frac: largest share of device memory seen in use; None when unknown.
         memory_limit_bytes: the user's memory cap for one process; None for none.
-        excused: which of LOSS and SCALING the unchanged program does not keep finite either; no trial fails for these.
+        excused: which of LOSS and SCALING are not finite in the unchanged program either; no trial fails because of these.
     """
 
     exit_code: int | None = None
@@ -140,7 +140,7 @@ def _decide(facts: Facts) -> Verdict:
 
 
 def root(facts: Facts) -> RankResult | None:
-    """Returns the rank with the root-cause exception: the first to fail that does not merely report another's failure.
+    """Returns the first rank to fail whose exception does not merely report another rank's failure: the root cause.
 
     None if no rank has raised.
     """
@@ -174,14 +174,14 @@ def _of_results(facts: Facts) -> Verdict:
 
 
 def not_finite(facts: Facts) -> dict[str, str]:
-    """Returns what was not finite in training: LOSS or SCALING -> since when, or how often, in words; {} if all was finite."""
+    """Returns LOSS or SCALING -> since when or how often it was not finite, in words; {} if both were finite."""
     skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
     found = dict(reversed([*_overflows(facts), *skips]))
     return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
 
 
 def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yields (LOSS or SCALING, reason to fail the trial) for each rank where that was not finite at the end."""
+    """Yields (LOSS or SCALING, reason to fail the trial) for each rank whose loss or loss scale is not usable."""
     for result in facts.results:
         if _is_loss_not_finite(result):
             yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
@@ -196,7 +196,7 @@ def _is_loss_not_finite(result: RankResult) -> bool:
 
 
 def _since(results: Sequence[RankResult]) -> str:
-    """Returns since when the loss is not finite: from which step if it is among the first losses, which are kept one by one."""
+    """Returns since when the loss is not finite: the first such step, if it is among the first losses, which are all kept."""
     curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_loss_not_finite(result)]
     steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
     known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
@@ -238,7 +238,7 @@ def _skipped(result: RankResult, facts: Facts) -> str:
 
 
 def _unapplied(result: RankResult, asked: Knobs) -> str:
-    """Returns the first knob that did not take effect and why; "" if all did. A knob without a report did not."""
+    """Returns the first knob that did not take effect, and why; "" if all did. A missing report counts as not applied."""
     for key, report in result.knobs.items():
         if report.status != APPLIED:
             value = f"={asked[key]}" if key in asked else ""
@@ -274,8 +274,8 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
     """Returns the verdict when ranks have lost a peer that raised no exception.
 
     Args:
-        lost: the first rank that lost it.
-        facts: the trial's.
+        lost: the first rank that lost its peer.
+        facts: the trial's facts.
     """
     raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
     then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in raised else ""
@@ -309,7 +309,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
-    if worker := error.get("worker"):  # worded as torch does when it notices by itself
+    if worker := error.get("worker"):  # in torch's words for a worker whose end torch notices
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)
@@ -384,7 +384,7 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
 def _of_ending(facts: Facts) -> Verdict:
     signal = _killed(facts)
     log = plain(facts.log_tail)
-    # A program that exits with 0 has survived what it logged, unless its child failed and no process wrote a result.
+    # Messages in the log do not matter if the program exits with 0, unless a child failed and no process wrote a result.
     is_failed = facts.exit_code != 0 or (CHILD_FAILED.search(log) is not None and not facts.results)
     raised = raised_in(log) if is_failed else ""
     if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
@@ -411,7 +411,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if a process died of that and the others waited for it."""
+    """Returns the verdict for a passed deadline: out of memory if a process died of it while the others waited."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"

@@ -1,4 +1,4 @@
-"""Recognises how Python and libraries report failures, by exception class and message, and finds the user's own in a log."""
+"""Recognises how Python and libraries report failures, and finds the user's own exception in a log."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PEER_LOST = re.compile(
 PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
 # How a parent names the signal that ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
-CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # from an exception that ends a C++ program by SIGABRT
-CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # torch appends these to a message; of no use in a sentence
+CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # line that C++ prints for an uncaught exception, before SIGABRT
+CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # torch appends these lines to a message; they are not quoted
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
 TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# Least length of a value to be masked: a secret-sounding variable may hold "0" or "true", which stand in every log.
+# Shortest values that are masked. A secret-sounding variable may hold "0" or "true", which occur in every log.
 MIN_CHARS = 8  # inside words, too
 MIN_WORD_CHARS = 4  # as a whole word, if the value mixes letters with anything else: "hunter2"
 MIN_TYPED_CHARS = 3  # as a whole word, if the user typed the value as a secret
@@ -84,7 +84,7 @@ class Secrets:
         typed: given by the user as secrets; matched as whole words from MIN_TYPED_CHARS characters, even plain ones.
 
     Attributes:
-        typed: the same, to pass on to another process.
+        typed: the values given as `typed`, to pass on to another process.
     """
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
@@ -114,11 +114,11 @@ class Secrets:
         return _cut(text, [*_places(text), *self._values(text)])
 
     def message(self, text: str) -> str:
-        """Masks only URLs and known values, for autotune's own messages: "env.HF_TOKEN: is not set" gives no value."""
+        """Masks only URLs and known values, for autotune's own messages: "env.HF_TOKEN: is not set" contains no secret."""
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """Returns an argument list without secrets; each word is masked by itself or because of the flag before it."""
+        """Returns an argument list without secrets; masks a word for its own text or for the flag before it."""
         found = []
         for before, word in zip(["", *words], words, strict=False):
             found.append(MASK if _is_value_of(before, word) else self._word(word))

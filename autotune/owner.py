@@ -1,4 +1,4 @@
-"""Ensures that one process at a time works on a study, by a lock that the kernel releases however that process ends."""
+"""Ensures that one process at a time works on a study, by a lock that the kernel releases no matter how that process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 OWNER_FILE = "owner.json"
-TRIES, PAUSE_S = 10, 0.1  # `owner_of` holds the lock for a moment, too
+TRIES, PAUSE_S = 10, 0.1  # tries to lock: `owner_of` may hold the lock for a moment
 
 
 class Owned(Exception):
@@ -34,7 +34,7 @@ class Claim:
     The lock is on the owner's file, which holds the owner's host, pid and start. It is not inherited by child processes.
 
     Attributes:
-        problem: why the folder could not be locked, so that nothing keeps a second tuner out; "" if it was locked.
+        problem: why the folder could not be locked, in which case a second tuner may start; "" if it was locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,7 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:
-    """Whether the recorded owner is still alive; an owner on another host is assumed to be."""
+    """Whether the recorded owner is still alive; an owner on another host is assumed to be alive."""
     if owner.get("host") != platform.node():
         return bool(owner)
     try:

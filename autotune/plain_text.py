@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 ELLIPSIS = "…"
-KEPT_FRAC = 0.5  # least share of the room that a cut after a sentence or word must still fill
+KEPT_FRAC = 0.5  # a cut after a sentence or word must keep at least this share of `most`
 
 # ECMA-48: control sequences (colours), strings (titles, links) up to their end, two-letter escapes; also when cut in half.
 _ESCAPES = re.compile(

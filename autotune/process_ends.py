@@ -43,7 +43,7 @@ def failed_ranks(log: str) -> list[FailedRank]:
     """Returns the ranks that torchrun names as failed at a log's end, the root cause first; [] if it names none.
 
     torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then a rank that a
-    signal ended is taken as the root cause, unless it is SIGTERM, which torchrun itself sends to the others.
+    signal ended is taken as the root cause, unless the signal is SIGTERM, which torchrun itself sends to the other ranks.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:
@@ -54,7 +54,7 @@ def failed_ranks(log: str) -> list[FailedRank]:
 
 
 def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
-    """Returns the signal that ended the program, or one of its processes whose parent then gave up.
+    """Returns the signal that ended the program, or that ended one of its processes and so made the parent give up.
 
     Args:
         own: name of the signal that ended the first process; None if none did.

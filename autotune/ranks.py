@@ -1,7 +1,7 @@
 """Combines several ranks into one trial: their joint rate, stragglers, and the cost of communication.
 
 Ranks run in lockstep: at each step they wait for each other in the collectives that average the gradients. So a trial is as
-fast as its slowest rank, every rank's step takes about as long, and a slow rank shows only in the time it does *not* wait.
+fast as its slowest rank, and steps take about equally long on all ranks. A slow rank differs only in waiting less.
 Processes that train one model in shared memory do not wait for each other (harness/peers.py): their rates add up.
 """
 
@@ -16,15 +16,15 @@ from autotune.harness.protocol import RankResult
 # established profilers call a lost share of the step moderate.
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is no straggler
-SAME_FRAC = 0.01  # tolerance: longer than rounding, shorter than an evaluation
+SAME_FRAC = 0.01  # relative tolerance: larger than rounding, smaller than an evaluation
 
 
 class Pace(NamedTuple):
     """How a rank steps.
 
     Attributes:
-        step_s: seconds a step.
-        samples: work units a step.
+        step_s: seconds per step.
+        samples: samples (or other work units) per step.
     """
 
     step_s: float
@@ -34,13 +34,13 @@ class Pace(NamedTuple):
 def pace(result: RankResult, first: RankResult) -> Pace | None:
     """Returns a rank's mean step; None if it has no steps to compute it from.
 
-    Rank 0 ends the measurement. All ranks use the steps of rank 0's window, since the ranks' windows open some steps apart;
-    this includes a rank without a window of its own, whose steps varied too much. A rank uses its own window if evaluations
-    lie between the steps, because windows leave those out.
+    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
+    a rank that has no window because its steps varied too much. But if evaluations lie between the steps, a rank uses its own
+    window, because windows leave evaluations out.
 
     Args:
-        result: the rank's.
-        first: rank 0's.
+        result: the rank's result.
+        first: rank 0's result.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:
@@ -76,7 +76,7 @@ def _is_whole(first: RankResult) -> bool:
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples per second of all ranks together, over the slowest one's time; None if any rank's are unknown."""
+    """Returns the samples per second of all ranks together, over the slowest rank's time; None if a rank's rate is unknown."""
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):

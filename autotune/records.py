@@ -60,7 +60,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def is_memory(self) -> bool:
-        """Whether a trial with this outcome ran out of memory, so that a retry is pointless."""
+        """Whether a trial with this outcome ran out of memory. A retry would be pointless."""
         return self in (Outcome.device_oom, Outcome.host_oom)
 
     @property
@@ -138,7 +138,7 @@ class TrialRecord:
         kind: why it was run.
         repeats: number of the trial whose configuration is measured again, explained or changed (kind check), or whose losses
             are checked (kind parity); None for a first measurement.
-        round: round of the finals or of the attribution it belongs to; None outside both.
+        round: round of the finals or of the attribution that the trial belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
@@ -218,7 +218,7 @@ class TrialRecord:
 
     @property
     def attempt_s(self) -> float:
-        """Wall time of the last attempt: what such a trial costs if nothing goes wrong."""
+        """Wall time of the last attempt: what this trial costs if nothing goes wrong."""
         return self.seconds - float(self.evidence.get("earlier_attempt", {}).get("seconds", 0.0))
 
     @property
@@ -275,7 +275,7 @@ class StudyRecord:
         spent_s: wall time that earlier runs of this study took, before it was resumed.
         settings: configuration keys that affect what is measured (recipe, device, windows) -> value, if not the default.
         recording: how much is recorded instead of searched, {"configurations", "repeats"}; {} for a study that searches.
-        target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
+        target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} if there are none.
@@ -407,8 +407,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}}; a null
 #  "ci" of these three comes with "why_no_ci"; "search" means a single measurement, biased upwards as the best of many,
-#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
-#    a ratio of scores, whatever the objective; "faster" means better
+#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; a ratio of scores,
+#    null if not compared; "faster" means better, for every objective
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
 #  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,

@@ -1,4 +1,4 @@
-"""Lays out a study's folder and reads and writes its documents. Nothing else knows the paths."""
+"""Lays out a study's folder and reads and writes its documents. No other module knows the paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StudyFolder:
         name: its name.
         base, sequence: as in StudyRecord, if this process made the folder.
         is_kept: whether the folder outlives the study. False in a replay, which need not write after every trial.
-        mask: removes the study's secrets from every document that is written.
+        mask: function that masks the study's secrets in every document that is written.
     """
 
     is_kept = True
@@ -79,7 +79,7 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:
-        """Locks the study against other tuners; yields why that was not possible, "" if it was.
+        """Locks the study against other tuners; yields why it could not be locked, "" if it was locked.
 
         Raises:
             BadInput: another tuner is working on it.

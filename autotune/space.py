@@ -1,4 +1,4 @@
-"""Defines the search space: domains as the user asked for them, resolved for one machine and program, sampled by Optuna."""
+"""Defines the search space: domains that the user asked for, resolved for one machine and program, and sampled by Optuna."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class SearchSpace:
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step holds `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key -> why it is not searched although a named space has it: a knob that the user named excludes it.
+        left_out: knob key of a named space -> why it is not searched: a knob that the user named excludes it.
         typed: knobs that the user named, besides those of a named space; known when a study starts, not when it is resumed.
     """
 
@@ -155,7 +155,7 @@ class ResolvedSpace:
         baseline: full configuration of trial 0, without knobs that have no effect there.
         dropped: knob key -> why it is not searched.
         reference: the baseline's values including inactive knobs; `changed` compares with these.
-        held: what batch size times accumulation must be in every configuration, in samples; None if it is free.
+        held: required product of batch size and accumulation in every configuration, in samples; None if it is free.
     """
 
     domains: dict[str, Domain]
@@ -245,7 +245,7 @@ class ResolvedSpace:
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
-        """Returns {key: the value nearest to `factor` x the baseline's that is above the baseline's}, {} if there is none."""
+        """Returns {key: of the values above the baseline's, the nearest to `factor` times it}; {} if there is none."""
         own = self.reference.get(key)
         if key not in self.domains or not isinstance(own, int):
             return {}
@@ -274,7 +274,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
     Args:
         space: what the user asked for.
         host_context: the machine, and the program as the baseline trial found it.
-        passed: knobs that travel through the command line -> their value in the baseline's.
+        passed: knobs that travel through the command line -> their value in the baseline's command line.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
     # Values worth trying lie around the program's own value: the observed one, or else the one in its command line.
@@ -306,7 +306,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
 
 
 def _held(space: SearchSpace, reference: Knobs) -> int | None:
-    """Returns what batch size times accumulation is in the baseline, and must be everywhere; None if it is free."""
+    """Returns the baseline's product of batch size and accumulation, which all configurations must have; None if it is free."""
     batch = reference.get(BATCH_SIZE.key)
     if not space.is_held or not isinstance(batch, int):
         return None

@@ -16,8 +16,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-MIN_BLOCKS = 32  # fewer cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
-MIN_EFFECTIVE_BLOCKS = 6.0  # least number of independent blocks that correlated ones must be worth
+MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
+MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above this
@@ -117,7 +117,7 @@ class Noise:
     freedom: float
 
     def capped(self, freedom: float) -> Noise:
-        """Returns the same spread with at most this many degrees of freedom."""
+        """Returns an estimate with the same spread and at most this many degrees of freedom."""
         return Noise(spread=self.spread, freedom=min(self.freedom, freedom))
 
 
@@ -171,7 +171,7 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if other rounds have added some; None if it has those of its rounds alone.
+        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only its own rounds do.
     """
 
     ratio: float
@@ -185,8 +185,8 @@ def paired_ratio(
 ) -> Ratio:
     """Returns the ratio of two configurations measured side by side, round by round.
 
-    Uses a paired t interval on log ratios: with 8 rounds it covers 95 %, while a BCa bootstrap covers 87 %. Two pairs have one
-    degree of freedom and an interval of twelve standard errors; noise known from other rounds adds its degrees of freedom.
+    Uses a paired t interval on log ratios: with 8 rounds it covers 95 %, while a BCa bootstrap covers 87 %. With two
+    pairs there is one degree of freedom, and the interval extends to 12.7 standard errors. `noise` adds degrees of freedom.
 
     Args:
         rates: one rate a round, per second.
@@ -200,7 +200,9 @@ def paired_ratio(
     if len(rates) != len(others) or not rates:
         raise ValueError(f"rounds do not pair up: {len(rates)} against {len(others)}")
     ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    of_ratios = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)  # of a difference of two
+    of_ratios = noise and Noise(
+        spread=math.sqrt(2) * noise.spread, freedom=noise.freedom
+    )  # spread of the difference of two measurements
     ratio, interval = log_mean_interval(ratios, confidence, of_ratios)
     freedom = _log_mean(ratios, confidence, of_ratios)[2] if noise and interval else None
     return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=freedom)
@@ -213,9 +215,9 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
     recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
 
     Args:
-        now: measured now; without an interval the quotient has none.
-        then: measured earlier. If the number of its rounds is unknown, its interval counts as a normal one, which gives the
-            larger standard error.
+        now: the ratio measured now; without an interval, the quotient has none.
+        then: the ratio measured earlier. If the number of its rounds is unknown, its interval is taken as one of the normal
+            distribution, which gives a larger standard error.
         confidence: of the intervals given and returned.
     """
     ratio = now.ratio / then.ratio
@@ -260,9 +262,9 @@ def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, 
 def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's A/A spread: how far two measurements of the same thing typically lie apart.
 
-    This is the standard deviation, not the half-width of an interval, which would be twelve times as wide with two repeats
-    and call anything the same. It is computed from the differences of neighbours (von Neumann), so that slow drift, for which
-    the pairs of a comparison compensate, does not count as noise.
+    This is the standard deviation, not the half-width of an interval. With two repeats, an interval would be so wide that all
+    configurations would count as the same. It is computed from the differences of neighbours (von Neumann), so that slow drift,
+    for which the pairs of a comparison compensate, does not count as noise.
 
     Args:
         repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
@@ -337,8 +339,8 @@ class Comparison(Generic[Arm]):
     """Several configurations compared with one of them, in rounds that hold each at most once.
 
     Attributes:
-        ratios: configuration -> the reference's rate over its own, with simultaneous intervals.
-        noise: spread of one measurement within a round, from these rounds alone; None without degrees of freedom.
+        ratios: configuration -> ratio of the reference's rate to the configuration's, with simultaneous intervals.
+        noise: spread of one measurement within a round, estimated from these rounds alone; None without degrees of freedom.
     """
 
     ratios: dict[Arm, Ratio]

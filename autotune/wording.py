@@ -68,7 +68,7 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Describes a configuration by its difference from a similar one: "as 0003 with batch 64, without bf16"; or by its changes.
+    """Describes a configuration by its difference from a similar one, "as 0003 with batch 64, without bf16", or by its changes.
 
     Args:
         changed: its changes to the baseline.

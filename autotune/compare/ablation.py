@@ -1,8 +1,8 @@
 """Computes the effect of each change of a winner from ablation rounds. It takes no measurements.
 
 A round measures the winner and some of its parts, once each, in fresh processes and in random order. A part is the winner
-without one change, or without all the changes that seem to have no effect. Parts are compared with the winner of the same
-round, so drift of the machine from round to round favours none of them.
+without one change, or without all the changes that seem to have no effect. Parts are compared with the winner's measurement in
+the same round, so drift of the machine from round to round favours none of them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 Basis = Literal["measured", "estimated", ""]
 
-SCREENING_ROUNDS = 2  # with each change reverted on its own: fewer have no spread
-MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
-DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
+SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
+MAX_ROUNDS = 16  # after these, the intervals narrow too slowly to be worth the time
+DECIDED_AFTER = 8  # after so many rounds of a part and the winner, the point estimate decides if it is within the margin
 SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
-ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out on trial: one measurement varies as much
-NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider
-# The most that dropping changes may cost by the point estimate, however noisy the machine is. In replays (50 studies a table),
-# 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18; 0.02 did so in three. In return, more changes without
-# an effect stay: in a simulation of 200 winners at 5 % noise, each with one change worth 30 % and three without an effect, one
-# of the three stayed in 16 % of the studies instead of 2 %.
+ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain may be left out: one measurement varies as much
+NARROW_FRAC = 0.25  # of the gain: once half of an effect's interval is no wider, the effect is known well enough
+# The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. In replays (50 studies of
+# each recorded table), a limit of 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18, a limit of 0.02 in
+# three. In return, more changes without an effect stay with 0.02: in a simulation of 200 winners at 5 % noise, each with one
+# change worth 30 % and three without an effect, one of the three stayed in 16 % of the studies instead of 2 %.
 MAX_LOSS_FRAC = 0.02
-MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval ends below this gain
+MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
 UNKNOWN_SPREAD = 0.03  # assumed for one measurement if nothing was measured twice
 FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
-MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure: its knob is needed
+MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Part:
 
     Attributes:
         keys: knobs that are reverted to the baseline's values.
-        also: changes that go with them because they depend on them, such as prefetch_factor on workers.
+        also: changes that are lost as well because they depend on these knobs, as prefetch_factor does on workers.
         knobs: full configuration that is left.
         key: identity of the configuration.
     """
@@ -85,8 +85,8 @@ class Change:
         ratio: the winner over the winner without it; None if unknown.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
             measured) or "not measured" (not estimated either).
-        basis: "measured" in the same rounds, "estimated" from the study's trials, "" for neither.
-        is_kept: whether it is part of what is handed over.
+        basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
+        is_kept: whether the change is part of the configuration that is handed over.
         reason: why there is no clear effect; "" when there is one.
     """
 
@@ -221,7 +221,7 @@ class AblationResults:
         return None
 
     def minimal(self) -> Part | None:
-        """Returns the part to be handed over instead of the winner; None if the winner itself is.
+        """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
 
         This is the part with the fewest changes among those that were measured against the winner, are within the margin (at
         most MAX_LOSS_FRAC) and have every change with a proven effect. If `idle()` has even fewer changes, one measurement of
@@ -246,9 +246,10 @@ class AblationResults:
     def idle(self) -> Part | None:
         """Returns the winner without its ineffective changes; None if all of them have an effect.
 
-        A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if it is small and the lower end of its
-        LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected cost of ESTIMATED_FRAC.
-        A change of the training itself, such as a batch size, must in any case gain more than the machine's spread.
+        A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
+        end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected
+        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case gain more than the
+        machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -274,14 +275,14 @@ class AblationResults:
             return False
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
         is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
-        # Estimates shrink towards no effect where little is known: a vague one is no reason to leave out a change.
+        # Estimates shrink towards no effect where little is known: a vague estimate is no reason to leave out a change.
         is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
-        # Nor do they overrule a measured gain.
+        # Estimates do not overrule a measured gain, either.
         is_contested = (measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC) or self._is_far_slower(knob)
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
 
     def _is_far_slower(self, knob: str) -> bool:
-        """Whether the winner without a change was slower in all trials together, by more than noise explains."""
+        """Whether all trials together show the winner without a change to be slower, by more than noise explains."""
         own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), self.parts[knob].key))
         if not own or not other:
             return False
@@ -317,7 +318,8 @@ class AblationResults:
         failure, ratio = self.failure(part), self.ratio(part)
         basis: Basis = "" if failure or worth == "not measured" else "measured"
         estimate = self._estimates.get(knob)
-        # All trials together often tell more than two rounds. The widths decide, not the values, so neither is favoured.
+        # An estimate from all trials is often more precise than two rounds. The narrower interval is used, whatever the values
+        # are, so that the choice favours no result.
         is_vague = (
             worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
         )

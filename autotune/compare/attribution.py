@@ -5,15 +5,16 @@ one, and the reporting rounds measure what is left of the winner against the bas
 the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own. If time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more
-ablation. Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner,
-these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known
-well enough. Attribution ends when everything is decided or the time is used up.
+own. If time is short, only the changes with the largest estimated effects are reverted on their own; the others are reverted
+together in one more ablation. Next, all changes without a visible effect are reverted together. If the result stays within the
+margin of the winner, these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds
+once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
 
-The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias it.
+The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias
+that interval.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs ...
-UNTIMED_FRAC = 1 / 3  # ... and at most this share of the seconds that the search took
-VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; above it one more trial pays
+UNTIMED_ROUNDS = 8  # most rounds without a time budget: as many as the finals have pairs
+UNTIMED_FRAC = 1 / 3  # most time without a time budget, as a share of the seconds that the search took
+VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -152,9 +153,10 @@ class Attributor:
                 self._without_idle(winner, number + 1, kept_s)
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures the winner without its ineffective changes once.
+        """Measures, once, the winner without its ineffective changes.
 
-        Does nothing if it has none, if this was measured before, or if there is no time.
+        Does nothing if every change has an effect, if a part that is at least as small would be handed over anyway, or if there
+        is no time.
         """
         session, evidence = self._session, self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()

@@ -27,7 +27,7 @@ def break_even(
     Returns:
         samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how much longer
         the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration is not faster,
-        it never pays, and samples, steps and seconds are None.
+        the start is never repaid, and samples, steps and seconds are None.
     """
     first = own[0]
     start_s, rate = _typical(records, own)
@@ -66,8 +66,8 @@ def search_cost(
 
     Returns:
         seconds; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at the upper and the lower
-        end of the ratio's interval, None for an end at which it is never repaid; why_not: why there is no T, as "never: ..." or
-        "not known: ..."; "" if there is one.
+        end of the ratio's interval, None for an end at which the study is never repaid; why_not: why there is no T, as "never:
+        ..." or "not known: ..."; "" if there is one.
     """
     found: dict[str, Any] = {
         "seconds": seconds,

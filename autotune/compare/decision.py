@@ -15,9 +15,9 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain a larger gap
-NEAR_FRAC = 0.95  # the same if a part of it is as fast: in replays 0.95 found the best in 86 % of cases, 0.85 in 76 %
+NEAR_FRAC = 0.95  # for a configuration with a part as fast: in replays, 0.95 found the best in 86 % of cases, 0.85 in 76 %
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
-DEAR_FACTOR = 5.0  # ratio of compile phases above which a compilation explains the difference
+DEAR_FACTOR = 5.0  # a compile phase this many times as long as another contains a compilation that the other does not
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must exclude a loss for an unproven finalist to be handed over
 ONE_ROUND_FRAC = 0.15  # gain a single round must show: three standard deviations of the difference of two runs with 3.5 % noise
@@ -72,7 +72,7 @@ class Decision:
         verdict is "ambiguous" all the same. Otherwise the baseline is kept, because it needs no changes.
 
         Of finalists that are in fact as fast as the baseline, at most one in ten is handed over, and that costs little.
-        Requiring 95 % would cost more on noisy machines and with small budgets.
+        Requiring a 95 % interval would lose more, by rejecting real gains on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
@@ -97,8 +97,9 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
-    # A configuration with fewer changes that measured as fast goes first. One measurement each is no proof, so the one with
-    # more changes follows if there is a place left. If its further changes include a compilation, it must have shown a gain.
+    # A configuration with fewer changes that measured as fast goes first. One measurement each is no proof, so the
+    # configuration with more changes follows if there is a place left. If its further changes include a compilation, it must
+    # have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
@@ -107,7 +108,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finalists. If all are of tier `training`, the best entrant of a lower tier replaces the last one."""
+    """Returns the finalists. If all are of tier `training`, the best entrant of a lower tier replaces the last finalist."""
     lower = [record for record in able if record.tier is not Tier.training]
     if not lower or any(record.tier is not Tier.training for record in chosen):
         return chosen
@@ -121,7 +122,7 @@ def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
 
 
 def _is_dear_for_nothing(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Whether a trial with only some of the record's changes was as fast without its compilation."""
+    """Whether a trial with only some of the record's changes, and without its compilation, was as fast."""
     cheaper = [part for part in _parts(record, others) if _is_dearer(record, part)]
     return _is_superfluous(record, cheaper)
 
@@ -150,8 +151,8 @@ def choose(
     A candidate of tier `training` (a batch size) must beat those of lower tiers by more than max(margin, spread).
 
     Args:
-        values: trial number -> rates of the choosing rounds. If any candidate has rates, those without are left out, because
-            search values overstate. If none has, search values decide.
+        values: trial number -> rates of the choosing rounds. If any candidate has rates, candidates without rates are left out,
+            because search values overstate. If none has, search values decide.
         candidates: by search value, best first.
         margin: equivalence margin.
         spread: relative spread of one measurement from process to process.
@@ -267,7 +268,7 @@ def judge(
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)
-    likely = beside.ci if beside else None  # widened for the number of arms compared, so it holds for the chosen one
+    likely = beside.ci if beside else None  # widened for the number of arms compared, so it holds for the chosen arm
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")

@@ -1,8 +1,8 @@
 """The finals: the best few and the baseline are measured again, in turn and in fresh processes.
 
-Two mistakes are avoided. Picking the best of many noisy numbers and reporting those same numbers overstates, so the first
-rounds choose, and only later rounds are reported. Stopping as soon as the rounds look good overstates as well, so the verdict
-is judged once, or twice where time allows: this is fixed beforehand and paid for with a wider interval.
+Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
+the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the
+verdict is judged once, or twice if there is time. This number is fixed beforehand, and judging twice widens the interval.
 tests/stats/test_finals_hold.py measures the error that is left.
 """
 
@@ -25,12 +25,12 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
-LOOKS = (8, 16)  # rounds after which the verdict is judged; if it is ambiguous, measuring goes on to the next look
+LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the leader
 KEPT_PAIRS = 4  # reporting pairs that ablation leaves time for if the spread is not known
-LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
+LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
 MAX_KEPT_FRAC = 0.5  # of the time left: the most that is kept for reporting pairs
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
@@ -71,7 +71,7 @@ class Finals:
         self.decision = Decision()
 
     def run(self) -> Decision:
-        """Returns the decision. If the user ends the finals early, `decision` holds the decision so far."""
+        """Measures and returns the decision. If the user ends the finals early, `decision` holds the decision so far."""
         session = self._session
         candidates = self._left_in()
         if not candidates:
@@ -105,7 +105,7 @@ class Finals:
         return candidates
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
-        """Returns the candidate that an earlier run of the study already measured reporting rounds for."""
+        """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
         reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
         by_part = sorted(
             candidates, key=lambda candidate: self._known_part(candidate) is candidate
@@ -120,7 +120,7 @@ class Finals:
         return chosen if is_out else part
 
     def _kept_pairs(self, chosen: TrialRecord) -> int:
-        """Returns how many reporting pairs the ablation must leave time for to prove the gain, given the spread."""
+        """Returns for how many reporting pairs the ablation must leave time, so that they can prove the gain."""
         budget, noise = self._session.budget, self._noise()
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
         enough = KEPT_PAIRS if noise is None else stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
@@ -140,7 +140,7 @@ class Finals:
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs at most two choosing rounds, as long as they leave time for the reporting pairs; returns the winner."""
-        # A round that was cut off is not completed later, because all of a round must be measured side by side.
+        # A round that was cut off is not completed later, because all trials of a round must be measured side by side.
         rounds = [measured for measured in by_round(self._earlier, CHOOSING) if len(measured) > 1]
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
@@ -219,7 +219,7 @@ class Finals:
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
         records = [record for record in self._session.records if record.kind is Kind.final]
-        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds as well
+        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # also from choosing rounds
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
@@ -270,7 +270,8 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals, else from the search.
 
-        Code compiled in the search now comes from the study's compile cache. A disturbed trial takes longer than usual.
+        Code compiled in the search now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
+        counts only if there is no other.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
         again = [record for record in finals if record.repeats == first.number]
@@ -286,9 +287,9 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
     The search's own measurements count as a round. They overstate, most of all the leader's. But two rounds alone say little on
-    a noisy machine. On tables with known truth, the choice is 0.3 to 0.6 % better with them. On one recorded table, they raised
-    the share of studies that reached 95 % of the optimum from 98 to 100 %. On another, they lowered it from 76 to 70 %; its
-    best two configurations differ by less than repeats of the same configuration do.
+    a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 % better. On one
+    recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another, it lowered
+    that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same configuration do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}

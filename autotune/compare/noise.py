@@ -16,7 +16,7 @@ from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
-MAX_FREEDOM = 6.0  # limit for everything but the pairs, so that the spread of eight pairs themselves counts as much
+MAX_FREEDOM = 6.0  # limit for everything but the pairs, so that the spread of eight pairs counts at least as much
 SAME_PROGRAM_FREEDOM = 4.0  # limit for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # limit for studies of other programs, whose noise may be half or twice as large
 

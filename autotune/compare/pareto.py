@@ -15,7 +15,8 @@ MAX_POINTS, ROUNDS = 3, 3  # at most this many points are measured again, this o
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
     """Returns the first measurements of the trials on the front, best at the deciding objective first.
 
-    A trial must be better than each one before it by more than the margin at some objective, since it has one measurement only.
+    A trial is added only if it beats each trial already on the front by more than the margin at some objective, since a single
+    measurement is noisy.
 
     Args:
         records: trials, by number; those that broke a constraint in any measurement are left out.

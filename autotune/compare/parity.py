@@ -3,7 +3,7 @@
 Only changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
 applied to the baseline, with its batch size, loader and seed, so both runs see the same batches. The comparison covers the
 first steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such
-changes, rather than one for each configuration, and a run fits into memory whenever the baseline does. The search's leader is
+changes, rather than one for each configuration. A run fits into memory whenever the baseline does. The search's leader is
 compared at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before
 the finals, whose rounds cost far more.
 
@@ -27,9 +27,9 @@ from autotune.trials.losses import Comparison, Verdict, compare
 from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
-MAX_S = 20.0  # of steps in one run, so slow programs are compared over fewer steps
+MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps
 BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
-MIN_S = 5.0
+MIN_S = 5.0  # least time of the steps in one run, no matter how small the budget
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
 # With these outcomes a run has no losses to compare. Others, such as `disturbed`, do not affect the losses.
 UNTRAINED = {

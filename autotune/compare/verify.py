@@ -223,7 +223,8 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
     """Returns the comparison with the claim; None if there is none yet."""
     nothing = stats.Ratio(ratio=math.nan, ci=None, num_rounds=0)
     if best and not best.outcome.has_value and best.outcome is not Outcome.interrupted:
-        # The baseline could be measured, but not the file's configuration. So the claim does not hold here.
+        # The baseline could be measured, but not the file's configuration. So the claim does not hold here, unless the trial
+        # was disturbed or cut off.
         verdict: Verdict = "ambiguous" if best.outcome.is_no_answer else "no longer holds"
         return Comparison(verdict=verdict, reason=f"its configuration could not be measured: {_how(best)}", left=nothing)
     if decision is None:

@@ -72,7 +72,7 @@ def named(reference: str) -> Callable[..., Any]:
 
 
 def default_step(model: nn.Module, batch: Any) -> Tensor:
-    """Returns the model's own loss if the batch is a mapping of its arguments, or the cross-entropy of a pair."""
+    """Returns the model's own loss if the batch is a mapping of arguments, or the cross-entropy if it is a pair."""
     if isinstance(batch, Mapping):
         return model(**batch).loss  # type: ignore[no-any-return]
     if isinstance(batch, (list, tuple)) and len(batch) == 2:

@@ -32,8 +32,12 @@ Batch = dict[str, Tensor]
 ENDLESS_SAMPLES = 100_000  # default length of an epoch: positions in the text to start from
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
-PASSED_BY = ("site-packages", "dist-packages", "__pycache__")  # next to the standard library, and far larger
-MAX_TEXT_BYTES = 16 * 2**20  # more would not affect the speed, and every loader process holds it
+PASSED_BY = (
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+)  # folders to skip: they lie in the standard library's folder and are far larger
+MAX_TEXT_BYTES = 16 * 2**20  # every loader process holds the text, and more of it would not change the speed
 MAX_WORD = 12
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # length of an epoch where the data stand in for a data set too large to repeat
+ENDLESS_SAMPLES = 100_000  # length of an epoch if the data represent a data set too large to be repeated
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
@@ -39,7 +39,7 @@ AUXILIARY_HEADS = ("googlenet", "inception_v3")  # their training output is a te
 
 
 class Repeated(Dataset[Any]):
-    """`num_samples` shuffled samples of `data`, repeated if it is shorter; if it is longer, a random subset."""
+    """`num_samples` shuffled samples: `data` repeated if it is shorter, a random subset if it is longer."""
 
     def __init__(self, data: Any, num_samples: int) -> None:
         self.data = data
@@ -73,7 +73,7 @@ class SyntheticBatches:
 
     def __init__(self, num_steps: int, shape: tuple[int, int, int, int], num_classes: int, device: torch.device) -> None:
         self.num_steps = num_steps
-        # Several random ones rather than one of zeros: constant inputs let some kernels run faster than real ones.
+        # Several random batches, not one of zeros: with constant inputs some kernels run faster than with real data.
         self.batches = [
             (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
             for _ in range(SYNTHETIC_BATCHES)
@@ -153,7 +153,7 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
         if is_first_here():
             ensure_photos(folder)
         if dist.is_initialized():
-            dist.barrier()  # the others wait for them
+            dist.barrier()  # the other processes wait for the photos
     images = torchvision.datasets.ImageFolder(str(folder), training_transform(options.image_size))
     if options.data == "photos":
         return Repeated(images, options.samples_per_epoch or ENDLESS_SAMPLES)

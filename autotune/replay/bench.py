@@ -17,7 +17,7 @@ from autotune.replay.strategies import STRATEGIES, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.replay.table import Table, read
 
-# Default without --sampler: all but the Gaussian process, which takes as long as all others together.
+# Used without --sampler: all but the Gaussian process, which takes as long as all the other strategies together.
 USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 
@@ -26,11 +26,11 @@ class Asked:
     """What to replay.
 
     Attributes:
-        tables: files.
+        tables: files of tables.
         strategies: their names, see `strategies.strategy`.
-        num_seeds: studies of each strategy on each table.
-        limits: of each study.
-        num_jobs: processes.
+        num_seeds: number of studies of each strategy on each table.
+        limits: when each study ends.
+        num_jobs: number of processes.
     """
 
     tables: Sequence[Path]
@@ -47,7 +47,7 @@ class Result:
     Attributes:
         path: the table's file.
         table: its content.
-        grid: the part of it that was searched.
+        grid: the part of the table that was searched.
         studies: strategy -> its studies, by seed.
     """
 
@@ -105,7 +105,7 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
 
 
 def _end_with_parent() -> None:
-    """Makes this process exit when its parent is killed; otherwise it would go on for minutes in vain."""
+    """Makes this process exit when its parent is killed. Otherwise it would run on for minutes for nothing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

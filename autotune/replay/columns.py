@@ -20,7 +20,7 @@ def count(value: float | None) -> str:
 
 
 def agreeing(found: Figures) -> str:
-    """Returns how many of the claimed winners a later verify agrees with: "47 of 50"."""
+    """Returns how many of the claimed winners a later verify confirms: "47 of 50"."""
     calibration = found["calibration"]
     return f"{calibration['verified']} of {calibration['verifiable']}" if calibration["verifiable"] else NONE
 

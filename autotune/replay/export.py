@@ -25,8 +25,8 @@ from autotune.study.design import configurations
 from autotune.trials.finite import NOT_FINITE
 from autotune.trials.health import ACCEPTED
 
-DIGITS = 6  # significant digits of every number: far finer than a clock
-PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # a path of folders; its last part is kept
+DIGITS = 6  # significant digits of every number: far finer than clocks measure
+PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # only the last part of a path is kept
 MACHINE = ("cpu_model", "num_cores", "num_cpus", "memory_bytes", "isa", "has_compiler", "gpus", "topology")
 FACTS = (
     "torch", "device", "device_name", "isa", "has_compiler", "compute_capability", "device_memory_bytes", "num_numa_nodes",
@@ -42,7 +42,7 @@ def table_of(folder: StudyFolder) -> Table:
     """Returns the table of a recording.
 
     Raises:
-        BadInput: its folder cannot be read, or nothing was measured.
+        BadInput: the folder cannot be read, or the baseline was not measured.
     """
     try:
         about, records = folder.read_study(), folder.read_trials()
@@ -96,7 +96,7 @@ def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, HostCo
 
 
 def _memory_bytes(about: StudyRecord, first: RankResult) -> int | None:
-    """Returns the memory that a trial could fill: the cap, else what the baseline saw, else the host's memory."""
+    """Returns the memory that a trial could fill: the user's cap, else the capacity seen by the baseline, else host memory."""
     limit = about.settings.get("device.memory_limit")
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes") or about.machine.get("memory_bytes")
     return memory_limit_bytes(limit, int(known) if known else None) or (int(known) if known else None)
@@ -127,7 +127,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether the exported measurement is classified as the trial was; constraints and losses are judged later."""
+    """Whether the exported measurement is classified as the trial was; True for outcomes that are not decided by `classify`."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
@@ -135,7 +135,7 @@ def _is_classified_alike(made: Measurement) -> bool:
 
 
 def _with_plain_ending(made: Measurement) -> Measurement:
-    """Returns a measurement with an ending that yields the same outcome, if the log that decided it is not exported."""
+    """Changes a measurement's ending so that it yields the same outcome without the log, which is not exported."""
     kinds = {Outcome.device_oom: "torch.OutOfMemoryError", Outcome.host_oom: "MemoryError"}
     if made.outcome is Outcome.crash:
         made.ended |= {"cause": "exit", "signal": made.ended.get("signal") or "SIGABRT"}

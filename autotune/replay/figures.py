@@ -19,10 +19,10 @@ from autotune.replay.world import mean, optimum_of, worth
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
-WORTH_FRAC = 0.85  # if ten random trials reach a larger median fraction of the optimum, the table cannot separate strategies
-NEAR_CAP_FRAC = 0.8  # share of the memory that the optimum must fill; below it, avoiding out-of-memory trials costs nothing
-LOSS_FRAC = 0.005  # of the optimum: least difference between two strategies that counts
-CURVE_POINTS = 60  # of the curves by seconds
+WORTH_FRAC = 0.85  # a table cannot separate strategies if ten random trials reach a larger median fraction of the optimum
+NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory, a strategy can avoid running out without losing rate
+LOSS_FRAC = 0.005  # least difference between two strategies that counts, as a fraction of the optimum
+CURVE_POINTS = 60  # number of points of a curve over seconds
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns where the first strategy's median is behind another's after equal seconds: cases to explain."""
+    """Returns the cases to explain: tables and seconds at which another strategy's median exceeds the first strategy's."""
     found = []
     for table in tables:
         own = table["strategies"][names[0]]["at_seconds_of_trials"]
@@ -80,8 +80,8 @@ def _table(result: Result) -> dict[str, Any]:
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     """Returns the rate of the best of the baseline and ten random configurations, as a fraction of the optimum.
 
-    This is the exact median over all draws without replacement, from means over all repeats: the best of n out of N is at
-    most the k-th smallest in C(k, n) of C(N, n) draws.
+    This is the exact median over all draws without replacement, with each configuration's mean over its repeats. Of the C(N, n)
+    draws of n out of N configurations, C(k, n) have a best that is at most the k-th smallest.
     """
     rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)
@@ -92,7 +92,7 @@ def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
 
 
 def _memory(groups: dict[Key, list[Measurement]], optimum: Key, memory_bytes: int | None) -> dict[str, Any]:
-    """Returns how many configurations run out of memory, and what share of it the optimum fills (None when unknown)."""
+    """Returns how many configurations run out of memory, and what share of the memory the optimum fills (None if unknown)."""
     num = sum(any(one.outcome.is_memory for one in group) for group in groups.values())
     peaks = [int(result.get("memory", {}).get("peak_bytes") or 0) for one in groups[optimum] for result in one.results]
     used = max(peaks, default=0) / memory_bytes if memory_bytes and max(peaks, default=0) else None
@@ -139,7 +139,7 @@ def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str,
 
 
 def _share(studies: Sequence[Replayed], num: int, is_one: Callable[[Outcome], bool]) -> float:
-    """Returns the share of the first `num` search trials that ended in a certain way."""
+    """Returns the share of the first `num` search trials whose outcome satisfies `is_one`."""
     ended = [is_one(step.outcome) for study in studies for step in study.steps[1 : num + 1]]
     return sum(ended) / len(ended) if ended else 0.0
 
@@ -160,10 +160,10 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 
 
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
-    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if it was not reached.
+    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if not reached.
 
-    It counts as reached once the best so far is that good and stays so through the finals' choice and the attribution. Their
-    trials count, too.
+    The fraction counts as reached once the best so far reaches it and stays there through the choosing rounds and the
+    attribution, whose trials count, too.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {
@@ -184,7 +184,7 @@ def reached(steps: Sequence[Step], target: float) -> Step | None:
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Returns median and 90th percentile; None counts as infinity, and a result of infinity is null."""
+    """Returns median and 90th percentile; None counts as infinity, and infinity is returned as None."""
     ordered = sorted(float("inf") if value is None else float(value) for value in values)
     if not ordered:
         return {"median": None, "p90": None}
@@ -244,7 +244,7 @@ def _band(values: Sequence[float]) -> tuple[float, float]:
 
 
 def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Returns every study as plain values, for other figures."""
+    """Returns every study as plain values, from which other figures can be computed."""
     return [
         {"table": result.table.workload, "strategy": name, "seed": seed, **dataclasses.asdict(study)}
         for result in results

@@ -28,7 +28,7 @@ class NoFolder(StudyFolder):
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:
-        """Yields "": no other process can work on it."""
+        """Yields "": no other process can work on the study."""
         yield ""
 
     def write_study(self, record: StudyRecord) -> None:

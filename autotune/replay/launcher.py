@@ -17,8 +17,8 @@ from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
 
 START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
-RACE_CONFIDENCE = 0.99  # the harness races by the upper end of a 99 % interval, too
-OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded with the baseline only; the same in every trial
+RACE_CONFIDENCE = 0.99  # as in the harness, which compares the upper end of a 99 % interval
+OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, equal in all trials
 
 
 class ReplayClock(Clock):
@@ -58,7 +58,7 @@ class ReplayLauncher(Launcher):
     def start(self, launch: Launch) -> Running:
         """Returns a trial that is already over."""
         measurement = self._world.serve(self._key(launch.spec))
-        if measurement is None:  # a configuration that was not recorded: the table is incomplete
+        if measurement is None:  # the table is incomplete and lacks this configuration
             measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
             measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
         ended = self._ended(measurement, launch)
@@ -86,7 +86,7 @@ class ReplayLauncher(Launcher):
         if spec.mode != "measure":
             self._make_first_steps(ended, spec)
         elif spec.race_below_per_s is not None:
-            limit_per_s = spec.race_below_per_s / max(1, len(ended.results))  # of a rank, as in the harness
+            limit_per_s = spec.race_below_per_s / max(1, len(ended.results))  # limit for one rank, as in the harness
             ended.seconds -= max((race(result, limit_per_s, spec.rules) for result in ended.results), default=0.0)
         left_s = math.inf if spec.end_s is None else spec.end_s - self._clock.monotonic()
         if spec.mode == "measure" and ended.seconds > left_s:
@@ -94,7 +94,7 @@ class ReplayLauncher(Launcher):
         limit_s = launch.deadlines.total_s
         if ended.seconds > limit_s:
             evidence: dict[str, Any] = {"is_harness_seen": True, "deadline": f"no result within {limit_s:.0f} s"}
-            cause: Cause = "stopped" if limit_s > left_s else "deadline"  # by the study's deadline, or by the trial's own limit
+            cause: Cause = "stopped" if limit_s > left_s else "deadline"  # "stopped" if the study's deadline was earlier
             return dataclasses.replace(
                 ended, exit_code=None, cause=cause, phase="steady", results=[], seconds=limit_s, evidence=evidence
             )
@@ -103,8 +103,8 @@ class ReplayLauncher(Launcher):
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
         """Changes a recorded trial into one that ended after its first steps, with the baseline's losses.
 
-        First steps were not recorded. So comparing losses costs realistic time but rejects nothing; trials that ran out of
-        memory or failed do so here, too.
+        Losses of the first steps were not recorded, so comparing losses takes realistic time but rejects nothing. Recorded
+        failures, such as running out of memory, stay failures.
         """
         for result, loss in zip(ended.results, self._losses, strict=False):
             if result.status == "failed":
@@ -126,7 +126,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
     Args:
         result: as recorded, with its whole window; changed in place.
         below_per_s: the window ends once the rate is certainly below this.
-        rules: from which block and second on the rate is checked.
+        rules: say from which block and second on the rate is checked.
     """
     window = result.window
     if window is None or not window.is_steady or not window.block_s:
@@ -155,7 +155,7 @@ def cut(result: RankResult, left_s: float) -> float:
     ends_s = list(itertools.accumulate(result.window.block_s))
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
-        return 0.0  # the window would be too short: the trial runs on until it is stopped
+        return 0.0  # a cut window would be too short, so the trial runs on until it is stopped
     return _shorten(result, fitting, why="the study's time was up", is_raced=False)
 
 

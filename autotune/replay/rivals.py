@@ -14,9 +14,9 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # proposals in a row that are already known, after which the space counts as used up
+MAX_REPEATED = 200  # after so many known proposals in a row, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
-# The order in which `Ladder` tries knobs one by one, from the experiment that it imitates; other knobs come after these.
+# The order in which `Ladder` tries knobs one by one, from the experiment that it imitates. Knobs that are not listed come last.
 LADDER = (
     "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
     "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
@@ -111,7 +111,7 @@ class Ladder(Rival):
     """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the configurations of each step, then all others in random order; one knob is changed on the best so far."""
+        """Yields the configurations of each step, which start from the best so far, then all others in random order."""
         expert = self._favourite()
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
@@ -123,7 +123,7 @@ class Ladder(Rival):
         keys = [key for key in LADDER if key in self.space.domains]
         keys += [key for key in self.space.domains if key not in (*keys, COMPILE)]
         before = None
-        while before != self.best.number:  # until a whole round of knobs brings no gain
+        while before != self.best.number:  # until trying all knobs once brings no gain
             before = self.best.number
             yield from self._one_by_one(keys)
         yield from ((knobs, None) for knobs in self.shuffled())
@@ -140,7 +140,7 @@ class Ladder(Rival):
         return {**self.space.reference, **{key: value for key, value in near.items() if value is not None}}
 
     def _growing(self) -> list[dict[str, KnobValue]]:
-        """Returns the batch sizes from the program's own upwards, as knobs."""
+        """Returns the batch sizes from the program's own upwards, each as {knob: size}."""
         own = self.space.reference.get(BATCH)
         sizes = [size for size in levels(self.space).get(BATCH, []) if isinstance(size, int) and isinstance(own, int)]
         return [{BATCH: size} for size in sorted(sizes) if isinstance(own, int) and size >= own] or [{}]
@@ -153,7 +153,7 @@ class Sampled(Rival):
         session: the study.
         make: returns the sampler for a seed.
         has_seeds: whether the expert's initial configurations come first.
-        patience: known proposals in a row after which one is drawn at random; None to wait for the sampler.
+        patience: after so many known proposals in a row, a random configuration is tried; None to wait for the sampler.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's proposals. It gets the result of a known configuration at once and at no cost."""
+        """Yields the sampler's new proposals. For a known configuration, the sampler gets its result at once and at no cost."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

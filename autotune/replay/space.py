@@ -1,4 +1,4 @@
-"""Determines the search space of a replay: a completely recorded part of a table, since a search may ask for any of it."""
+"""Determines the search space of a replay: a part of a table that was recorded completely."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Grid:
 
     Attributes:
         space: the search space for a study.
-        keys: its configurations.
+        keys: the configurations in the space.
     """
 
     space: SearchSpace
@@ -36,11 +36,11 @@ class Grid:
 def grid_of(table: Table) -> Grid:
     """Returns a large part of a table's space in which every configuration was recorded, found greedily.
 
-    For a complete recording this is the whole space. For a sample, or an interrupted recording, values are removed, the one
-    with the largest share of missing configurations first, until none is missing.
+    For a complete recording this is the whole space. For a sample or an interrupted recording, values are removed until no
+    configuration is missing, each time the value with the largest share of missing configurations.
 
     Raises:
-        BadInput: too little is left.
+        BadInput: the remaining part is too small to search.
     """
     recorded = set(table.by_configuration())
     levels = {key: _values(table, key) for key in table.space}

@@ -1,7 +1,7 @@
 """Lists the strategies that a replay compares, by name. To add one, add a row to STRATEGIES.
 
-A strategy is the study's own search with some configuration keys (`search.*`), or a rival that takes its place. Any of them
-can be varied on the command line, NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
+A strategy is the study's own search with some configuration keys (`search.*`), or a rival that replaces that search. Each can
+be varied on the command line, NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Strategy:
 
     Attributes:
         name: its name.
-        keys: configuration keys it sets.
+        keys: configuration keys that it sets, with values.
         search: makes the rival that replaces the study's own search; None for the study's own.
     """
 
@@ -37,7 +37,7 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
-GP_PATIENCE = 5  # in a small space it repeats its best proposal, at half a second each
+GP_PATIENCE = 5  # in a small space, the GP sampler repeats its best proposal, and each takes half a second
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -67,7 +67,7 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
-# Names for groups: the study's search, and the same without each of its parts.
+# Parts of the study's search. A group of strategies (GROUPS) contains the search itself, and the search without each part.
 PARTS = ("search.seeds", "search.decomposition", "search.memory_model", "search.cost_aware", "search.stop", "measure.racing")
 GROUPS = {"ablations": ("default", *(f"default:{key}=false" for key in PARTS))}
 

@@ -29,18 +29,18 @@ from autotune.replay.table import Key, Table, key_of
 from autotune.replay.world import Use, World
 from autotune.study import Listener, StudyInputs, run_study
 
-VERIFY_ROUNDS = 4  # as `autotune verify` measures
+VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"
 NOT_REPLAYED = (
     "measure.racing",
     "launch.",
     "train.",
-)  # settings of the recording that a replay ignores; it races as a study does by default
+)  # settings of the recording that a replay ignores. So racing, for example, is on as in a study by default.
 
 
 @dataclass(kw_only=True)
 class Limits:
-    """When a replayed study ends, as in study.budget: search trials, or minutes of recorded time; None for no limit."""
+    """When a replayed study ends, as in study.budget: number of search trials, minutes of recorded time; None for no limit."""
 
     trials: int | None = 40
     minutes: float | None = None
@@ -70,7 +70,7 @@ class Claim:
     Attributes:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds the true one.
-        is_truth_inside: whether the reported interval of that rate contains the true rate, which has an error of its own.
+        is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
         is_verified: whether a later `verify` agrees: the interval of its speed-up divided by the claimed one contains 1; None
             without an interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
@@ -90,13 +90,13 @@ class Replayed:
 
     Attributes:
         steps: the search, trial by trial; the first is the baseline.
-        choice: state after the finals' choosing rounds; None if there was nothing to choose, or nothing was chosen.
+        choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None without attribution.
         final_fraction: true rate of what is handed over, as a fraction of the optimum's; the baseline's if there is no winner.
-        needless: knobs whose change is handed over although the table is as fast without it, see `World.needless`.
+        needless: knobs whose change is handed over although it gains nothing by the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
-        claim: what was claimed; None if the baseline was kept, or the winner was not shown to be faster.
+        claim: what the verdict claims; None if no winner was shown to be faster than the baseline.
         own_s: CPU time that the replay took, mostly in the sampler.
     """
 
@@ -167,7 +167,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
         OmegaConf.update(raw, key, value, merge=True)
     config = typed(raw)
     config.objective = THROUGHPUT
-    config.launch.warm, config.explain.auto = FRESH, False  # as it was recorded
+    config.launch.warm, config.explain.auto = FRESH, False  # recorded trials start fresh, too
     config.train.global_batch = table.settings.get("train.global_batch")
     return config
 
@@ -228,7 +228,7 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
     made.needless = world.needless(handed["overrides"])
     if watched.parts:
         left = watched.reported or key_of(handed["overrides"])
-        is_whole = left == watched.chosen  # judged already
+        is_whole = left == watched.chosen  # its fraction is known already
         fraction = made.path[-1].fraction if is_whole else world.fraction(left, Use.search, Use.choice, Use.parts)
         made.apart = Step(trials=num + len(watched.parts), seconds=watched.parts[-1][1], fraction=fraction)
     made.claim = _claim(summary, world, rng)

@@ -39,13 +39,13 @@ class Measurement:
 
     Attributes:
         number: its place in the recording.
-        round: number of the repeat of its configuration, from 1.
+        round: which repeat of its configuration it is, from 1.
         changed: the configuration's changes to the baseline.
         outcome, reason, value, ci: as in TrialRecord.
         is_disturbed: whether it was measured on a machine that did not get quiet.
         seconds: wall time of the last attempt, from launch until the last process was gone.
         metrics: as in TrialRecord.
-        ended: {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
+        ended: how the processes ended, {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
         results: its ranks' results, as in RankResult, without raw steps.
     """
 
@@ -75,8 +75,8 @@ class Table:
     Attributes:
         workload: what was trained, in a word or two: the recording's name.
         machine: facts of the machine, `machine.host_facts()` without its name.
-        versions: of autotune, torch, python.
-        asked: knob key -> domain as the user gave it, `Domain.as_json` or {"auto": true}.
+        versions: versions of autotune, torch and Python.
+        asked: knob key -> domain that the user gave, `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe was recorded.
@@ -84,7 +84,7 @@ class Table:
         objective: as in StudyRecord.
         unit: what is counted: "samples", "tokens", "steps".
         baseline: full configuration of the baseline.
-        reference: the same including inactive knobs.
+        reference: the baseline's values including those of inactive knobs.
         space: knob key -> domain as recorded.
         memory_bytes: memory a trial could fill, or the cap if there was one.
         repeats: intended number of measurements of each configuration.

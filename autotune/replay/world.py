@@ -1,12 +1,13 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
 A search picks a configuration that was lucky in the repeat it was served. Judged by the same repeat, the search would be
-credited with that luck. So a search is judged by repeats that it was not served, and one repeat of each configuration, drawn
-anew for each search, is never served. What the finals choose is judged by repeats that the choosing rounds were not served
-either.
+credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration, drawn anew
+for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
+choosing rounds.
 
 Finals need more repeats than are recorded. When those of a configuration are used up, more are simulated: the mean of its
-servable repeats times the residual of a recorded repeat of any configuration (a residual bootstrap: Davison & Hinkley,
+repeats that may be served, times the residual of a recorded repeat of any configuration
+(a residual bootstrap: Davison & Hinkley,
 Bootstrap Methods, 6.2.3), so that rounds vary from process to process as they did on the recorded machine.
 """
 
@@ -23,7 +24,7 @@ from autotune import stats
 from autotune.records import Knobs
 from autotune.replay.table import Key, Measurement, Table, key_of
 
-MIN_REPEATS = 2  # of a configuration; with fewer none can be held out
+MIN_REPEATS = 2  # a configuration needs so many repeats for one to be held out
 
 
 class Use(enum.Enum):
@@ -31,7 +32,7 @@ class Use(enum.Enum):
 
     search = "it is what the search sees"
     choice = "it chooses among the finalists"
-    parts = "it takes the chosen one apart"
+    parts = "it belongs to the ablation of the choice"
     report = "it is reported, and has no part in any choice"
 
 
@@ -40,19 +41,19 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: the use of the measurements that are served now.
+        serves: what measurements are used for that are served now.
 
     Args:
         table: the recording.
         keys: configurations that a search may request.
-        seed: for the order of repeats and the held-out ones.
+        seed: determines the order of repeats, and which repeats are held out.
     """
 
     def __init__(self, table: Table, keys: Collection[Key], *, seed: int) -> None:
         self.serves = Use.search
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
-        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # set order varies between processes
+        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets are unordered
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
         self._served: dict[Use, dict[Key, set[int]]] = {use: defaultdict(set) for use in Use}
@@ -103,7 +104,7 @@ class World:
     def needless(self, changed: Knobs) -> list[str]:
         """Returns the knobs whose change gains no more than MARGIN_FRAC, judged by all repeats, since one alone is too noisy.
 
-        A change without which the table has no rate is not among them.
+        A change is left out if the table has no rate for the configuration without it.
         """
         whole = worth(self._all[key_of(changed)])
         rest = {knob: key_of({other: value for other, value in changed.items() if other != knob}) for knob in changed}
@@ -129,7 +130,7 @@ def mean(measurements: Sequence[Measurement]) -> float | None:
 
 
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
-    """Returns the residual of each repeat on the log scale, scaled up for having estimated the configuration's mean."""
+    """Returns the residual of each repeat on the log scale, scaled up, since the mean is estimated from the same repeats."""
     found = []
     for measurements in configurations:
         logs = [math.log(one.value) for one in measurements if one.value]

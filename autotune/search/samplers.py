@@ -13,13 +13,13 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
 
-NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; the baseline, initial configurations and single changes replace random trials
+NUM_STARTUP_TRIALS = 6  # Optuna's default is 10, but the trials added by the study replace random ones
 MAX_GRID_POINTS = 100_000
 Distributions = Mapping[str, BaseDistribution]
 
 
 class CompleteGrid(optuna.samplers.GridSampler):
-    """Optuna's grid sampler for ask and tell: the original calls `Study.stop`, which raises outside `optimize`."""
+    """Adapts Optuna's grid sampler to ask and tell: the original calls `Study.stop`, which raises outside `optimize`."""
 
     def after_trial(
         self,
@@ -32,7 +32,7 @@ class CompleteGrid(optuna.samplers.GridSampler):
 
 
 def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
-    """Returns the sampler of that name.
+    """Returns the sampler with a given name.
 
     Args:
         name: member of SAMPLERS.
@@ -48,9 +48,9 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    # Multivariate and constant liar are Optuna 5's defaults for one objective; explicit because the search relies on them.
-    # `group` is not set: it is experimental and made for conditional knobs. Here only one or two knobs are conditional, and TPE
-    # samples these independently (`begin_study` silences the log line about that).
+    # `multivariate` and `constant_liar` are Optuna 5's defaults for one objective. They are set explicitly because the search
+    # relies on them. `group` is left off: it is experimental and meant for conditional knobs. Here only one or two knobs are
+    # conditional. TPE samples them independently and logs a line about it, which `begin_study` silences.
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,
@@ -64,7 +64,7 @@ def _rates(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampl
 
 
 def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    if importlib.util.find_spec("torch") is None:  # Optuna imports it on the first proposal, which is slow
+    if importlib.util.find_spec("torch") is None:  # find_spec does not import torch, which would be slow
         raise BadInput(
             "search.sampler: needs torch, which is not installed where autotune is, got 'gp'. "
             "Install it (pip install torch), or use search.sampler=rates."
@@ -99,7 +99,7 @@ SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]]
 
 
 def grid_levels(distribution: BaseDistribution) -> list[Any]:
-    """Returns the values a grid visits: every choice, every integer; powers of two from the low end on a log scale.
+    """Returns the values that a grid visits: every choice or every integer; on a log scale, the low end times powers of two.
 
     Raises:
         BadInput: a float range, which has no finite list of values.

@@ -1,10 +1,10 @@
-"""Manages the Optuna study: its journal, and how each outcome of a trial is passed on to it.
+"""Manages the Optuna study: writes its journal and passes the outcome of each trial on to Optuna.
 
 The trials' records are the source of truth, and the journal is made from them. A resumed search starts a new journal and adds
-every finished trial, so that none is missing, duplicated or running for ever, wherever the last search was killed.
+every finished trial. So no trial is missing, duplicated or running for ever, no matter when the last search was killed.
 
-In Optuna 5 samplers ignore FAIL, so a failed configuration would be proposed again and again. Passed on as COMPLETE, with the
-worst score seen and a violated constraint, it is avoided.
+Optuna 5's samplers ignore trials with the state FAIL, so they would propose a failed configuration again and again. A failed
+trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
     Args:
         record: the trial.
         worst: lowest score of any trial of the study, for each objective.
-        memory_capacity_bytes: memory of the device (or the process's limit); None when unknown.
+        memory_capacity_bytes: memory of the device, or the process's limit if there is one; None when unknown.
     """
     values = scores_of(record)
     if record.outcome.has_value and None not in values:
@@ -85,7 +85,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: those that its error or its knob reports name, else all of them."""
+    """Returns the changes that may have made a trial fail: those that its error or knob reports name, else all."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -110,13 +110,13 @@ def begin_study(
     """Returns a new Optuna study in a journal file, replacing an existing journal.
 
     Args:
-        journal: its file; None to keep the study in memory.
-        name: its name in the journal.
+        journal: the journal file; None to keep the study in memory.
+        name: the study's name in the journal.
         sampler: proposes configurations.
         num_objectives: number of scores of a trial.
-        machine: what samplers may know about the machine.
+        machine: facts about the machine, for the sampler; None if there are none.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its log lines would break the live table
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # Optuna's log lines would break the live table
     storage: BaseStorage | None = None
     if journal is not None:
         for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
@@ -147,7 +147,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
 
 
 def _even(answer: Told) -> dict[str, float]:
-    """Returns the same constraints for every trial, 0 if not violated: Optuna's GP rejects trials with different ones."""
+    """Returns the violation of every constraint, 0 if there is none: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
     limits = [violation for name, violation in answer.constraints.items() if name not in (MEMORY, WORKS)]
@@ -156,12 +156,12 @@ def _even(answer: Told) -> dict[str, float]:
 
 
 def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
-    """Adds a trial that Optuna did not propose: the baseline, an initial configuration, a single change.
+    """Adds a trial that Optuna did not propose: the baseline, an initial configuration or a single change.
 
     Args:
         study: the study.
         record: the finished trial.
-        distributions: of the searched knobs; other knobs and values are left out.
+        distributions: distributions of the searched knobs; other knobs, and values outside these, are left out.
         **limits: `worst` and `memory_capacity_bytes` of `told`.
     """
     answer = told(record, **limits)

@@ -1,4 +1,4 @@
-"""Finds the change that made a trial fail by trying possible causes at once, before more trials fail for the same cause."""
+"""Finds the change that made a trial fail: tries possible causes right away, before more trials fail for the same cause."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Culprits:
     def learn(self, records: Sequence[TrialRecord]) -> None:
         """Fits the failure model to all search trials so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
-        worked = [record.changed for record in answers if record.value is not None]  # trials ruled out by loss parity ran, too
+        worked = [record.changed for record in answers if record.value is not None]  # even if parity ruled it out
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
         self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 

@@ -1,4 +1,4 @@
-"""Says in one sentence what limits a configuration, from its own rates."""
+"""Finds what limits a trial, such as its input pipeline, from what the trial measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from autotune.quantities import number_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
-HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds that common profilers use
-HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # the same for collectives
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # of the time, waiting for input; common profilers use these thresholds
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # thresholds for communication that no computation hides
 LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
 
 Finding = dict[str, str]
@@ -29,8 +29,8 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 def _led(found: list[Finding]) -> list[Finding]:
     """Returns the findings, the most important first, without "device-bound" if there is any other.
 
-    Several ranks may be limited by communication or by each other. "Device-bound" would then be wrong, and its "at most +1 %"
-    from a faster loader would distract.
+    Several ranks may be limited by communication, or by the slowest of them. "Device-bound" would then be wrong, and its note
+    that a faster loader gains at most 1 % would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
@@ -49,8 +49,8 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
             _finding(
                 "shared cores",
                 _evidence(record),
-                "Loader workers and the step share the CPU's cores: how long the step waits for input does not tell what a "
-                "faster loader would give. data=synthetic does, for a recipe.",
+                "Loader workers and the step share the CPU's cores: the time that the step waits for input does not tell what "
+                "a faster loader would gain. For a recipe, data=synthetic shows it.",
             )
         ]
     gain_frac = free_loader_gain_frac(record)
@@ -81,15 +81,15 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
         evidence = f"trial {record.number}: {who} {'need' if len(slow) > 1 else 'needs'} up to "
         evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
-        own = " and device" if device != "cpu" else ""
-        look = ", at its GPU" if device != "cpu" else ""
-        advice = f"Give every rank the same work, cores{own}: look at its data, at what else runs beside it{look}."
+        cores = "cores and device" if device != "cpu" else "and cores"
+        gpu = ", at its GPU" if device != "cpu" else ""
+        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and at what else runs beside it."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 
 
 def free_loader_gain_frac(record: TrialRecord) -> float | None:
-    """Returns D / throughput - 1, the gain from an infinitely fast loader; None if D is unknown."""
+    """Returns the gain from an infinitely fast loader, device rate / throughput - 1; None if the device rate is unknown."""
     if not record.value or not record.device_rate:
         return None
     return max(0.0, record.device_rate / record.value - 1)

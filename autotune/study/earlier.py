@@ -24,11 +24,11 @@ class Earlier:
     Attributes:
         about: study.json.
         records: ended trials, by number, including cut-off ones; without the baseline if it must be measured again.
-        cut_off: those of `records` whose file is yet to be written.
+        cut_off: those of `records` that were cut off; their files are yet to be written.
         spent_s: wall time used.
         first: rank 0's result of the baseline; None if the baseline must be measured.
         why_no_baseline: why a measured baseline cannot be used; "" if it can, or if there is none.
-        failed_baseline: record of a baseline without a measurement.
+        failed_baseline: the baseline's record if it has no measurement; None otherwise.
     """
 
     about: StudyRecord

@@ -1,7 +1,8 @@
 """Takes over results of earlier studies: configurations to try first, and configurations that run out of memory.
 
-None of it counts as measured here. It only decides which configurations come first and which are left out. It is written into
-study.json before the search begins, so that the study no longer depends on the others and is the same when resumed:
+These results do not count as measurements of this study. They only decide which configurations come first and which are left
+out. They are written into study.json before the search begins. From then on, the study does not depend on the earlier
+studies, and it takes over the same results when it is resumed:
 
     {"asked": search.warm_start,
      "sources": [{"study", "is_same", "differs": [key of the identity]}],     the latest first
@@ -35,13 +36,13 @@ from autotune.trials.settings import capacity_bytes
 
 MAX_SOURCES = 8  # the latest studies, which have themselves taken over results of older ones
 MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
-DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # from a damaged study, which must not end this one
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # of damaged studies; must not end this study
 MAX_OUT = 20  # kept small because each is compared with every proposal
 # Parts of the identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
-UNLIKE = ("machine.price_per_hour",)  # exceptions: may differ, too
-RECENT = ("program.script", "program.torch")  # what changes during development: the user is notified if nothing else differs
+UNLIKE = ("machine.price_per_hour",)  # exceptions to ALIKE, which may differ, too
+RECENT = ("program.script", "program.torch")  # parts that change during development; if only these differ, there is a notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ def inherit(session: Session) -> dict[str, Any]:
 def earlier_noise(session: Session) -> stats.Noise | None:
     """Returns the spread from process to process on this machine, from earlier studies in the runs folder.
 
-    Studies of the same program count more than those of others, whose noise may be half or twice as large.
+    Studies of the same program count more than studies of other programs, whose noise may be half or twice as large.
     """
     if not session.folder.is_kept:
         return None
@@ -126,7 +127,7 @@ def why_nothing(session: Session) -> str:
         return ""
     if names := _names(config.warm_start):
         is_grid = config.sampler == "grid"
-        why = "a grid visits all in order" if is_grid else "it has no trial that beat its baseline, or none that can be read"
+        why = "a grid has a fixed order" if is_grid else "it has no trial that beat its baseline, or none that can be read"
         return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
     for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:
@@ -141,7 +142,7 @@ def why_nothing(session: Session) -> str:
 
 
 def _typed(folder: StudyFolder) -> str:
-    """Returns the value of `search.warm_start` for a study: its name, or its path if the name would find another one."""
+    """Returns the value of `search.warm_start` for a study: its name, or its path if the name would find another study."""
     with contextlib.suppress(BadInput):
         if find(folder.path.parent, folder.name).path == folder.path:
             return folder.name
@@ -228,7 +229,7 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline. Those proven by finals come first, then the higher ratio."""
+    """Returns the configurations that beat their baseline. First those that finals proved; each group by ratio."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
@@ -294,8 +295,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    A failure does not count if one of these studies measured the same or a larger configuration, or if the baseline here is as
-    large. Something else must have used the memory then.
+    A failure does not count if a configuration that is at least as large ran, in one of these studies or as the baseline of
+    this study. Something else must have used the memory then.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -324,7 +325,7 @@ def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bo
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory available to a trial; None if unknown. With a GPU, host memory has no limit but its size."""
+    """Returns the memory available to a trial; None if unknown. If there is a GPU, only its size limits host memory."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

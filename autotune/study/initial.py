@@ -13,9 +13,9 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-NUM_EARLIER_SEEDS = 3  # in replays of two recordings, 1 % better than one after a short study and no worse after a long one
+NUM_EARLIER_SEEDS = 3  # in replays of two recordings, 3 gave 1 % more than 1 did in short studies, and no less in long ones
 NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
-DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower one
+DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower value
 FITS_FRAC = 0.97  # of the memory, as in the sampler; a configuration is expected to need as much here as in the earlier study
 BATCH = "loader.batch_size"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
@@ -61,7 +61,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
 
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
-    """Translates a configuration of another study: knobs that are searched here take its values, all others keep this study's.
+    """Translates a configuration of another study: searched knobs take its values, others those of this baseline.
 
     A number outside this space becomes the nearest one inside. Any other unknown value becomes the baseline's.
     """
@@ -95,7 +95,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
         elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):
-            # Not on a CPU, where the process itself takes most of the memory.
+            # Only on a GPU: on a CPU, most of the memory is the process's own, at any batch size.
             why = "expert's choice at a smaller batch, to measure the memory per sample"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 

@@ -72,7 +72,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 
 
 def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
-    """Resumes a study, however it ended, and returns its summary, as `run_study` does.
+    """Resumes a study, no matter how it ended, and returns its summary, as `run_study` does.
 
     Finished trials are neither repeated nor lost, trials that were cut off run again, and time already used counts.
 
@@ -117,7 +117,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
 
 
 class _Study:
-    """One run from start to end. The parts do the work; this class defines their order."""
+    """One run of a study. Other classes do the work; this class defines the order."""
 
     def __init__(
         self, inputs: StudyInputs, folder: StudyFolder, listener: Listener, interrupts: Interrupts, earlier: Earlier | None
@@ -404,7 +404,7 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _drain(self, tracking: Tracking) -> str:
-        """Waits for the tracker, which exits once it has read the summary; returns why it is incomplete, "" if it is not."""
+        """Waits for the tracker, which exits once it has read the summary; returns why its copy is incomplete or ""."""
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:

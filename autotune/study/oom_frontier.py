@@ -1,4 +1,4 @@
-"""Rules out configurations that ran out of memory in earlier studies, and those that need at least as much."""
+"""Rules out configurations that ran out of memory in earlier studies, and those that need at least as much memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 
 BATCH = "loader.batch_size"
-# Knobs whose larger values need more memory: on a device the batch size, on the host also the number of samples workers hold.
+# Knobs whose larger values need more memory: on a device the batch size, on the host also those of the workers.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
 # Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
 # among them, since a program may read them.
@@ -50,7 +50,7 @@ def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
     Args:
         knobs: full configuration.
         out: full configuration of the other, which ran out of memory.
-        is_host: whether it ran out of host memory, which loader workers use as well.
+        is_host: whether the other ran out of host memory, which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

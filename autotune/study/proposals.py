@@ -34,7 +34,7 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # known configurations in a row, after which random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit the remaining budget
-NUM_SAME_FAILURES = 4  # the search gives up if its first trials, so many or more, all fail alike and not for lack of memory
+NUM_SAME_FAILURES = 4  # the search gives up if all its first trials, at least this many, fail alike, not for lack of memory
 ANSWER_GAIN_FRAC = 0.03  # expected improvement below which ablation and finals need the time more than another trial
 ANSWER_AFTER = 2  # proposals in a row with so small an expected improvement, after which the search ends
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
@@ -42,7 +42,7 @@ UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective 
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
-TOO_RISKY = "every configuration left would run out of memory, or might do so for too small an expected gain"
+TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
@@ -66,7 +66,8 @@ class Search:
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
         self._names = session.runner.goal.names
-        # RatesSampler makes single changes and weighs compilations itself. Other objectives use TPE.
+        # RatesSampler makes single changes and weighs compilations itself. It needs one objective that follows the rate, else
+        # TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
@@ -117,7 +118,7 @@ class Search:
         """Searches and returns the reason why it ended.
 
         Raises:
-            NothingWorked: the first configurations all failed in the same way, other than out of memory.
+            NothingWorked: the first configurations all failed in the same way, other than by running out of memory.
         """
         for proposal in self._with_questions(self._proposals()):
             self._measure(proposal)
@@ -153,7 +154,7 @@ class Search:
 
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
-        if self._sampler_name != "grid":  # a grid visits them anyway
+        if self._sampler_name != "grid":  # a grid visits these configurations anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
@@ -191,7 +192,7 @@ class Search:
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
         if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
-            self._study.sampler.hope_again()
+            self._study.sampler.reconsider()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
@@ -245,7 +246,7 @@ class Search:
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _late(self) -> Iterator[Proposal]:
-        """Yields the best so far with each costly value, without ineffective changes, and restricted to each lower tier."""
+        """Yields the best so far with each costly value, without ineffective changes, or restricted to one lower tier."""
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
@@ -303,7 +304,7 @@ class Search:
         """Whether the next proposal is a single change instead of TPE's: at first one for each knob, then every other time.
 
         Single changes replace the random trials that TPE would start with. Random points in a space of ten knobs are mostly
-        worse than the baseline, and a study of a slow program has only fifteen trials.
+        worse than the baseline, and a study of a slow program may have only fifteen trials.
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
@@ -411,7 +412,7 @@ class Search:
         return self._known_as(knobs) is not None
 
     def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns the trial that makes a configuration unnecessary to measure: its own, or one that rules it out; else None."""
+        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
         changed = self._space.changed(knobs)
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
@@ -431,7 +432,7 @@ class Search:
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 
     def _why_too_dear(self) -> str:
-        """Returns why nothing fits: no time for even a cheap trial, or no time to confirm those that are left."""
+        """Returns why nothing fits: no time for even a cheap trial, or no time to confirm the configurations that are left."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
 

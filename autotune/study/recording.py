@@ -1,11 +1,11 @@
-"""Records configurations of the search space, several measurements each, for replaying searches.
+"""Measures configurations of the search space several times each, so that searches can be replayed.
 
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
 machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
 
-A search ends with one of the best few configurations. These may differ by less than two measurements of one configuration do,
-so they can be measured more often. They are chosen by the rounds that measure all configurations. Their further rounds do not
-affect that choice.
+A search ends with one of the best few configurations. The best few may differ by less than two measurements of one
+configuration do, so `record.repeats_of_best` measures them more often. They are chosen by the rounds that measure all
+configurations; further rounds do not affect that choice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from autotune.study.design import configurations
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-RECORDED = "recorded"  # origin of its trials
+RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, at most; the fraction of the best value that they must reach
+MAX_BEST, BEST_FRAC = 5, 0.8  # the most that are measured more often; the fraction of the best value they must reach
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Takes the missing measurements. Measurements of earlier runs count."""
+    """Takes the measurements that are missing. Those of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -50,7 +50,7 @@ class Recording:
                 if not self._is_time_for(knobs):
                     left, minutes = len(self._todo()), self._config.record.minutes
                     of = "of the best few" if round_number > repeats else f"of {num * repeats} measurements"
-                    return False, f"record.minutes={minutes:g} have no room for the next, {left} {of} are left"
+                    return False, f"record.minutes={minutes:g} leaves no time for the next, {left} {of} are left"
                 self._measure(knobs, round_number)
         return True, _of_all(num, repeats)
 
@@ -84,7 +84,7 @@ class Recording:
         return found
 
     def _best(self, num_rounds: int) -> list[Knobs]:
-        """Returns the best few by the mean of the rounds of all, best first.
+        """Returns the best few configurations, best first, by their mean over the rounds that measure all.
 
         As in a replay, a configuration is left out if half or more of its measurements may not win. A stricter rule would drop
         the best configuration for a single unsteady measurement out of three.

@@ -41,7 +41,7 @@ def inform(
     """Tells a sampler which configurations exist, which of them may still be tried, and what they cost.
 
     Args:
-        sampler: any sampler; only RatesSampler uses it.
+        sampler: any sampler; only RatesSampler uses these facts.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
         may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out since.

@@ -25,8 +25,8 @@ class SingleChanges:
         """Yields (key, full configuration) in the order in which to try them.
 
         Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best has
-        changed come last, since another value would undo that change. The remaining ties go to knobs on the limiting side
-        (input or device).
+        changed come last, since another value would undo that change. Among the remaining ties, knobs on the limiting side
+        (input or device) come first.
 
         Args:
             best: the trial to start from.
@@ -50,7 +50,7 @@ class SingleChanges:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns the expert's value, then the current value's neighbours, larger first; all others if values have no order."""
+        """Returns the expert's value, then the current value's neighbours, larger first; or all other values if unordered."""
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])
         if own not in values or not self._is_ordered(key):

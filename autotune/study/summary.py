@@ -224,7 +224,7 @@ def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired_ratio(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> float | None:
-    """Returns the ratio to the baseline from unpaired measurements; None if those of one side contradict each other."""
+    """Returns the ratio to the baseline from unpaired measurements; None if those of either side contradict each other."""
     means_of = []
     for record in (top, records[0]):
         counted = _unpaired(record, records, standing) or [record]
@@ -308,13 +308,13 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up if there is no pair, mostly from one measurement each; None if there is nothing to compare."""
+    """Returns the speed-up without complete pairs, mostly from one measurement each; None if there is nothing to compare."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
-        reason = f"the program as it is run today {baseline.reason}" if is_barred(baseline) else ""
-        reason = f"no configuration that was tried keeps the constraints; {reason}" if reason else decision.reason
+        reason = f"nor does the program as it is run today ({baseline.reason})" if is_barred(baseline) else ""
+        reason = f"no configuration that was tried keeps the constraints, {reason}" if reason else decision.reason
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"

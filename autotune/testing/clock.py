@@ -1,4 +1,4 @@
-"""A virtual clock, with which tests do not have to wait."""
+"""Provides a virtual clock, so that tests need not wait."""
 
 from __future__ import annotations
 

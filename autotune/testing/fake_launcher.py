@@ -41,7 +41,7 @@ class Surface:
         gains: (knob key, value) -> factor on the device rate.
         observed: the program's own knob values, as a harness would observe them.
         base_per_s: device rate of the unchanged program, samples per second.
-        loader_per_s: loader rate with zero or one worker; each further worker adds as much.
+        loader_per_s: loader rate with zero or one worker; each further worker adds the same rate.
         half_batch: batch size at which half of the device's full rate is reached.
         noise_frac: spread of the rate between processes; the spread between blocks is a third of it.
         max_batch: larger batches run out of memory.
@@ -53,7 +53,7 @@ class Surface:
         leave_s: from the end of the window to the exit of the last process.
         stop_s: how long stopping a trial takes.
         compile_s: how long compiling takes the first time; with the study's cache it takes half.
-        extra_start_s: (knob key, value) -> what it adds to the start.
+        extra_start_s: (knob key, value) -> seconds that it adds to the start.
         power_w: returns the device's power in a configuration; None for a machine without a GPU.
         step_s: returns the step time in a configuration; None for 0.1 s always.
         num_samples: length of the data set; None if unknown.
@@ -136,7 +136,7 @@ class Failure:
         signal: name of the signal that ended the program; None for none.
         cause: as in `Ended`.
         log_tail: end of its log.
-        knob_reports: reports instead of "applied".
+        knob_reports: knob reports that replace "applied".
         num_steps: number of steps before the failure.
         is_unsteady: the trial gives a number but reaches no steady state.
         hang: kind of hang that is reported; "" for none.

@@ -13,8 +13,8 @@ class Synced:
     """State of a mirror.
 
     Attributes:
-        written: trials written by this call.
-        present: trials that the mirror already had.
+        written: number of trials written by this call.
+        present: number of trials that the mirror already had.
         pending: numbers of finished trials that the mirror does not have yet.
         problem: why something is pending, in one line; "" if nothing is.
         uri: address of the mirror, with credentials masked.
@@ -43,11 +43,11 @@ class Tracker(ABC):
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what the mirror lacks.
 
-        A destination that is down raises nothing: the returned state then has `pending` trials and a `problem`.
+        If the destination is down, nothing is raised; the returned state has `pending` trials and a `problem`.
 
         Args:
             folder: the study.
-            is_last: whether this is the last call, for which the caller waits; a destination known to be down is skipped.
+            is_last: whether this is the last call. The caller waits for it, so a destination known to be down is skipped.
 
         Raises:
             BadInput: the destination's address is invalid, or the folder is not a study.

@@ -30,7 +30,7 @@ from autotune.wording import (
     warm_start_text,
 )
 
-# Limits of MLflow 3 (mlflow/utils/validation.py). Longer values are cut, since a rejected batch would lose the whole trial.
+# Limits of MLflow 3 (mlflow/utils/validation.py). Longer values are cut, since MLflow would reject the whole trial's batch.
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 MAX_KEY_CHARACTERS = 250
@@ -86,7 +86,7 @@ def trial_status(trial: TrialRecord) -> str:
 
 
 def digest(document: Any) -> str:
-    """Returns a short hash of a JSON document; if the digest is unchanged, there is nothing to write."""
+    """Returns a short hash of a JSON document. An unchanged digest means that there is nothing to write."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Tracks which of a study's runs MLflow has, by their tags, and which of them should be deleted."""
+"""Tracks by tags which runs of a study MLflow has, and which of these runs should be deleted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class KnownRuns:
 
     Args:
         runs: runs that MLflow found by the study's tag, in any order.
-        marks: trial number -> mark of the attempt that counts.
+        marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete: duplicates of a mark (the server carried out a request but its answer was lost),
-            and attempts at a trial that a later attempt under the same number replaced.
+        superfluous: ids of runs to delete: runs with the mark of another run (a request was carried out but its answer was
+            lost), and runs of earlier attempts at a trial.
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
@@ -41,7 +41,7 @@ class KnownRuns:
         for run in runs:
             parent_id = run.data.tags.get(PARENT_TAG, "")
             children[parent_id] = children.get(parent_id, 0) + 1
-        # Of several runs, a finished one is kept, then the one with the most children, then the one with the first id.
+        # Of several runs with one mark, the first of this order is kept: finished before running, most children, first id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             number = mark.partition(":")[0]

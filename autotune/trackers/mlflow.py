@@ -1,9 +1,9 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
 It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, a fresh SQLite store five.
-It queries MLflow by tags for existing runs, so the mirror survives kills, lost state and a changed server. A server may
-still carry out a request whose answer was lost, so duplicates are deleted afterwards. The mirror counts as complete only
-after MLflow has been queried once more.
+It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
+answer to a request is lost, the server may have carried out the request all the same. So duplicates are deleted afterwards, and
+the mirror counts as complete only after MLflow has been queried once more.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH = 100
-PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts for a store, and for one that has just failed
-SETTLE_S = 3.0  # time for an unanswered request to be carried out, before MLflow is queried again
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers; the second if it failed just before
+SETTLE_S = 3.0  # how long to wait after an unanswered request, which the server may still carry out, before querying MLflow
 
 
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
@@ -219,7 +219,9 @@ class MlflowTracker(Tracker):
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
-        self._client.log_text(run_id, self._secrets.message(text), file.name)  # masks known values only: JSON stays valid
+        self._client.log_text(
+            run_id, self._secrets.message(text), file.name
+        )  # `message` masks known values only, so that JSON stays valid
 
     def _log(
         self,
@@ -236,7 +238,9 @@ class MlflowTracker(Tracker):
         pairs = [Param(key, value) for key, value in params.items()]
         for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: only programs with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
-        points = [Metric(key, value, at, step) for key, value in metrics.items()]  # fixed time: a rewrite adds no point
+        points = [
+            Metric(key, value, at, step) for key, value in metrics.items()
+        ]  # with a fixed time, writing again adds no point
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 
@@ -253,7 +257,7 @@ class MlflowTracker(Tracker):
                 self._upload(run_id, file)
         tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
         end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
-        step = 2 * len(trials) + (status != "RUNNING")  # after the last step of the running study, which has as many trials
+        step = 2 * len(trials) + (status != "RUNNING")  # larger than every step logged while the study ran
         self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end, step=step)
         if status != "RUNNING":
             self._client.set_terminated(run_id, status, end)

@@ -14,8 +14,8 @@ EXIT_TOO_LATE = 1
 class ParentWatch:
     """Detects that the parent has ended or has closed the pipe on this process's standard input.
 
-    The pipe closes however the parent ends, even before the first check. The parent may also close it on purpose, when no
-    more work will follow. Without a pipe, only the parent process id is checked.
+    The pipe closes no matter how the parent ends, so even an end before the first check is noticed. The parent may also close
+    the pipe on purpose, when no more work will follow. Without a pipe, only the parent process id is checked.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ParentWatch:
         return os.getppid() != self._parent
 
     def limit(self, last_s: float) -> None:
-        """Ends this process `last_s` seconds after the parent is gone, whatever it is doing then."""
+        """Ends this process `last_s` seconds after the parent is gone, no matter what this process is doing then."""
 
         def watch() -> None:
             while not self.wait(1.0):

@@ -79,7 +79,7 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
                     left.unlink()
                 temporary = file.with_name(f".mlflow.db.{os.getpid()}")
                 make(f"sqlite:///{temporary}")
-                temporary.chmod(0o600)  # like the mirrored studies; SQLite's auxiliary files get the same mode
+                temporary.chmod(0o600)  # as for the mirrored studies; SQLite's auxiliary files get the same mode
                 artifacts_path(runs).mkdir(mode=0o700, exist_ok=True)
                 with temporary.open("rb") as made:
                     os.fsync(made.fileno())
@@ -91,7 +91,7 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
 def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
 
-    The kernel releases the lock when its holder ends, however it ends.
+    The kernel releases the lock when its holder ends, no matter how.
 
     Args:
         folder: the study.

@@ -21,12 +21,12 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-# Time to write the rest once the study is over or its tuner is gone. Then this process ends, whatever it is doing. 60 s were
-# not enough on two cores that an MLflow UI was using, too.
+# Time to write the rest once the study is over or its tuner is gone. After that, this process ends in any case. 60 s were not
+# enough on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is at work"
-# `sync` may wait for a slow server, since only the user waits for it. `follow` must notice soon that its study is over.
+# `sync` uses PATIENT_S: it may wait for a slow server. `follow` uses BRISK_S: it must soon notice that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 
 Report = Callable[[Synced], None]
@@ -58,7 +58,7 @@ def sync(
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
             num_written += state.written
-            if state.is_complete or not state.written:  # a server that accepted something and then failed may recover
+            if state.is_complete or not state.written:  # try again only if something was written: then the server may recover
                 break
             time.sleep(pause_s)
         state.written, state.present = num_written, state.written + state.present - num_written

@@ -19,21 +19,21 @@ FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a s
 LATE_MAX_FRAC = 0.5  # of the search's share: finding a good configuration matters more than trying every compile mode on it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 PARITY_TRIALS = 2  # first steps of the baseline and of the finalists' changes to the numerics
-PARITY_S = 5.0  # each, for first steps; slow programs take up to 20 s, which the finals can spare
-LEAST_STEPS = MeasureRules.slow_min_steps  # of any window
+PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
+LEAST_STEPS = MeasureRules.slow_min_steps  # least steps of any window
 SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine, a window waiting for its interval starves other trials
 FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, plus what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
-ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these fit, the less is reserved
+ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these trials fit, the less is reserved
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
-CONFIRMING_FRAC = 0.10  # of the budget: what the search gives up in addition, so that the verdict gets an interval
-LARGE_FRAC = 0.25  # the same where the effect is large: confirming it is worth more than the search's last trials
+CONFIRMING_FRAC = 0.10  # of the budget: the most that the search gives up beyond FINALS_MAX_FRAC, for an interval
+LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is worth more than the last trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
-OVERRUN_FRAC = 0.5  # of the reserve may be used by a search trial that overruns
-MARGIN = 1.25  # times its expected duration that a search trial may take in any case
+OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns
+MARGIN = 1.25  # a search trial may take this many times its expected duration in any case
 EXPLAIN_MAX_FRAC = 0.1  # of the budget, for passes that explain the result
-CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: end the last processes, write the verdict, finish tracking
+CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget, to end the last processes, write the verdict, finish tracking
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
@@ -206,7 +206,8 @@ class Costs:
         """Begins without trials.
 
         Args:
-            costly: knobs whose values cost a compilation -> what each costs, relative to the cheapest; 1 if not named.
+            costly: knob whose values cost a compilation -> value -> its cost relative to the cheapest value's; values not named
+                cost 1.
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)

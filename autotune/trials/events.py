@@ -35,10 +35,10 @@ class Tracking(Protocol):
     """The process that copies the study folder to the tracker, with the interface of `subprocess.Popen`."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns its exit status; raises subprocess.TimeoutExpired."""
+        """Waits for the process and returns its exit status; raises subprocess.TimeoutExpired."""
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Requests that the process end."""
 
 
 class Searching(Protocol):
@@ -69,7 +69,7 @@ class Listener:
         """
 
     def planned(self, outlook: Outlook) -> None:
-        """The baseline has shown what a trial costs: how many trials the search will roughly have, and how long."""
+        """The baseline has shown what a trial costs, so `outlook` says roughly how many trials the search will have."""
 
     def time_left(self, outlook: Outlook) -> None:
         """The study is about to run its next trial; `outlook` is what is left."""
@@ -79,7 +79,7 @@ class Listener:
 
         Args:
             number: its number.
-            kind: baseline, search, attribution or final.
+            kind: baseline, search, attribution, parity or final.
             knobs: what it changes.
             why: one line on why it is tried.
         """

@@ -5,9 +5,9 @@ the cores away, a device that is too hot or throttled from outside. Other causes
 draw), throttling by a cgroup quota (its own use), pressure (its own threads wait for each other, too), the kernel's threads
 (they write back and decrypt for the trial), and the page cache.
 
-Even little foreign work is too much. Measured on two cores, a program of two threads that uses both ran at 1.00 of its speed
-with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11 with 1.1: the threads of a step spin while
-they wait for the last one. An idle machine showed 0.01 to 0.04.
+Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
+threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11
+with 1.1. An idle machine showed 0.01 to 0.04 cores of foreign work.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from autotune.monitors.cpu import CpuUse, describe
 from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
-MOSTLY_FRAC = 0.5  # of the bytes read, from disk
-DRIFT_FACTOR = 1.5  # between measurements of one configuration; 18 of 272 recorded ones had three repeats as far apart
+MOSTLY_FRAC = 0.5  # share of the bytes read that came from disk; above it the trial did not read from memory
+DRIFT_FACTOR = 1.5  # between repeats of one configuration; 18 of 272 recorded configurations had three as far apart
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
-FOREIGN_CORES = 0.1  # used by others on a busy machine; above it a step waits for them
+FOREIGN_CORES = 0.1  # cores used by other programs on a busy machine; with more, a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle
 WAITING_CORES = 0.1  # the trial's threads that were runnable but had no core; with fewer, others did not take its cores
 ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all: with so many idle, others are not the cause of waiting
@@ -104,9 +104,10 @@ class Level:
     """The disturbance that a study accepts beyond the limits: none, unless the machine never gets quiet.
 
     A machine that is never quiet must not make the tool useless. A disturbance that lasts through both attempts of the
-    baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed if it gets worse than that.
-    Search rates from before and after are not comparable, but those of the finals are, since these take turns. On a fully
-    loaded machine no increase is visible, so only the turns and their interval protect the comparison.
+    baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed only if the disturbance
+    gets worse. Search rates from before and after that moment are not comparable. The finals' rates are, since their
+    configurations take turns. On a fully loaded machine no increase is visible, so only the turns and their interval protect
+    the comparison.
 
     Attributes:
         amounts: kind -> accepted amount.
@@ -145,8 +146,9 @@ class Level:
         words = "; ".join(one["words"] for one in found)
         record.reason = "; ".join(part for part in (measured["reason"], f"measured all the same: {words}") if part)
         return (
-            f"This machine does not get quiet: {words}. The study goes on beside that, and takes a trial as disturbed when it "
-            "gets worse. Its finals take turns, so the comparison stays fair; the rates are lower than on a quiet machine."
+            f"This machine does not get quiet: {words}. The study goes on all the same, and counts a trial as disturbed "
+            "only if this gets worse. Its finals take turns, so the comparison stays fair; "
+            "the rates are lower than on a quiet machine."
         )
 
 
@@ -219,8 +221,8 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 def drift(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how far the baseline's measurements lie apart if that is more than noise, "" otherwise.
 
-    The finals only compare rounds with each other. Yet two rounds may agree by chance, and conditions may have changed since
-    the search.
+    The finals compare only measurements of the same round, so their ratio does not show this. Rounds may agree by chance, and
+    conditions may have changed since the search.
 
     Args:
         records: by number.
@@ -231,7 +233,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
         return ""
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
-        f"the program as it is ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
+        f"the unchanged program ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
         "these rates do not repeat; the ratio compares only runs that took turns"
     )
 

@@ -25,9 +25,9 @@ class StudyInputs:
     """Everything a study needs to know.
 
     Attributes:
-        title: what is tuned, for people: the recipe's name or the command line.
+        title: name of what is tuned, as shown to the user: the recipe's name or the command line.
         config: the composed configuration.
-        yaml: the same as text, with interpolations unresolved; written to config.yaml.
+        yaml: `config` as text, with interpolations unresolved; written to config.yaml.
         space: what the user asked to search.
         command: the program.
         launcher: starts the trials.
@@ -42,7 +42,7 @@ class StudyInputs:
         began_s: `clock.monotonic()` when the command began, from which the budget counts; None for the start of the study.
         poll_s: pause between two polls of a running trial.
         verify: the claim to verify; None to search.
-        search: makes a rival of `proposals.Search` for replays; None for `proposals.Search` itself.
+        search: makes a replacement for `proposals.Search`, used in replays; None for `proposals.Search` itself.
         is_recording: whether configurations are recorded according to `config.record` instead of searched.
     """
 
@@ -64,4 +64,4 @@ class StudyInputs:
     poll_s: float = 0.1
     verify: Verify | None = None
     is_recording: bool = False
-    search: Callable[..., Searching] | None = None  # given the study's session
+    search: Callable[..., Searching] | None = None  # called with the study's session

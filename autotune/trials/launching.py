@@ -87,8 +87,8 @@ def launch(
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
     """Returns the pinned knobs that have an effect in a configuration; the others are left out without an error.
 
-    Before the baseline the program's own values are unknown. A pin that depends on one (prefetch_factor on the program's own
-    workers) is kept, and the harness reports what became of it.
+    Before the baseline the program's own values are unknown. A pin that depends on such a value, as prefetch_factor does on the
+    program's number of workers, is kept, and the harness reports whether it was applied.
 
     Args:
         pinned: knobs that the user has set.

@@ -8,16 +8,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for one that is not finite
+Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for a loss that is not finite
 
 MIN_STEPS = 5  # fewer say nothing about what follows
-# How well losses agree, measured (Linear, attention, dropout and AdamW; a 3-layer transformer of 0.5 M parameters on text, two
-# CPU cores, 50 steps): bf16 autocast, with and without the fused optimizer, stays within 0.02 % of float32 for 10 seeds, the
-# first loss within 0.01 %; the same seed repeats bit for bit; another seed is 0 to 3 % off. So parity.tolerance=0.05 leaves
-# room for losses over few samples, other dropout masks (on a GPU they depend on the format) and summation order. Why medians
-# and a floor: resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps, after which single batches jump
-# to 1 and more in float32 and bf16 alike; means of the last quarter then differ tenfold for no reason.
-TAIL_FRAC = 0.25  # of the steps, at the end: their median is compared, since single batches are noise
+# Measured agreement of losses (Linear, attention, dropout and AdamW; a 3-layer transformer of 0.5 M parameters on text; two CPU
+# cores, 50 steps): With bf16 autocast, with or without the fused optimizer, the loss stays within 0.02 % of float32 for 10
+# seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. Another seed is 0 to 3 % off. So
+# parity.tolerance=0.05 leaves room for losses over few samples, other dropout masks (on a GPU they depend on the format) and
+# summation order. Medians and a floor are needed because single batches jump. The loss of resnet18 on photos (batch 8, 30
+# steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32 and bf16 alike, so
+# means of the last quarter differ tenfold for no reason.
+TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
 FLOOR_FRAC = 0.5  # of the largest loss: least scale of a relative difference, or a loss near 0 would make everything differ
 FIRST_FACTOR = 3.0  # times the tolerance, for the first loss: a single batch on unchanged weights
 CHANCE_FACTOR = 2.0  # times the difference between two baseline runs: what chance explains
@@ -65,15 +66,16 @@ class Comparison:
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.
 
-    A loss that is worse by more than the tolerance fails, and so does one that is not finite where the baseline's is. A better
-    one passes, unless the very first loss, with the same weights and batch, differs: then something else is computed.
+    A loss that is worse by more than the tolerance fails. So does a loss that is not finite while the baseline's is. A better
+    loss passes, unless the first loss differs. Both compute the first loss from the same weights and batch, so a difference
+    shows that something else is computed.
 
     Args:
         own: the configuration's curve.
         reference: the baseline's.
         tolerance_frac: relative to the reference's level.
-        chance: the baseline's curve under another seed; differences up to twice that between the two baseline runs are
-            excused. () if there is none.
+        chance: the baseline's curve under another seed; differences up to twice the difference between the two baseline runs
+            are excused. () if there is none.
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:
@@ -133,7 +135,7 @@ def exploded(own: Curve, baseline: Curve) -> str:
     """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
     This is a cheap check of search trials. Their batches are not the baseline's, so only what no batch explains counts: a loss
-    that still grows and is over ten times its own first losses and all of the baseline's.
+    that still grows and exceeds ten times the trial's first losses and all of the baseline's.
 
     Args:
         own: the trial's curve.

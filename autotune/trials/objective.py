@@ -119,8 +119,8 @@ class Goal:
         problems = []
         if record.unit != "samples" and {TIME, COST} & set(self.names):
             problems.append(
-                f"objective: counts samples, and no batch can be seen in this program, got {self.names[0]}. "
-                f"Give objective={THROUGHPUT}, which counts its optimizer steps."
+                f"objective: samples cannot be counted, since no batch can be seen in this program, got {self.names[0]}. "
+                f"Give objective={THROUGHPUT}, which counts the program's optimizer steps."
             )
         elif COST in self.names and self.epoch_samples is None:
             do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
@@ -211,7 +211,7 @@ def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
     """Returns the means of one configuration's measurements, as in the summary.
 
     Args:
-        measured: the one from the search, or those that the finals report.
+        measured: the measurement from the search, or those that the finals report.
 
     Returns:
         value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. A

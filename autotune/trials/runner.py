@@ -135,11 +135,11 @@ class TrialRunner:
         self._inputs, self._folder, self._listener = inputs, folder, listener
         self._watch = MachineWatch(inputs.device or configured_device(inputs.config), inputs.clock, inputs.cpu)
         self._level = health.Level(earlier)
-        self._disturbed_by: list[health.Disturbance] = []  # what disturbed the last attempt; cleared once waited for
+        self._disturbed_by: list[health.Disturbance] = []  # what disturbed the last attempt; cleared by the wait for its end
         self._told_why_fresh: set[str] = set()
 
     def run(self, request: Request) -> Finished:
-        """Runs a trial and writes its record. Makes a second attempt where the first may have failed by chance.
+        """Runs a trial and writes its record. Makes a second attempt if the first may have failed by chance.
 
         Raises:
             StoppedNow: on KeyboardInterrupt while it ran; the trial was ended and recorded as interrupted.
@@ -207,7 +207,7 @@ class TrialRunner:
             raise
         record = self._record(request, prepared.spec, ended)
         self._tell_why_fresh(record)
-        if not request.first_steps:  # nothing is measured there
+        if not request.first_steps:  # such a run measures nothing
             self._judge(record, ended.results)
         record.started_at = earlier.started_at if earlier else started_at
         if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
@@ -327,7 +327,10 @@ class TrialRunner:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _await_quiet(self, ends_s: float | None) -> None:
-        """Waits a bounded time for the last trial's disturbance to end, and announces it; not if little time is left."""
+        """Waits a bounded time for the last trial's disturbance to end, and announces the wait.
+
+        Does not wait if little time is left.
+        """
         disturbed_by, self._disturbed_by = self._disturbed_by, []
         if not disturbed_by:
             return
@@ -386,7 +389,7 @@ class TrialRunner:
             hidden=inputs.hidden,
             folder=self._folder.trial_path(request.number),
             study=self._folder.path,
-            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # the order of a set of strings is random, too
+            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # or the order of a set of strings would be random
             total_s=self._most_s(request, earlier),
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
             number=request.number,

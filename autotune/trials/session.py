@@ -24,10 +24,10 @@ from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
-LEAST_CYCLES = 2  # in a window, since it opens in the middle of a cycle
+LEAST_CYCLES = 2  # least cycles in a window, since a window opens in the middle of a cycle
 MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # of the best so far: a trial certainly below it is stopped early
-BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, relative to other trials': only it looks for cycles of steps
+BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, as a multiple of other trials': only it looks for cycles
 OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected
 
 
@@ -36,7 +36,7 @@ class OutOfTime(Exception):
 
 
 class Ending(Exception):
-    """The study ends early and keeps what was measured. Holds the reason, "" when the user asked for it."""
+    """The study ends early and keeps what was measured. Holds the reason, "" if the user requested the end."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
@@ -69,7 +69,7 @@ class Session:
         target: loaders to change, as the baseline found them.
         costs: what trials cost.
         memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
-        earlier_noise: spread of this machine between processes, from earlier studies; None if unknown.
+        earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
     """
 
     inputs: StudyInputs
@@ -169,7 +169,7 @@ class Session:
         return Request(number=number, kind=kind, knobs=knobs, changed=changed, tier=tier, target=self.target, **more)
 
     def _most_s(self, expected_s: float) -> float | None:
-        """Returns the time limit of a trial expected to take `expected_s`; one that takes longer is stuck."""
+        """Returns the time limit of a trial expected to take `expected_s`; a trial that takes longer is stuck."""
         return None if self.budget.total_s is None else max(MIN_TRIAL_S, OVERRUN_FACTOR * expected_s)
 
     def _check_time(self, least_s: float, ends_s: float | None) -> None:
@@ -178,7 +178,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the least time for a final: its start, as long as last time, and a window of `race_min_s` or two cycles."""
+        """Returns the least time for a final: a start as long as its last one, and a window of `race_min_s` or two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -368,7 +368,7 @@ class Session:
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
-        """Excuses trials from being finite where the unchanged program is not either; notifies the user of new excuses."""
+        """Excuses values that are not finite in the unchanged program, either; notifies the user of new excuses."""
         known, self.runner.excused = self.runner.excused, excused(self.records)
         if self.runner.excused - known:
             text = caveat(self.records)

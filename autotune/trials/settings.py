@@ -13,7 +13,7 @@ from autotune.launchers.base import Deadlines
 from autotune.machine.visible import visible_devices
 from autotune.trials.inputs import StudyInputs
 
-UNBOUNDED_S = 86_400.0  # the phases' own limits end a trial that is stuck long before
+UNBOUNDED_S = 86_400.0  # the limits of the phases end a stuck trial long before this
 
 
 def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
@@ -57,7 +57,7 @@ def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[st
 
 
 def compile_cache(study: Path) -> dict[str, str]:
-    """Returns the variables that give torch.compile a cache for this study only: never another machine's, never stale.
+    """Returns the variables that give torch.compile a cache for this study only, which is never another machine's or stale.
 
     The study's trials share it, so that the finals need not recompile what the search compiled.
     """

@@ -61,7 +61,7 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the ranks that had a window of their own by rank 0's end, and rank 0 in any case."""
+    """Returns rank 0, and the other ranks that had a window of their own when rank 0 ended."""
     return [result for result in results if result.window or result is results[0]]
 
 
@@ -112,7 +112,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
         if first.window.cycles:
             found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
-            # Power over rate: joules and seconds span two readings of the counter, which are not the window's ends.
+            # Power over rate, since joules and seconds span two counter readings, which are not at the window's ends.
             found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
     return found
 

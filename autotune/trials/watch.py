@@ -20,7 +20,7 @@ from autotune.trials import health
 from autotune.trials.health import Disturbance
 
 PAUSE_S = 1.0  # between two samples of the device
-STEADY, OVER = "steady", "exit"  # phases: the window lies between their first sightings
+STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
 
 
 class MachineWatch:
@@ -45,7 +45,7 @@ class MachineWatch:
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
         self._trial: frozenset[int] = frozenset()
-        self._cores: frozenset[int] = frozenset()  # that this or the last trial may use; empty for the tuner's cores
+        self._cores: frozenset[int] = frozenset()  # cores that this or the last trial may use; empty for autotune's cores
         self._strangers: dict[int, float | None] = {}
         self._is_own_seen = self._is_closed = False
         self.use(device)
@@ -154,10 +154,10 @@ class MachineWatch:
         self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
-        self._device.compute_processes()  # discarded: shares are reported since the last query
+        self._device.compute_processes()  # discarded: each query reports the shares since the query before
 
     def _look_at_sharers(self) -> None:
-        """Notes foreign processes on the device. If no pid is the trial's, the pids belong to another namespace."""
+        """Notes foreign processes on the device. They count only if the trial's pids are among NVML's."""
         found = self._device.compute_processes()
         if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started late
             self._own |= tree(read_processes(), os.getpid())

@@ -1,4 +1,4 @@
-"""Provides a sampler that models what determines a training rate: the device, the loader, and the memory that both need."""
+"""Provides a sampler that predicts training rates from separate models of the device, the loader and the memory."""
 
 from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.history import MEASURED

@@ -1,11 +1,11 @@
 """Encodes configurations as numbers: the levels of each knob, and the columns for linear models of rates.
 
 A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
-are coded cumulatively: each column is the step from one level to the next, so that neighbours are similar whatever the shape.
-The modes of a ladder such as compile.mode, where each mode does what the previous one does and more, are coded in the same way.
-Other values have a column each, except the first. Any two knobs also have the products of their columns, so that the model can
-learn pairs of values that help or hinder each other. There are thousands of such products. A model needs only their inner
-products, which `Features` gives.
+are coded cumulatively: each column is the step from one level to the next. So neighbouring levels get similar effects, and the
+curve can have any shape. A ladder such as compile.mode, where each mode does what the previous one does and more, is coded in
+the same way. Other values have a column each, except the first. Each pair of knobs also has the products of their columns, so
+that the model can learn pairs of values that help or hinder each other. There are thousands of such columns, but a model needs
+only the inner products of configurations, which `Features` gives.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's level, -1 if it is absent
 
-NUM_RANGE_LEVELS = 9  # of a range that lists no values
+NUM_RANGE_LEVELS = 9  # number of levels of a range, which lists no values
 BATCH = "loader.batch_size"
-HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b, so the rate is half of its limit at b = t0/t1
-STEP_VARIANCE = 1 / 3  # of a doubling, relative to 1 for a switch: three doublings may change as much as a switch
-BATCH_STEP_VARIANCE = 0.05  # the curves above explain most of it
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b; b = t0/t1 gives half of the largest rate
+STEP_VARIANCE = 1 / 3  # prior variance of a doubling, relative to a switch: three doublings may change as much as a switch
+BATCH_STEP_VARIANCE = 0.05  # the same for a doubling of the batch: the curves of HALF_BATCHES explain most of its effect
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a linear model needs of configurations, with a row for each.
+    """The features of configurations for a linear model, with a row for each configuration.
 
     Attributes:
-        effects: columns of single knobs, each times the prior spread of its weight.
+        effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of each knob's own columns, which such products leave out.
+        squares: products of columns of the same knob, which are subtracted from the products of all columns.
     """
 
     effects: Array
@@ -54,15 +54,15 @@ class Features:
         return Features(np.hstack([self.effects, column[:, None]]), self.knobs, self.squares)
 
     def of_effects(self, other: Features) -> Array:
-        """Returns the inner products of single knobs' columns, [own row, other's row]."""
+        """Returns the inner products over the columns of single knobs, as [row of self, row of other]."""
         return self.effects @ other.effects.T
 
     def of_pairs(self, other: Features) -> Array:
-        """Returns the inner products of all products of two knobs' columns: ((sum over knobs)^2 - sum of squares) / 2."""
+        """Returns the inner products over all products of two knobs' columns: ((sum over knobs)^2 - sum of squares) / 2."""
         return ((self.knobs @ other.knobs.T) ** 2 - self.squares @ other.squares.T) / 2
 
     def norms(self) -> tuple[Array, Array]:
-        """Returns the diagonals of `of_effects` and `of_pairs` of the rows with themselves."""
+        """Returns the diagonals of `of_effects(self)` and `of_pairs(self)`."""
         own = (self.knobs**2).sum(axis=1)
         return (self.effects**2).sum(axis=1), (own**2 - (self.squares**2).sum(axis=1)) / 2
 
@@ -74,8 +74,8 @@ class Levelled:
     Attributes:
         key: its name.
         values: its levels, ascending if they are numbers.
-        is_ordered: whether they are numbers.
-        step: for a ladder, where each value includes the previous one: prior spread of a later step, relative to the first.
+        is_ordered: whether the levels are numbers.
+        step: for a ladder, where each value includes the previous one: prior spread of later steps, relative to the first.
     """
 
     key: str
@@ -100,7 +100,7 @@ class Levelled:
         return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
-        """Returns the columns of each level for products with other knobs: steps scaled so that the whole range counts 1."""
+        """Returns the columns of each level for products with other knobs, scaled so that the whole range counts as 1."""
         if not self.is_ordered:
             return self.columns()[0]
         at = np.array([_place(value) for value in self.values])
@@ -148,7 +148,7 @@ class Coding:
         return {knob.key: knob.values[level] for knob, level in zip(self.knobs, row, strict=True) if level >= 0}
 
     def all_codes(self) -> Codes:
-        """Returns every combination of levels."""
+        """Returns the codes of every combination of levels."""
         return np.array(list(itertools.product(*(range(len(knob.values)) for knob in self.knobs))), dtype=np.int64)
 
     def numbers(self, key: str, codes: Codes, *, otherwise: float) -> Array:
@@ -185,7 +185,7 @@ class Coding:
 
     @cached_property
     def _tables(self) -> list[tuple[Array, Array, Array]]:
-        """For each knob the rows of its levels, and of absence: effects, columns for products, products of its own columns."""
+        """Returns each knob's tables (effects, columns for products, products of these), with rows for levels and absence."""
         found = []
         for knob in self.knobs:
             (effects, variances), own = knob.columns(), knob.pair_columns()
@@ -194,7 +194,7 @@ class Coding:
 
 
 def _steps(count: int) -> Array:
-    """Returns the cumulative coding of `count` levels and absence: which steps between levels each has taken."""
+    """Returns the cumulative coding of `count` levels: 1 for each step up to the level. The last row is for absence."""
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 

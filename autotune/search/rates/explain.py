@@ -8,9 +8,9 @@ from typing import Any
 from autotune.knobs.base import value_text
 from autotune.wording import knob_phrase
 
-MAX_CHANGES = 4  # listed by name; any more are counted
-LEAST_SAID = 0.005  # gain that does not round to 0 %
-MOST_SAID = 1.0  # a possible gain above this only shows how little is known
+MAX_CHANGES = 4  # changes that are listed by name; the rest are counted
+LEAST_SAID = 0.005  # smallest gain that is shown as a number: a smaller one rounds to 0 %
+MOST_SAID = 1.0  # largest possible gain that is shown as a number: a larger one only shows how little is known
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -26,7 +26,7 @@ def gain(expected: float, possible: float) -> str:
 
     Args:
         expected: mean gain, a fraction.
-        possible: gain that one in ten such changes exceeds.
+        possible: gain that one in ten such changes exceeds, a fraction.
     """
     if expected >= LEAST_SAID:
         return f"{expected:+.0%} expected".replace("%", " %")

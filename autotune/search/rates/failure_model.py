@@ -7,20 +7,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Value = tuple[str, type, Any]  # knob and value; True is not 1
+Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
 
 
 class FailureModel:
-    """Blames failures on values that no trial ever worked with, or on pairs of values that never worked together.
+    """Attributes failures to values that no trial worked with, or else to pairs of values that never worked together.
 
-    A failed trial blames all its unproven values equally. If only one is left, and no other value was present in every failure
-    with it, it is the cause, and those failures blame no other value; otherwise the two may just not work together. If every
-    value of a failed trial has worked in another trial, it blames all its unproven pairs equally. A single pair that explains
-    several such failures is the cause.
+    A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
+    known to fail if it is the only unproven value of a failed trial, and no other value occurs in all failures with it (else
+    the two may just not work together). Failures with a value that is known to fail count against no other value.
+
+    If all values of a failed trial are proven, it counts equally against all its pairs that have not worked together. If
+    exactly one pair occurs in several such failures, it is known to fail.
 
     Args:
-        worked: configurations with a measurement, the baseline first if all knobs are given.
-        failed: configurations without one; if the cause is known, only the knobs that caused it.
+        worked: configurations with a measurement; the first is the baseline if it gives all knobs.
+        failed: configurations that failed; of each, only the knobs that may be the cause, if these are known.
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
@@ -46,11 +48,11 @@ class FailureModel:
 
     @property
     def pairs(self) -> Mapping[frozenset[Value], float]:
-        """Pairs of values that may not work together -> the chance that they do."""
+        """Pair of values that may not work together -> probability that it does."""
         return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:
-        """Returns the probability that a configuration works, pairs aside; 0 if one of its values is known to fail."""
+        """Returns the probability that a configuration works, ignoring pairs; 0 if one of its values is known to fail."""
         chance = 1.0
         for value in _values(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
@@ -61,7 +63,7 @@ class FailureModel:
         return [key for key, value in params.items() if (key, type(value), value) in self._failing]
 
     def suspected(self, params: Mapping[str, Any]) -> list[str]:
-        """Returns the knobs that may have made a configuration fail, the most blamed first; [] once the cause is known."""
+        """Returns the knobs that may have made a configuration fail, most likely first; [] if one is known to fail."""
         if self.failing(params):
             return []
         blame = {key: self._blame.get((key, type(value), value), 0.0) for key, value in params.items()}

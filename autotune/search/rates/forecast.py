@@ -1,4 +1,4 @@
-"""Forecasts the rates of configurations: learns D and L separately, combines them, and learns the remainder from the rates."""
+"""Forecasts rates of configurations: learns device rate D and loader capacity L, combines them, and learns the remainder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from autotune.search.rates.regime import Machine, combined, device_rate, shared_
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
-# How much a knob matters to each side, relative to 1 for its own. A knob without a side belongs to the device.
+# How much a knob matters to each side: 1 to the side it belongs to, ELSEWHERE to the other. Loader knobs belong to the loader,
+# all others to the device. ON_BOTH lists exceptions: (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-REST_USUAL = (0.08, 0.05, 0.03)  # spreads that D and L leave unexplained; if 0, neighbours of the best are dropped too soon
+REST_USUAL = (0.08, 0.05, 0.03)  # usual spreads of the remainder; with 0, neighbours of the best would be dropped too soon
 REST_LEVEL = 0.05
-CROWDING_SPREAD = 0.3  # of the loss to shared cores, round `regime.CROWDED`: 1 to 0.5 was observed
+CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
-LOADER_NOISE = 1.5  # L is measured over fewer batches than the rate
-READ_OFF_NOISE = 8.0  # of a D derived from a rate on shared cores, where interference is unknown
-UNSURE = 8.0  # a derived D this much less certain than its rate is discarded
-SLOPE_STEP = 0.02  # in logarithms
+LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
+READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
+UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by this factor
+SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, which amortises a step's fixed cost: (b/(b + half))**trend
 MIN_DEVICE_RATES = 2
@@ -36,9 +37,9 @@ class Expected:
     """Forecasts for configurations, in logarithms of samples per second.
 
     Attributes:
-        mean: expected rate of each.
-        spread: standard deviation of its difference from that of a reference configuration.
-        own_spread: its own standard deviation.
+        mean: expected rate.
+        spread: standard deviation of the difference between this rate and that of a reference configuration.
+        own_spread: standard deviation of the rate itself.
         device, loader: expected D and L; L is infinite if unknown.
     """
 
@@ -53,7 +54,8 @@ class Forecast:
     """Learns from trials and forecasts the rates of configurations.
 
     Attributes:
-        is_decomposed: whether D and L are learned separately, which requires enough of both; otherwise the rate alone is.
+        is_decomposed: whether D and L are learned separately, which requires enough measurements of both; otherwise only the
+            rate is learned.
         spread: leave-one-out error of the rates, in logarithms.
         scales: spreads that its models use, by name.
 
@@ -62,8 +64,8 @@ class Forecast:
         trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
         may_decompose: whether to learn D and L separately.
-        gains: what values usually bring, as logarithms of a rate, by knob.
-        spreads: by how much that usually varies, by knob, relative to model.USUAL; 1 for knobs that are not named.
+        gains: knob -> value -> its usual gain, as the logarithm of a ratio of rates.
+        spreads: by how much a knob's gains usually vary, relative to model.USUAL; 1 for knobs that are not named.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
     """
 
@@ -129,7 +131,7 @@ class Forecast:
     def expected(self, codes: Codes, reference: Codes) -> Expected:
         """Returns the forecasts for configurations.
 
-        Spreads are to first order: that of D counts by how much the rate depends on D.
+        Spreads are to first order: those of D and L are multiplied by the slopes of the rate with respect to D and L.
 
         Args:
             codes: the configurations.
@@ -165,7 +167,7 @@ class Forecast:
         return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as if they had been measured with the expected result."""
+        """Returns configurations as trials that were measured with the expected result."""
         codes = self._coding.encode(configurations)
         device, loader = self._sides(codes)
         mean = device
@@ -178,7 +180,7 @@ class Forecast:
         ]
 
     def _sides(self, codes: Codes) -> tuple[Array, Array]:
-        """Returns the expected logarithms of D and L, or of the rate and infinity."""
+        """Returns the expected logarithms of D and L; if not decomposed, the logarithm of the rate, and infinity."""
         of_device = DEVICE if self.is_decomposed else ALL
         device = self._device.mean(self._features(of_device, codes)) + self._usual_device(codes)
         if self._loader is None:
@@ -186,7 +188,7 @@ class Forecast:
         return device, self._loader.mean(self._features(LOADER, codes)) + self._usual_loader(codes)
 
     def _slopes(self, codes: Codes, device: Array, loader: Array) -> tuple[Array, Array]:
-        """Returns by how much the log rates grow with log D and with log L."""
+        """Returns the derivatives of the log rates with respect to log D and log L."""
         now = self._together(codes, device, loader)
         return (self._together(codes, device + SLOPE_STEP, loader) - now) / SLOPE_STEP, (
             self._together(codes, device, loader + SLOPE_STEP) - now
@@ -199,14 +201,14 @@ class Forecast:
         return np.asarray(np.log(rates))
 
     def _features(self, side: str, codes: Codes) -> Features:
-        """Returns the features of a side; what D and L leave unexplained depends on all knobs and the sharing of cores."""
+        """Returns the features for the model of a side. The remainder depends on all knobs and on the sharing of cores."""
         features = self._coding.features(codes, self._weights[ALL if side == REST else side])
         if side != REST or not self._machine.is_cpu:
             return features
         return features.with_effect(shared_frac(*self._processes(codes), self._machine) * CROWDING_SPREAD / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
-        """Returns D of each trial, derived from the rate if cores were shared, and its noise; D is NaN if unknown."""
+        """Returns each trial's D and its noise. If cores were shared, D is derived from the rate; if unknown, it is NaN."""
         device = np.array([np.nan if trial.device_rate is None else trial.device_rate for trial in measured])
         noise = np.ones(len(measured))
         is_hidden = np.array([trial.is_shared for trial in measured], dtype=bool) & ~np.isfinite(device) & np.isfinite(loader)
@@ -235,7 +237,7 @@ class Forecast:
         return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._gain(LOADER, codes))
 
     def _gain(self, side: str, codes: Codes) -> Array:
-        """Returns what the values usually bring to a side, in logarithms."""
+        """Returns the usual gain of each configuration's values on a side, in logarithms."""
         found = np.zeros(len(codes))
         for key, values in self._gains.items():
             for value, gain in values.items():
@@ -243,7 +245,7 @@ class Forecast:
         return found
 
     def _processes(self, codes: Codes) -> tuple[Array, Array]:
-        """Returns the loader's workers and the step's threads of each configuration."""
+        """Returns the number of the loader's workers and of the step's threads in each configuration."""
         machine = self._machine
         workers = self._coding.numbers(WORKERS, codes, otherwise=machine.workers)
         return workers, self._coding.numbers(THREADS, codes, otherwise=machine.threads or machine.num_cores or 1.0)

@@ -24,10 +24,10 @@ class Seen:
         score: what the study maximises; None without a measurement.
         rate: samples per second; None without a measurement.
         device_rate, loader_rate: D and L; None when unknown.
-        is_shared: whether loader and step shared the cores.
-        is_rough: whether its numbers are less certain than others: stopped early, or without a steady state.
+        is_shared: whether the loader and the step shared cores.
+        is_rough: whether its numbers are less certain, because it was stopped early or reached no steady state.
         peak_bytes: peak memory; None when unknown.
-        is_out: whether it ran out of memory, or exceeded the memory constraint.
+        is_out: whether it ran out of memory or exceeded the memory constraint.
         may_win: whether it is measured and breaks no constraint.
         is_running: whether it is still running.
         to_blame: if it failed, the knobs that may be the cause; None for all of them.
@@ -48,17 +48,17 @@ class Seen:
 
     @property
     def suspected(self) -> Mapping[str, Any]:
-        """The knobs that may have made it fail."""
+        """The knobs that may have made the trial fail, with their values."""
         return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
 
     @property
     def peak(self) -> Peak:
-        """The part that the memory model uses."""
+        """The trial's memory, for the memory model."""
         return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)
 
 
 class History:
-    """Reads the trials of a study; finished ones only once, since they do not change."""
+    """Reads the trials of a study. Finished trials do not change, so each is read only once."""
 
     def __init__(self) -> None:
         self._study = ""
@@ -88,7 +88,7 @@ class History:
 
 
 def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
-    """Returns at most `most` of the measured trials: the fastest, the latest and some of the others; in their order."""
+    """Returns at most `most` of the measured trials: the fastest, the latest and some others, in their original order."""
     if len(known) <= most:
         return list(known)
     third = most // 3

@@ -1,4 +1,4 @@
-"""Predicts whether a configuration fits the memory: linear in the batch size, with factors of knobs, and by past failures."""
+"""Predicts whether a configuration fits the memory, by a model linear in the batch size and by the outcomes of past trials."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
-# Knobs that change only what does not grow with the batch, such as copies of the gradients.
+# Knobs that change only the memory that does not grow with the batch, such as copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-IN_PROCESS = "batches are made in the process"  # a class on a CPU, where a loader without workers shares the process's memory
-# Share of a sample's bytes that these values are expected to save.
+IN_PROCESS = "batches are made in the process"  # class value on a CPU: without workers, the loader uses the process's memory
+# Value -> share of a sample's bytes that it is expected to save.
 SPARED = {
     ("precision.amp", "'bf16'"): 0.35,
     ("precision.amp", "'fp16'"): 0.35,
     ("memory.activation_checkpointing", "True"): 0.4,
     (IN_PROCESS, "False"): 0.2,
 }
-FITS_FRAC = 0.97  # of the memory: above it a trial counts as not fitting
+FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
 SAFE_CHANCE = 0.75  # least chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # least chance to fit for any proposal, however large its gain
-SAFE_FRAC = 0.93  # of the memory: the most that a batch meant to fill it should take, with a chance of one half
-NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU; repeats differed by 0.1 to 2 %
+SAFE_FRAC = 0.93  # share of the memory that a batch meant to fill it stays below with a chance of at least one half
+NOISE_FRAC = 0.02  # of a peak: allocators round, and on a CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
-PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # its relative spread; its largest share of the smallest trial
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that does not grow with the batch
-CLASS_SPREAD = 0.2  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
-CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
+PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # of PROCESS_BYTES: relative spread; largest share of the smallest trial's peak
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch: mean, spread
+CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
+CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
 THREADS_BYTES = 40e6  # spread of what a number of threads adds on a CPU: stacks, and buffers of the kernels
-# GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
-MOST_PEAKS = 100  # that are fitted
-NUM_STEPS = 5  # of Gauss and Newton: the factors of knobs multiply
-MAX_FACTOR = 1.5  # of the logarithm of a factor in one step
+MOST_PEAKS = 100  # largest number of peaks that are fitted
+NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply
+MAX_FACTOR = 1.5  # largest change of the logarithm of a factor in one step
+# Scales of m: the part that grows with the batch, as a share of the largest peak. A priori all are equally probable.
 GROWING = np.geomspace(0.001, 1.2, 40)
 
 
@@ -52,8 +52,8 @@ class Peak:
 
     Attributes:
         params: its configuration.
-        peak_bytes: its peak; None if unknown.
-        is_out: whether it ran out.
+        peak_bytes: its peak memory; None if unknown.
+        is_out: whether it ran out of memory.
     """
 
     params: Mapping[str, Any]
@@ -62,15 +62,16 @@ class Peak:
 
 
 class MemoryModel:
-    """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m: a mixture over scales of m.
+    """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    One batch size says little about m, and m cannot be negative. So for each scale of m the rest is fitted by least squares
-    with priors, and the trials determine how probable each scale is. A trial that ran out takes at least the memory.
+    Trials with a single batch size say little about m, and m cannot be negative. So the model is a mixture over scales of m.
+    For each scale the other weights are fitted by least squares with priors, and the trials determine how probable the scale
+    is. A trial that ran out of memory counts as taking at least all of it.
 
     Args:
         peaks: past trials.
-        capacity_bytes: memory that a trial may fill; None to use only the rule of past trials.
-        is_cpu: whether it is the memory of the processes rather than a device's.
+        capacity_bytes: memory that a trial may fill; None to judge only by the outcomes of past trials.
+        is_cpu: whether peaks and capacity are host memory of the processes rather than a device's memory.
     """
 
     def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None, is_cpu: bool = False) -> None:
@@ -104,12 +105,13 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        It is 0 if one that needs no more is known to run out, else 1 if one that needs as much fitted, or nothing is known.
+        It is 0 if a configuration that needs no more memory has run out, else 1 if one that needs at least as much has fitted.
+        Otherwise the model decides; without a model it is 1.
         """
         return float(self.chances([params])[0])
 
     def chances(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        """Returns the same for many configurations; those that differ only in other knobs are computed once."""
+        """Returns `chance` of many configurations; computes only once what differs in no knob that affects memory."""
         keys = [self._key(params) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._chances}
         if new:
@@ -123,15 +125,15 @@ class MemoryModel:
         )
 
     def fits(self, params: Mapping[str, Any]) -> bool:
-        """Whether a configuration is likely enough to fit to be tried as an initial configuration."""
+        """Whether a configuration fits with at least the chance that an initial configuration must have."""
         return self.chance(params) >= SAFE_CHANCE
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest of the larger batch sizes that safely fits; None if none does, or all of them do.
+        """Returns the largest batch size of `larger` that safely fits; None if none does, or all do.
 
         Args:
             params: a configuration.
-            larger: batch sizes.
+            larger: the larger batch sizes.
         """
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
@@ -140,7 +142,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class ran out of memory with no larger a batch and, on a CPU, no more threads."""
+        """Whether a trial of the same class ran out of memory with at most this batch and, on a CPU, at most these threads."""
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -153,13 +155,13 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class fitted with no smaller a batch and, on a CPU, no fewer threads."""
+        """Whether a trial of the same class fitted with at least this batch size and, on a CPU, at least these threads."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)
 
     def _by_class(self, peaks: Sequence[Peak]) -> dict[tuple[tuple[str, str], ...], set[tuple[float, float]]]:
-        """Returns class -> batch and threads of its trials."""
+        """Returns class -> {(batch size, number of threads)} of its trials."""
         found: dict[tuple[tuple[str, str], ...], set[tuple[float, float]]] = {}
         for peak in peaks:
             entry = (peak.params.get(BATCH, 0), peak.params.get(THREADS, 0))
@@ -179,7 +181,7 @@ class MemoryModel:
         return values
 
     def _marks(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array]:
-        """Returns which values of the classes, and which others, each configuration has, and its batch in units."""
+        """Returns which class values and which other values each configuration has, and its batch size in units of `_unit`."""
         own = [set(self._class_of(params)) for params in configurations]
         others = [set(_values(params, self._fixed_knobs)) for params in configurations]
         marks = np.array([[value in one for value in self._values] for one in own], dtype=float).reshape(len(own), -1)
@@ -187,10 +189,10 @@ class MemoryModel:
         return marks, fixed, np.array([float(params[BATCH]) for params in configurations]) / self._unit
 
     def _predicted(self, weights: Array, marks: Array, fixed: Array, batches: Array) -> tuple[Array, Array]:
-        """Returns the expected shares [scale, configuration] and their slopes by the weights [scale, configuration, weight].
+        """Returns the expected shares [scale, configuration] and their derivatives [scale, configuration, weight].
 
-        The weights: the part that does not grow, what each class's value and each other value adds to it, and the logarithm of
-        what each class's value multiplies the growing part by.
+        The weights are the part that does not grow with the batch, what each class value and each other value adds to this
+        part, and the logarithm of the factor by which each class value multiplies the growing part.
         """
         num = marks.shape[1]
         level, added, others, factors = np.split(weights, [1, 1 + num, 1 + num + fixed.shape[1]], axis=1)
@@ -228,7 +230,7 @@ class MemoryModel:
         out = [peak for peak in self._out if BATCH in peak.params]
         marks, fixed, batches = self._marks([peak.params for peak in (*self._in, *out)])
         is_out = np.array([False] * len(self._in) + [True] * len(out))
-        least = np.concatenate([shares, np.ones(len(out))])  # what ran out takes at least the memory
+        least = np.concatenate([shares, np.ones(len(out))])  # a trial that ran out of memory takes at least all of it
         precision = np.diag(spreads**-2.0)
         weights = np.broadcast_to(expected, (len(self._growing), len(expected))).copy()
         for _ in range(NUM_STEPS):
@@ -250,7 +252,7 @@ class MemoryModel:
 
 
 def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
-    """Returns the latest of the peaks that differ only in knobs without an effect; at most MOST_PEAKS, the largest batches."""
+    """Returns the latest peak of each combination of the knobs that affect memory; at most MOST_PEAKS, the largest batches."""
     keys = (*CLASS_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)
     latest = list({tuple(peak.params.get(key) for key in keys): peak for peak in peaks}.values())
     return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]

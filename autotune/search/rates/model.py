@@ -10,9 +10,13 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from autotune.search.rates.coding import Array, Features
 
-USUAL = (0.3, 0.1, 0.03)  # usual spread of a logarithm by single knobs, pairs of knobs, and noise
-FACTORS = ((0.4, 1.0, 2.5, 6.0), (0.4, 1.0, 2.5), (0.4, 1.0, 2.5, 6.0))  # of each spread to try; the most likely are used
-DOUBT = 1.0  # prior spread of the factors' natural logarithms: without evidence, the usual spreads hold
+USUAL = (0.3, 0.1, 0.03)  # usual spreads of a logarithm due to single knobs, pairs of knobs, and noise
+FACTORS = (
+    (0.4, 1.0, 2.5, 6.0),
+    (0.4, 1.0, 2.5),
+    (0.4, 1.0, 2.5, 6.0),
+)  # to try on each of these
+DOUBT = 1.0  # prior spread of the factors' natural logarithms, whose prior mean is 0
 BIAS = 2.0  # prior spread of the level, which is almost unknown
 JITTER = 1e-9
 
@@ -22,14 +26,14 @@ Scales = tuple[float, float, float]  # spreads of effects, of pairs, and of meas
 class LinearModel:
     """A conjugate linear model y = level + effects + pairs + noise, in which weights are normal with mean 0.
 
-    It never lists the weights: only inner products of configurations count, so that its cost grows with the number of
-    measurements, not with the thousands of pairs (Rasmussen & Williams, Gaussian Processes, 2.1).
+    It never computes the weights, but only inner products of configurations. So its cost grows with the number of measurements,
+    not with the thousands of pairs (Rasmussen & Williams, Gaussian Processes, 2.1).
 
     Attributes:
         scales: the spreads in use.
 
     Args:
-        features: of the measured configurations.
+        features: features of the measured configurations.
         y: the measurements, in logarithms.
         noise: relative spread of each measurement, 1 for an ordinary one.
         usual: expected spreads of effects, of pairs and of measurements.
@@ -79,11 +83,11 @@ class LinearModel:
         return np.asarray(self._level + self._covariance(features, self._features) @ self._solved)
 
     def variances(self, features: Features, beside: Features) -> tuple[Array, Array, float]:
-        """Returns the posterior variances of configurations, their covariances with another one, and the variance of that one.
+        """Returns the posterior variances of configurations, their covariances with `beside`, and the variance of `beside`.
 
         Args:
             features: the configurations.
-            beside: a single row.
+            beside: another configuration, as a single row.
         """
         spread = self._spread(features)
         other = self._spread(beside)[:, 0]

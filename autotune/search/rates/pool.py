@@ -10,8 +10,8 @@ import numpy as np
 from autotune.search.rates.coding import Codes, Coding
 from autotune.search.rates.rules import Params
 
-MAX_LISTED = 1500  # size of the largest space whose configurations are all considered
-NUM_BEST = 5  # configurations whose neighbours are considered
+MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
+NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
 
 
@@ -30,7 +30,7 @@ class Pool:
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
 
     def encode(self, configurations: Sequence[Params]) -> Codes:
-        """Returns the codes of configurations. Each is encoded only once, since every proposal needs those of all trials."""
+        """Returns the codes of configurations. Each is encoded only once: every proposal needs the codes of all trials."""
         keys = [tuple(params.items()) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._encoded}
         self._encoded.update(zip(new, self._coding.encode(list(new.values())), strict=True))
@@ -41,7 +41,7 @@ class Pool:
 
         Args:
             best: tried configurations, the best first.
-            rng: for spaces too large to list.
+            rng: draws candidates if the space is too large to list.
         """
         return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D searched for, over the rate; largest uncertainty of D, relative to the rate's
-# Share of the rate that remains if threads and workers compete for cores: threads wait for one another, and a worker counts as
-# busy while it waits for a core. Four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
+MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D that is considered and its largest uncertainty, both relative to the rate's
+# Share of the rate that remains if threads and workers compete for cores, because threads wait for one another. Measured with
+# four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
 SHARPNESS = 8.0  # of the transition from loader-bound to device-bound: batch times vary, so both wait a little if D = L
 
@@ -24,7 +24,7 @@ class Machine:
 
     Attributes:
         num_cores: effective cores of one process; None when unknown.
-        is_cpu: whether the step computes on them.
+        is_cpu: whether the step computes on the cores.
         memory_bytes: memory a trial may fill; None when unknown.
         workers: number of loader workers, if not searched.
         threads: number of the step's threads, if not searched; None for all cores.
@@ -46,9 +46,9 @@ class Machine:
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
     """Returns the rates that result from D and L.
 
-    Without workers, step and loader take turns. With workers on cores of their own, the slower one decides. A worker that takes
-    a core from a thread of the step stalls the whole step, whose threads wait for each other after every operator: for such
-    workers the two take turns again, 1/rate = 1/L + 1/D, with a small additional loss.
+    Without workers, step and loader take turns. With workers on separate cores, the slower of the two decides. A worker
+    that takes a core from a thread stalls the whole step, because the threads wait for each other after every operator. If all
+    workers do, step and loader again take turns: 1/rate = 1/L + 1/D, with a small additional loss.
 
     Args:
         device: D, samples per second with a free loader.
@@ -74,10 +74,10 @@ def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
 
 
 def device_rate(rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> tuple[Array, Array]:
-    """Returns the D that explains a rate, given L, and by what factor it is less certain than the rate.
+    """Returns the D that explains a rate, given L, and the factor by which D is less certain than the rate.
 
-    D is found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone decides, any large D would do,
-    and the factor is large.
+    D is found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone limits the rate, any
+    large D explains it, and the factor is large.
     """
 
     def together(device: Array) -> Array:

@@ -26,9 +26,9 @@ class Rules:
     Attributes:
         active: removes inactive knobs from a configuration.
         is_open: whether a configuration is new and fits the rest of the budget.
-        may_win: whether a configuration was not ruled out after it was measured.
+        may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
-        costly: knobs whose values cost a compilation -> the value that does not.
+        costly: knob with values that cost a compilation -> its value that costs none.
         gains: knob -> value -> its usual gain, as logarithm of a ratio of rates; 0 for values that are not named.
         spreads: knob -> usual spread of its gains, relative to `model.USUAL`; 1 for knobs that are not named.
         ladders: knob -> its values, ordered so that each does what the previous one does and more, and its `Levelled.step`.

@@ -24,9 +24,9 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import Proposed, Step
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
-MAX_SPREAD = 0.15  # of the rates round what D and L predict; beyond it a model of the rates alone may be better
-MIN_SPREAD_TRIALS = 8  # rates needed before the spread is meaningful
-MOST_TRIALS = 150  # that models are fitted to: the time of a fit grows with their number cubed
+MAX_SPREAD = 0.15  # error of forecasts from D and L, above which a model of the rates alone is tried
+MIN_SPREAD_TRIALS = 8  # number of rates from which on this error is meaningful
+MOST_TRIALS = 150  # trials that models are fitted to at most: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # growth of the number of trials after which the models' spreads are found anew
 STOP_IMPROVEMENT = 0.01  # a proposal below this expected improvement is unpromising ...
 STOP_AFTER = 5  # ... and this many in a row end the search
@@ -50,23 +50,22 @@ class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
     Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds it takes
-    and the chance that it runs out of memory. What knobs usually bring is the prior; the trials overrule it. Everything is read
-    from the journal, so trials that others added, or that run concurrently, count like its own.
+    and the chance that it runs out of memory. The usual gains of knobs are the prior, which the trials overrule. All trials are
+    read from the journal, so those that another part added, or that run concurrently, count like those proposed here.
 
-    Where this cannot help (several objectives, no rates, an objective other than the rate) the fallback proposes, and the
-    reason is given. If D and L do not explain the rates, it continues with a model of the rates alone; on landscapes designed
-    to break D and L, an early version was at first behind TPE.
+    The fallback proposes, and the reason is given, when this sampler cannot help: with several objectives, no rates, or an
+    objective other than the rate. If D and L do not explain the rates, a model of the rates alone is used.
 
     Attributes:
         rules: what the study knows about configurations.
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
-        is_held_back: whether some were left out because they would run out of memory, or are not worth the risk.
+        is_held_back: whether the last proposal left out configurations that would or might run out of memory.
 
     Args:
-        fallback: proposes where this sampler cannot help.
+        fallback: sampler that proposes when this one cannot help.
         seed: makes proposals repeatable.
-        distributions: what is searched; None for what the finished trials have in common.
+        distributions: the search space; None for the knobs that all finished trials have in common.
         rules: what the study knows about configurations.
         options: which parts to use.
     """
@@ -89,7 +88,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
         self._history = History()
         self._levels: tuple[Any, ...] = ()
-        self._scales: dict[str, Scales] = {}  # of the models, found when there were so many trials:
+        self._scales: dict[str, Scales] = {}  # spreads of the models, found when the study had `_num_scaled` trials
         self._num_scaled = 0
         self._pool: Pool | None = None
         self._why_alone = self._told_alone = ""
@@ -97,10 +96,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     @property
     def has_nothing_more(self) -> bool:
-        """Whether the last proposals had no expected improvement worth a trial."""
+        """Whether none of the last STOP_AFTER proposals had an expected improvement worth a trial."""
         return self.options.stop and self._num_unpromising >= STOP_AFTER
 
-    def hope_again(self) -> None:
+    def reconsider(self) -> None:
         """Resets the count of unpromising proposals, because the trial they were compared with was ruled out."""
         self._num_unpromising = 0
 
@@ -126,7 +125,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._fallback.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Returns the search space, or that of the fallback if it proposes."""
+        """Returns the search space, or the fallback's if the fallback proposes."""
         if why := self._why_not(study):
             self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
             return self._fallback.infer_relative_search_space(study, trial)
@@ -211,7 +210,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return Coding(distributions, [one.params for one in known], self.rules.ladders)
 
     def _pool_of(self, coding: Coding) -> Pool:
-        """Returns the candidates of a space; the same as before, which remember much, if its levels are."""
+        """Returns the candidates of a space: the last pool, with its caches, unless the levels have changed."""
         levels = tuple((knob.key, knob.values) for knob in coding.knobs)
         if levels != self._levels:
             self._levels, self._pool = levels, Pool(coding, self.rules.active)
@@ -236,7 +235,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
 
     def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        """Returns the forecast from D and L, or from the rates alone if those predict each other better."""
+        """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         num_rates = sum(one.rate is not None for one in known)
         if not forecast.is_decomposed:

@@ -19,17 +19,17 @@ from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
-NUM_OPEN = 60  # candidates with the largest expected gains for their time that are looked at closely
-NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
-NEAR_FRAC = 0.5  # of the largest expected gain for its time, from which fewer changes count more
-MOST_WINNERS = 30  # fastest trials of which one is taken for the best: the one with the highest forecast
-SURE_CHANCE = 0.9  # chance to fit below which ...
-RISK_GAIN = 0.02  # ... so much has to be expected
+NUM_OPEN = 60  # candidates that are examined closely: those with the largest expected gains for their time
+NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
+NEAR_FRAC = 0.5  # share of the largest expected gain for its time; above it, the number of changes decides
+MOST_WINNERS = 30  # number of fastest trials among which the one with the highest forecast counts as the best
+SURE_CHANCE = 0.9  # below this chance to fit, a candidate needs an expected gain of RISK_GAIN
+RISK_GAIN = 0.02
 FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
-POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
-RELIEF = 0.1  # gain if a side cost nothing, from which that side is worth a change
-BELONGS = 0.3  # importance to a side from which a knob belongs to it
+POSSIBLE_Z = 1.2816  # standard deviations to the gain shown as "up to", which one in ten such changes exceeds
+RELIEF = 0.1  # a side limits a configuration if the rate would grow at least by this, in logarithms, if the side cost nothing
+BELONGS = 0.3  # a knob belongs to a side if it matters to it at least this much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Proposed:
         params: the configuration; {} to leave it to the fallback.
         why: one line on why it is proposed.
         expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
-            unknown. If many may each be a little better, it exceeds the expected gain of any single one.
+            unknown. If many candidates may each be a little better, it exceeds the expected gain of each.
         is_fallback: whether another sampler proposes.
     """
 
@@ -56,8 +56,8 @@ class Step:
     Args:
         coding: the levels of the knobs.
         pool: the candidates.
-        forecast: of the rates.
-        memory: of the memory; None to ignore it.
+        forecast: forecasts the rates.
+        memory: predicts whether configurations fit the memory; None to ignore memory.
         known: past and running trials.
         rules: what the study knows about configurations.
         options: which parts to use.
@@ -86,7 +86,7 @@ class Step:
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
         self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
-        self.is_held_back = False  # whether some were left out because of memory
+        self.is_held_back = False  # whether candidates were left out because of memory
 
     def propose(self) -> Proposed | None:
         """Returns the proposal; None if no considered configuration is open."""
@@ -113,7 +113,7 @@ class Step:
         params = {place: self._coding.decode(codes[place].tolist()) for place in places}
         cost = {place: self._rules.expected_s(params[place]) ** COST_POWER if self._options.cost else 1.0 for place in places}
         worth = {place: gains[place] / cost[place] for place in places}
-        # Of those that are about as promising the one with the fewest changes, which says the most about each.
+        # Among candidates about as promising as the best, the one with the fewest changes says most about each change.
         near = [place for place in places if worth[place] >= NEAR_FRAC * max(worth.values())]
         num_changes = {place: int((codes[place] != reference[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
@@ -167,7 +167,7 @@ class Step:
         return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
 
     def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
-        """Whether each configuration has no costly values, those of one of the best so far, or is one of these beside them."""
+        """Whether each configuration has no costly values, or equals one of the best in all costly knobs or in all others."""
         costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
@@ -182,7 +182,7 @@ class Step:
         return lead_of(side, sides) if side else "most promising"
 
     def _sides(self, expected: Expected, place: int) -> list[str]:
-        """Returns the sides that limit a configuration, the bottleneck first: it would gain if these cost nothing."""
+        """Returns the sides that limit a configuration, the bottleneck first: those whose cost slows it down noticeably."""
         if not self._forecast.is_decomposed:
             return [ALL]
         relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
@@ -204,7 +204,7 @@ def _expected_gains(means: Array, spreads: Array) -> Array:
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns the side that a change of one knob of the best belongs to; "" if it is no such change.
+    """Returns the side that the only changed knob belongs to; "" if not exactly one knob differs from the best.
 
     Knobs that become active or inactive with the changed one do not count.
     """
