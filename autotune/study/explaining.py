@@ -172,7 +172,8 @@ class Explaining:
         more = [note for name, one in passes.items() if (note := _failed(name, one))]
         self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
         findings, made = self._tried(record, findings, ends_s)
-        if made:
+        if made or any(_is_open(finding) for finding in findings):
+            more += [_untried(record, finding) for finding in findings if _is_open(finding)][:1]
             kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
             self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
 
@@ -223,8 +224,7 @@ class Explaining:
         kept: list[Finding] = []
         made: list[checks.Check] = []
         for finding in findings:
-            is_open = finding.knob and finding.value is not None and finding.check is None and len(made) < MAX_CHECKS
-            check = self._try(record, finding, ends_s) if is_open else None
+            check = self._try(record, finding, ends_s) if _is_open(finding) and len(made) < MAX_CHECKS else None
             if check:
                 made.append(check)
             kept.append(checks.with_check(finding, check) if check else finding)
@@ -326,6 +326,19 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     was = (finding.check or {}).get("predicted")
     return replace(finding, gain=Gain.from_json(was)) if was else finding
+
+
+def _is_open(finding: Finding) -> bool:
+    """Whether a finding names a setting that was not tried yet."""
+    return bool(finding.knob) and finding.value is not None and finding.check is None
+
+
+def _untried(record: TrialRecord, finding: Finding) -> str:
+    needed_s = len(ORDER) * record.fresh_s
+    minutes = math.ceil(needed_s / 60)
+    return (
+        f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `autotune explain --minutes {minutes}` does it"
+    )
 
 
 def _failed(name: str, record: TrialRecord) -> str:
