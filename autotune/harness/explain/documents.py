@@ -1,7 +1,7 @@
 """Defines the files that a trial in mode "explain" writes, one a rank, beside its result.
 
-Like `protocol`, this module needs only Python 3.9 and the standard library, and is read by both sides. Seconds are floats, bytes
-integers; what could not be found out is None and `notes` says why, never 0. Each pass runs in a process of its own:
+Like `protocol`, this module needs only Python 3.9 and the standard library, and is read by both sides. Seconds are floats,
+bytes integers; what could not be found out is None and `notes` says why, never 0. Each pass runs in a process of its own:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
@@ -18,7 +18,8 @@ from ..protocol import SCHEMA
 
 LINES, TRACE, MEMORY = PASSES = ("lines", "trace", "memory")
 
-# Phases of a step, as the host sees them. "input" is inside the loader's __next__, "transfer" are copies of a batch to the device.
+# Phases of a step, as the host sees them. "input" is inside the loader's __next__, "transfer" are copies of a batch to the
+# device, "forward" are the calls of the module that trains and of torch's losses.
 INPUT, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, OTHER = STEP_PHASES = (
     "input", "transfer", "forward", "backward", "optimizer", "other",
 )  # fmt: skip
@@ -94,8 +95,9 @@ class Stage:
 
 @dataclasses.dataclass
 class Site:
-    """A place in the program's own code where the host waits for the device or copies synchronously, or where tensors become
-    Python numbers (`.item()`, `.cpu()`, `.tolist()`, `print(tensor)`); on the CPU these are counted as well.
+    """A place in the program's own code where the host waits for the device, or would if there were one.
+
+    Copies that block, and tensors that become Python numbers (`.item()`, `.cpu()`, `.tolist()`, `print(tensor)`).
 
     Attributes:
         kind: "item", "cpu", "synchronize", "copy" (pageable, blocking, host to device), "nonzero", ...
@@ -215,7 +217,8 @@ class Memory:
         peak_bytes: peak of what the program's tensors hold: on CUDA the allocator's, on the CPU the sum of the parts below.
         process_peak_bytes: on the CPU, the process's peak; None on CUDA.
         parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest on CUDA.
-        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first.
+        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first; each
+            without the modules inside it, "" for the root.
         by_operator: [{"operator", "flops", "count"}] of one step.
         flops: of one step, forward and backward; None if not counted.
         flops_forward: the forward pass alone.
