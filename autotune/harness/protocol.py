@@ -115,8 +115,7 @@ class Spec:
         nonce: random word that the result must repeat, so that results of an earlier attempt are not mistaken for this one's.
         folder: absolute path of the trial's folder.
         mode: "measure" (stop after the window), "inspect" (stop after a few steps), "parity" (stop after `max_steps` optimizer
-            steps, keep the loss of each), "explain" (stop after the pass `explain`, write its document), "apply" (never stop,
-            never measure).
+            steps, keep the loss of each), "explain" (stop after a pass), "apply" (never stop, never measure).
         knobs: knob key -> value for the knobs to change; an absent knob keeps the program's own value.
         passed: knob key -> value of the knobs already set on the command line; the harness only checks them.
         target: which loaders to change, from `RankResult.target` of the baseline; None in the baseline itself.
@@ -139,7 +138,7 @@ class Spec:
         made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The device's name is None
             on the CPU; unknown values are absent.
         late: in mode "apply", knob key -> why it was set too late to have any effect in this process.
-        explain: in mode "explain", the pass to run, one of `explain/documents.PASSES`; "" in any other mode.
+        explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
     """
 
     trial: int

@@ -177,7 +177,8 @@ class Explaining:
         findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
         findings, made = self._tried(record, findings, ends_s)
-        if made:
+        if made or any(_is_open(finding) for finding in findings):
+            more += [_untried(record, finding) for finding in findings if _is_open(finding)][:1]
             kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
             self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
 
@@ -228,8 +229,7 @@ class Explaining:
         kept: list[Finding] = []
         made: list[checks.Check] = []
         for finding in findings:
-            is_open = finding.knob and finding.value is not None and finding.check is None and len(made) < MAX_CHECKS
-            check = self._try(record, finding, ends_s) if is_open else None
+            check = self._try(record, finding, ends_s) if _is_open(finding) and len(made) < MAX_CHECKS else None
             if check:
                 made.append(check)
             kept.append(checks.with_check(finding, check) if check else finding)
@@ -340,6 +340,19 @@ def _slowed(evidence: Evidence) -> str:
         return ""
     why = "the machine was busy, or the pass slowed it"
     return f"{LINES}: a step took {slowdown:.1f} times as long as when it was measured: {why}"
+
+
+def _is_open(finding: Finding) -> bool:
+    """Whether a finding names a setting that was not tried yet."""
+    return bool(finding.knob) and finding.value is not None and finding.check is None
+
+
+def _untried(record: TrialRecord, finding: Finding) -> str:
+    needed_s = len(ORDER) * record.fresh_s
+    minutes = math.ceil(needed_s / 60)
+    return (
+        f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `autotune explain --minutes {minutes}` does it"
+    )
 
 
 def _failed(name: str, record: TrialRecord) -> str:

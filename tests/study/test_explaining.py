@@ -2,9 +2,11 @@
 
 import pytest
 
+from autotune.config.command import CommandTemplate
+from autotune.errors import BadInput
 from autotune.records import Kind, Outcome
-from autotune.study import resume_study
-from autotune.testing.fake_launcher import Failure, Surface
+from autotune.study import Wanted, explain_study, resume_study
+from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.explain import made
 
 AUTO = "explain.auto=true"
@@ -123,3 +125,126 @@ def test_a_pass_that_saw_much_slower_steps_than_were_measured_claims_nothing(ben
     for entry in summary["explanation"]["explained"]:
         assert not [finding for finding in entry["findings"] if finding["cause"] == "Python in the step"]
         assert any("times as long as when it was measured" in note for note in entry["notes"])
+
+
+def fused(which, knobs):
+    """Documents of a program whose update takes a third of the step."""
+    return [made.lines(made.line("loss.backward()", 0.05), phases_s=made.phases(optimizer=0.03))] if which == "lines" else []
+
+
+FASTER = {("optimizer.implementation", "fused"): 1.3}
+OBSERVED = {**Surface().observed, "optimizer.implementation": "default"}
+
+
+def explain(bench, **wanted):
+    """Explains a study that has ended, as `autotune explain` does."""
+    bench.inputs.config.study.budget.minutes = None
+    return explain_study(bench.inputs, bench.folder, bench.listener, Wanted(**wanted))
+
+
+def test_a_study_can_be_explained_later_and_stays_as_it_was(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    before = made_bench.run()
+    after = explain(made_bench, passes=("lines",))
+    assert passes(made_bench) == [(before["best"]["trial"], "lines")]
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed == {"explanation", "trials"}
+    assert made_bench.folder.read_summary() == after
+    assert "Python in the step" in made_bench.folder.best_file.read_text()
+
+
+def test_a_pass_that_ran_is_not_run_again(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",))
+    explain(made_bench, trial=0, passes=("lines", "memory"))
+    assert passes(made_bench) == [(0, "lines"), (0, "memory")]
+
+
+def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
+    made_bench.run()
+    summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
+    tried = [(trial.changed, trial.kind) for trial in made_bench.trials if trial.kind is Kind.check]
+    with_remedy = {"optimizer.implementation": "fused"}
+    assert [changed for changed, _ in tried] == [with_remedy, {}, {}, with_remedy]
+    finding = summary["explanation"]["explained"][0]["findings"][0]
+    assert finding["gain"]["kind"] == "measured"
+    assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # input without workers takes part of the 30 %
+    assert finding["check"]["predicted"]["kind"] == "predicted"
+    assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
+
+
+def test_a_setting_that_gains_nothing_is_refuted_and_counted(bench, tiny):
+    made_bench = bench(Surface(documents=fused, observed=OBSERVED), *tiny, minutes=20)
+    made_bench.run()
+    explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
+    assert explanation["explained"][0]["findings"] == []
+    assert explanation["accuracy"] == {"checked": 1, "held": 0}
+
+
+def test_no_check_begins_without_time(bench, tiny):
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
+    assert Kind.check not in kinds(made_bench)
+    notes = made_bench.folder.read_explanation()["explained"][0]["notes"]
+    assert any(note.startswith("unfused optimizer: not tried") for note in notes)
+
+
+def test_a_setting_that_the_search_tried_is_checked_by_its_trials(bench, tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("optimizer.implementation: [default, fused]\nloader.num_workers: [0, 2]\n")
+    surface = Surface(documents=fused, gains=FASTER, observed=OBSERVED)
+    made_bench = bench(surface, f"search_space={file}", minutes=20)
+    made_bench.run()
+    explanation = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
+    assert [check["how"] for check in explanation["checks"]] == ["trials of this study"]
+    assert explanation["explained"][0]["findings"][0]["gain"]["mid"] == pytest.approx(0.216, abs=0.06)
+
+
+def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, passes=("lines",))
+    fixed = CommandTemplate(parts=["python", "-c", "print()"])
+    explanation = explain(made_bench, fixed=fixed, pairs=4)["explanation"]
+    launched = [launch.argv for launch in made_bench.launcher.launches[-8:]]
+    assert [argv == ["python", "-c", "print()"] for argv in launched] == 2 * [True, False, False, True]
+    check = explanation["checks"][0]
+    assert (check["how"], check["num_pairs"], check["held"]) == ("fixed program", 4, False)
+    assert check["remedy"] == "python -c 'print()'"
+    assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the stand-in runs as fast as the program
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"trial": 99}, "no such trial"),
+        ({"fixed": CommandTemplate(parts=["true"])}, "was not explained yet"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(wanted, said, bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    with pytest.raises(BadInput, match=said):
+        explain(made_bench, **wanted)
+
+
+def test_a_trial_without_a_measurement_is_refused_with_those_that_have_one(bench, tiny):
+    surface = Surface(documents=documents, failures=lambda trial, _: OUT_OF_MEMORY if trial == 2 else None)
+    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench.run()
+    with pytest.raises(BadInput, match=r"it ended as .*_oom.*got 2. Can be explained: 0, 1"):
+        explain(made_bench, trial=2)
+
+
+def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
+    number = next(trial.number for trial in made_bench.trials if trial.kind is Kind.explain)
+    (made_bench.folder.trial_path(number) / "explained.lines.rank0.json").write_text('{"rank": 0')
+    entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
+    assert entry["findings"] == []
+    assert entry["notes"][0].startswith("lines: rank 0 is not known: explained.lines.rank0.json cannot be read")
