@@ -147,11 +147,11 @@ class History:
         """Follows the trace, whose entries are in order."""
         began_us = entries[0].get("time_us", 0)
         for entry in (each for each in entries if each["action"] in INSIDE):
-            self._apply(entry)
+            self._replay(entry)
             self._points.append([(entry.get("time_us", 0) - began_us) / 1e6, self._allocated, self._reserved])
         self._keep_if_highest()
 
-    def _apply(self, entry: Dict[str, Any]) -> None:
+    def _replay(self, entry: Dict[str, Any]) -> None:
         action, size = entry["action"], int(entry["size"])
         if action == "alloc":
             self._living[entry["addr"]] = entry
