@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.explain.evidence import Operations
+from autotune.explain.tables import explained, write_tables
 
-TABLES = "autotune.explain.tables"
 MAX_DISTORTION = 1.5  # profiled over plain step, above which shares say little of the plain program
 
 
@@ -23,11 +21,8 @@ def tables(folders: Sequence[Path], place: Path, mask: Callable[[str], str]) -> 
         place: folder that gets the tables.
         mask: removes secrets from texts.
     """
-    if importlib.util.find_spec(TABLES) is None:
-        return []
-    module = importlib.import_module(TABLES)
-    made = module.explained(folders, mask=mask).tables
-    module.write_tables(made, place)
+    made = explained(folders, mask=mask).tables
+    write_tables(made, place)
     ranks = sorted({int(row["rank"]) for row in made.rows("operators")})
     return [
         operations_of(made.rows("operators", rank), made.rows("breakdown", rank), made.distortion.get(rank)) for rank in ranks
