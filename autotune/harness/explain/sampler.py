@@ -24,7 +24,7 @@ SWITCH_S = 0.0005  # the interpreter's switch interval meanwhile: the sampler wa
 # A thread in one of these waits for others: it uses no time.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
 MAX_LINES = 300
-MAX_COST, MAX_FACTOR = 0.015, 2.5  # a sampler that needs more of a core samples less often, down to this
+MAX_COST, MAX_FACTOR = 0.01, 2.5  # a sampler that needs more of a core samples less often, down to this
 
 Key = Tuple[str, str, Any, int]  # phase, where, code, line
 
