@@ -32,6 +32,8 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     process.py                facts and memory of the process
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
+    explain/                  mode "explain": passes that tell where time and memory go, one file each beside base.py; passes.py
+                              begins and ends them, documents.py defines what they write
     adapters.py               what is known of particular libraries; no other module names one
     knobs/                    how each family of knobs is set, read back and reported: one handler each, all in registry.py
 """

@@ -241,6 +241,14 @@ def test_a_stack_is_read_innermost_first() -> None:
     assert stack_of(1) == []
 
 
+def test_a_frame_without_a_line_counts_for_its_function() -> None:
+    sampler = LineSampler(Sources(), 0.002, lambda: "other")
+    code = test_a_frame_without_a_line_counts_for_its_function.__code__
+    sampler._note([(code, None)], "other", MAIN, 0.5)
+    (line,) = sampler.lines(1.0)
+    assert (line.line, line.self_s) == (code.co_firstlineno, 0.5)
+
+
 def test_code_is_the_program_s_a_library_s_or_ours() -> None:
     sources = Sources()
     assert sources.kind_of_file(__file__) == OWN

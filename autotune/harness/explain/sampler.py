@@ -24,7 +24,7 @@ SWITCH_S = 0.0005  # the interpreter's switch interval meanwhile: the sampler wa
 # A thread in one of these waits for others: it uses no time.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
 MAX_LINES = 300
-MAX_COST, MAX_FACTOR = 0.015, 2.5  # a sampler that needs more of a core samples less often, down to this
+MAX_COST, MAX_FACTOR = 0.01, 2.5  # a sampler that needs more of a core samples less often, down to this
 
 Key = Tuple[str, str, Any, int]  # phase, where, code, line
 
@@ -103,11 +103,12 @@ class LineSampler(threading.Thread):
             elif thread != self.ident and stack and os.path.basename(stack[0][0].co_filename) not in IDLE:
                 self._note(stack, phase, THREAD, elapsed_s)
 
-    def _note(self, stack: List[Tuple[Any, int]], phase: str, where: str, elapsed_s: float) -> None:
+    def _note(self, stack: List[Tuple[Any, Optional[int]]], phase: str, where: str, elapsed_s: float) -> None:
         kinds, kind_of = self._sources.kinds, self._sources.kind
         inner = own = None
         known = set()
-        for code, line in stack:
+        for code, number in stack:
+            line = number or code.co_firstlineno  # frames that torch.compile has made may have no line
             kind = kinds.get(code) or kind_of(code)
             if kind is HARNESS:
                 continue
@@ -164,13 +165,13 @@ def most_of_each(lines: List[Line]) -> List[Line]:
     return sorted(found, key=lambda line: -line.self_s)
 
 
-def stack_of(thread: int) -> List[Tuple[Any, int]]:
-    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended.
+def stack_of(thread: int) -> List[Tuple[Any, Optional[int]]]:
+    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended. A line may be unknown.
 
     All is done in one call of C code, during which no other thread runs: walking the frames of a thread that goes on meanwhile
     reads freed memory where torch.compile runs frames of its own (seen with Python 3.11).
     """
-    stack: List[Tuple[Any, int]] = []
+    stack: List[Tuple[Any, Optional[int]]] = []
     first = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
     frames = itertools.accumulate(itertools.chain(first, itertools.repeat("f_back")), getattr)
     with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost frame; the thread has ended

@@ -65,10 +65,11 @@ class SyncSites:
         return not self._is_on_gpu or not hasattr(first, "is_cuda") or bool(first.is_cuda)
 
     def _around(self, kind: str, function: Any) -> Any:
-        is_compiling = torch_is_compiling()
+        is_compiling, marks, is_on_host = torch_is_compiling(), self._marks, not self._is_on_gpu
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._is_counted(args[0] if args else None):
+            # Torch's own optimizers read their step numbers: the quick way out comes first.
+            if (is_on_host and marks.now is OPTIMIZER) or is_compiling() or not self._is_counted(args[0] if args else None):
                 return function(*args, **kwargs)
             return self._timed(kind, function, args, kwargs)
 
@@ -84,8 +85,6 @@ class SyncSites:
 
     def _note(self, kind: str, frame: Any, seconds: float) -> None:
         phase = self._marks.now
-        if phase == OPTIMIZER and not self._is_on_gpu:
-            return  # torch's own optimizers read their step number
         own = self._sources.own_frame(frame)
         if own is not None:
             seen = self._seen.setdefault((kind, own.f_code, own.f_lineno, phase), [0, 0.0])
