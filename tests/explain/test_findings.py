@@ -63,6 +63,8 @@ def test_a_loop_of_layers_of_torch_is_computation(tmp_path):
         phase=FORWARD,
     )
     assert causes(made.evidence(made.lines(call, inner))) == []
+    by_itself = made.line("x = torch.tanh(layer(x)) * 0.9", 0.06, file=str(file), line=2, phase=FORWARD)
+    assert causes(made.evidence(made.lines(by_itself))) == []
 
 
 def test_numbers_fetched_for_each_parameter(tmp_path):

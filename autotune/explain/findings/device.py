@@ -139,7 +139,7 @@ def _of_larger_batch(share: float, times: float) -> Gain:
     def gain(fixed: float) -> float:
         return times / (fixed + times * (1 - fixed)) - 1
 
-    return Gain(low=gain(0.5 * share), mid=gain(0.9 * share), high=gain(min(0.98, 1.1 * share)), kind="predicted")
+    return Gain(low=gain(0.5 * share), mid=gain(0.95 * share), high=gain(min(1.0, 1.1 * share)), kind="predicted")
 
 
 def _model_line(evidence: Evidence) -> str:

@@ -12,7 +12,7 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, ms, percent
 from autotune.explain.findings.pipeline import is_behind
 from autotune.explain.gains import Saved, gain_of
-from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work, is_torch, named, place_of
+from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work, named, place_of
 from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
 
 ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
@@ -95,13 +95,11 @@ def _is_at(site: Site, line: Line) -> bool:
 
 def _is_python(line: Line, evidence: Evidence) -> bool:
     """Whether a line's time goes to Python or other libraries rather than to torch, or to many small calls of torch."""
-    if is_in_inner_loop(line, evidence.first):
-        return line.phase == OTHER or not is_torch(line, evidence.first)
-    return (
-        line.phase in (OTHER, FORWARD)
-        and not is_tensor_work(line, evidence.first)
-        and (bool(line.callee) or line.phase == OTHER)
-    )
+    if line.phase == OTHER and is_in_inner_loop(line, evidence.first):
+        return True
+    if is_tensor_work(line, evidence.first):
+        return False
+    return is_in_inner_loop(line, evidence.first) or line.phase == OTHER or (line.phase == FORWARD and bool(line.callee))
 
 
 def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
