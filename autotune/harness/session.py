@@ -21,7 +21,7 @@ from .phases import Phases
 from .window import Window
 
 EAGER_STEPS = 8  # the first steps, which are processed one by one
-LOOK_S = 0.1  # between two calls of `_look` after those: the length of two blocks, because `_look` is costly cold code
+LOOK_S = 0.1  # seconds from one call of `_look` to the next after the eager steps; `_look` is costly because its code is cold
 
 
 class Session(TrialContext):
@@ -178,7 +178,7 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # If the loader's batches give a step's samples, calls need not be counted, except for a GPU's clock.
+        # Calls of the model are counted where the loader's batches do not give the samples, and for the clock of a GPU.
         self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         self.modules.settle()
         if self.num_steps == 1:
