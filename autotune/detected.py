@@ -57,13 +57,14 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
     program, found = program_of(command), result.world_size
     if program.num_processes in (None, found):
         return ""
-    words = f"{program.starter} was asked for {program.num_processes} processes, {found} train{'s' if found == 1 else ''}"
+    words = f"{program.starter} was asked for {program.num_processes} processes"
     if program.starter.startswith("accelerate") and result.facts.get("device") == "cpu":
         return (
-            f"{words}: on a CPU `accelerate launch` starts one itself and leaves several to MPI (--mpirun_hostfile). "
-            f"torchrun --nproc_per_node={program.num_processes} starts them"
+            f"{words}, {found} of them trained: on a CPU, `accelerate launch` starts only one, and more only with MPI "
+            f"(--mpirun_hostfile). torchrun --nproc_per_node={program.num_processes} starts them"
         )
-    return f"{words} together: the others are not in its process group of torch.distributed"
+    found_text = "the measured one trains alone" if found == 1 else f"only {found} train together"
+    return f"{words}, {found_text}: the others did not join the process group of torch.distributed"
 
 
 def _torch(result: RankResult) -> str:

@@ -75,9 +75,13 @@ def test_settings_that_did_not_take_effect_are_doubts():
     [
         ("python train.py", "cpu", ""),
         ("torchrun --nproc_per_node=2 train.py", "cpu", ""),
-        ("torchrun --nproc_per_node=4 train.py", "cpu", "asked for 4 processes, 2 train together: the others are not in its"),
-        ("accelerate launch --num_processes 3 train.py", "cuda", "accelerate was asked for 3 processes, 2 train together"),
-        ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "on a CPU `accelerate launch` starts one itself"),
+        (
+            "torchrun --nproc_per_node=4 train.py",
+            "cpu",
+            "asked for 4 processes, only 2 train together: the others did not join",
+        ),
+        ("accelerate launch --num_processes 3 train.py", "cuda", "accelerate was asked for 3 processes, only 2 train together"),
+        ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "on a CPU, `accelerate launch` starts only one"),
     ],
 )
 def test_processes_that_were_asked_for_and_do_not_train_together_are_missed(command, device, text):

@@ -22,7 +22,7 @@ from .phases import Phases
 from .window import Window
 
 EAGER_STEPS = 8  # the first steps, which are processed one by one
-LOOK_S = 0.1  # between two calls of `_look` after those: the length of two blocks, because `_look` is costly cold code
+LOOK_S = 0.1  # seconds from one call of `_look` to the next after the eager steps; `_look` is costly because its code is cold
 
 
 class Session(TrialContext):
@@ -189,9 +189,10 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # If the loader's batches give a step's samples, calls need not be counted, except for a GPU's clock.
-        is_counted = self.loaders.unit_source == "loader" and self.explained is None
-        self.modules.is_counting = self.device == "cuda" or not is_counted
+        # Calls of the model are counted where the loader's batches do not give the samples, in a pass that explains, and for the
+        # clock of a GPU.
+        is_fed = self.loaders.unit_source == "loader" and self.explained is None
+        self.modules.is_counting = self.device == "cuda" or not is_fed
         self.modules.settle()
         if self.num_steps == 1:
             self.window.first_step()

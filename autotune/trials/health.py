@@ -22,7 +22,7 @@ from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
 MOSTLY_FRAC = 0.5  # share of the bytes read that came from disk; above it the trial did not read from memory
-DRIFT_FACTOR = 1.5  # between repeats of one configuration; 18 of 272 recorded configurations had three as far apart
+DRIFT_FACTOR = 1.5  # fastest over slowest repeat of a configuration; three repeats differed so much in 18 of 272 recorded ones
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 FOREIGN_CORES = 0.1  # cores used by other programs on a busy machine; with more, a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle
@@ -221,8 +221,9 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 def drift(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how far the baseline's measurements lie apart if that is more than noise, "" otherwise.
 
-    The finals compare only measurements of the same round, so their ratio does not show this. Rounds may agree by chance, and
-    conditions may have changed since the search.
+    The finals compare only measurements of the same round, so their ratio does not show this. Nor do the finals' rounds alone
+    show it: they may agree by chance, or conditions may have changed since the search. So the baseline's first measurement
+    counts, too.
 
     Args:
         records: by number.

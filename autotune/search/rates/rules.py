@@ -31,7 +31,7 @@ class Rules:
         costly: knob with values that cost a compilation -> its value that costs none.
         gains: knob -> value -> its usual gain, as logarithm of a ratio of rates; 0 for values that are not named.
         spreads: knob -> usual spread of its gains, relative to `model.USUAL`; 1 for knobs that are not named.
-        ladders: knob -> its values, ordered so that each does what the previous one does and more, and its `Levelled.step`.
+        ladders: knob -> (its values, ordered so that each includes the previous one; its `Levelled.step`).
     """
 
     active: Callable[[Params], Params] = lambda params: params
