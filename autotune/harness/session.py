@@ -189,7 +189,7 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # Calls of the model are counted where the loader's batches do not give the samples, in a pass that explains, and for the
+        # Calls of the model are counted where the batches do not give the samples, in a pass that explains, and for the
         # clock of a GPU.
         is_fed = self.loaders.unit_source == "loader" and self.explained is None
         self.modules.is_counting = self.device == "cuda" or not is_fed
