@@ -80,7 +80,8 @@ class Secrets:
     """Masks known secret values, and whatever else looks like a secret, in what is written.
 
     Args:
-        values: from the environment; matched inside words from MIN_CHARS characters, as whole words from MIN_WORD_CHARS.
+        values: of secret environment variables. Those of at least MIN_CHARS characters are masked inside words, too; shorter
+            ones (at least MIN_WORD_CHARS) only as whole words.
         typed: given by the user as secrets; matched as whole words from MIN_TYPED_CHARS characters, even plain ones.
 
     Attributes:

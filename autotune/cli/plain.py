@@ -108,8 +108,10 @@ class PlainLines(View):
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Prints which changes of the winner the ablation measures."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
-        words = ", ".join(sorted(knobs)) or "those that seem to have no effect, reverted together"
-        _say(f"attribution  effects of the changes of {trial:04d}: {words}{time}")
+        if knobs:
+            _say(f"attribution  effects of the changes of {trial:04d}: {', '.join(sorted(knobs))}{time}")
+        else:
+            _say(f"attribution  {trial:04d} without the changes that seem to have no effect{time}")
 
     def notice(self, message: str) -> None:
         """Prints one line."""

@@ -29,7 +29,8 @@ class Operations:
     Attributes:
         count: operators that a step calls from the program or from other operators.
         host_s: seconds a step that the host spends in them.
-        by_operator: [{"operator", "count", "seconds"}] a step, the most seconds first; seconds of the device where it is one.
+        by_operator: [{"operator", "count", "seconds"}] a step, the most seconds first. The seconds are the GPU's if the program
+            trains on one, else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
         is_distorted: whether the profiler slowed the step so much that shares are not claimed.
     """
@@ -89,7 +90,7 @@ class Evidence:
 
     @property
     def busy_s(self) -> float:
-        """Seconds a step that the training thread does not wait for input, or less: what the device rate D allows."""
+        """Seconds a step without waiting for input, or the time of a step at the device rate D if that is shorter."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
         is_alike = self.record.device_rate and self.record.unit == self.first.unit

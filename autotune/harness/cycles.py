@@ -11,7 +11,8 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
 LEAST_STEPS = 3  # steps that this mean needs
-# Once the last gap is shorter than this share of the time since its end, it hardly affects the rate: stop waiting for the next.
+# The next gap is no longer awaited once the longest gap is less than this share of the time since the last one ended: gaps so
+# rare hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, for example logging, not validation
 FREQUENT = 10.0  # with this many gaps in the shortest window, they are averaged: a loader's bursts, short epochs
@@ -33,7 +34,8 @@ class Gap(NamedTuple):
         steps, end_s: number of steps and seconds from the first step to the gap's end.
         samples: samples from the window's opening to the gap's end.
         size_s: how long the gap took.
-        since_s: seconds to its end from the previous gap's end, or from where steps could first be compared.
+        since_s: seconds from the previous gap's end to this one's; for the first gap, from where its comparison with other
+            steps began.
         is_evaluation: whether the model was called in evaluation mode, for rollouts or a validation.
     """
 

@@ -5,7 +5,8 @@ This process guards the existing checkpoints (guarded.py) and those that other p
 which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a trial leaves
 no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most ALONE_S).
 
-PREFIX is what the marks of the study's processes begin with. Both sides write one JSON object per line, on stdin and stdout:
+Every process of the study has a mark in its environment; PREFIX is what these marks begin with. Both sides write one JSON
+object per line, on stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
                                                                    trials made; place: the trial's folder
@@ -110,7 +111,7 @@ class Trial:
         if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
         else:
-            events = []  # only writers that closed their files, which can be guarded again now
+            events = []  # no scan: programs only closed files that they wrote, and `look` above guards those again
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -141,7 +142,7 @@ class Trial:
                 **{
                     str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not
                 },
-                **{str(path): f"only {MAX_GUARDED} files are" for path in self._refused},
+                **{str(path): f"at most {MAX_GUARDED} files are guarded" for path in self._refused},
             },
             "wrote": sorted(map(str, self._wrote - self._own)),
         }
@@ -223,7 +224,7 @@ class Keeper:
     """The keeper program: its state, and its main loop in `run`.
 
     Args:
-        prefix: what the marks of the study's processes begin with.
+        prefix: what the marks begin with that the study's processes have in their environment.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -43,7 +43,7 @@ class TracePass(Pass):
         self._plain_step_s = _mean_step_s(context.window.steps["end_s"])
         self._marks = Marks(context)
         self._marks.on_change = self._enter
-        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies
+        self._syncs = SyncSites(context, self._marks, Sources())  # it also marks copies of batches to the device as a phase
         self._syncs.install()
         self._marks.install()
         self._marks.between_steps = self._start

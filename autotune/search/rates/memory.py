@@ -31,10 +31,11 @@ SPARED = {
 FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
 SAFE_CHANCE = 0.75  # least chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # least chance to fit for any proposal, however large its gain
-SAFE_FRAC = 0.93  # share of the memory that a batch meant to fill it stays below with a chance of at least one half
+SAFE_FRAC = 0.93  # `fills` proposes only batches with a chance of one half or more to take at most this share of the memory
 NOISE_FRAC = 0.02  # of a peak: allocators round, and on a CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
-PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # of PROCESS_BYTES: relative spread; largest share of the smallest trial's peak
+PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
+MOST_PROCESS_FRAC = 0.95  # PROCESS_BYTES is taken as at most this share of the smallest peak
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch: mean, spread
 CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
@@ -42,7 +43,8 @@ THREADS_BYTES = 40e6  # spread of what a number of threads adds on a CPU: stacks
 MOST_PEAKS = 100  # largest number of peaks that are fitted
 NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply
 MAX_FACTOR = 1.5  # largest change of the logarithm of a factor in one step
-# Scales of m: the part that grows with the batch, as a share of the largest peak. A priori all are equally probable.
+# Candidates for the memory that grows with the batch (m in MemoryModel), as shares of the largest peak. At first, all are
+# equally probable.
 GROWING = np.geomspace(0.001, 1.2, 40)
 
 
@@ -105,13 +107,13 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        It is 0 if a configuration that needs no more memory has run out, else 1 if one that needs at least as much has fitted.
-        Otherwise the model decides; without a model it is 1.
+        It is 0 if a trial that needs at most as much memory as this configuration ran out. Otherwise it is 1 if a trial that
+        needs at least as much fitted. Otherwise the model decides; without a model it is 1.
         """
         return float(self.chances([params])[0])
 
     def chances(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        """Returns `chance` of many configurations; computes only once what differs in no knob that affects memory."""
+        """Returns `chance` of many configurations; those that are alike in all knobs that affect memory are computed once."""
         keys = [self._key(params) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._chances}
         if new:
