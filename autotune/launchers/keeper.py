@@ -53,10 +53,10 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
+MAX_GUARDED, MAX_WATCHED = 64, 400  # files, each of which takes a descriptor, and folders
 MAX_WROTE = 1000
 ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
-ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: trials end within seconds then
+ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: between two checks, and in all; trials then end within seconds
 
 
 class Trial:
@@ -76,7 +76,7 @@ class Trial:
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next scan of open files
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
-        self._ended: list[Guarded] = []  # of files that the trial has replaced
+        self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
         for path in message["files"]:
             self._guard(Path(path))
         self._there = frozenset(self._guarded)
@@ -110,7 +110,7 @@ class Trial:
         if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
         else:
-            events = []  # only writers that closed their files, which can be guarded again now
+            events = []  # files were only closed by their writers, and can be guarded again
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -141,7 +141,7 @@ class Trial:
                 **{
                     str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not
                 },
-                **{str(path): f"only {MAX_GUARDED} files are" for path in self._refused},
+                **{str(path): f"only {MAX_GUARDED} files are guarded" for path in self._refused},
             },
             "wrote": sorted(map(str, self._wrote - self._own)),
         }
@@ -160,7 +160,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Records open files as written by the trial. Those among them that are new are its own: they are guarded no longer."""
+        """Records open files as written by the trial. New files among them are the trial's own, and are no longer guarded."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
