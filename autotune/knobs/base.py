@@ -109,7 +109,7 @@ class Knob:
         choices: allowed values of a str knob; empty = any.
         numbers: allowed numbers, ascending; empty = any within the bounds.
         bounds: smallest and largest number allowed on this host; None = no bound on that side.
-        examples: values for the documentation where the domain is empty or depends on the program; empty = the domain's.
+        examples: values for the documentation where the domain is empty or depends on the program; empty = the domain.
         blocked: why the knob cannot be set on this host; None if it can.
         expert: value that an expert would start with on this host; None for no preference.
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
@@ -117,15 +117,14 @@ class Knob:
         variables: every variable that any value may set; env.NAME cannot set the same one in the same study.
         is_before_torch: whether the knob must be set before torch is imported although it is no environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
-        is_costly: whether each value costs a compilation; tried only on the best configuration of the other knobs.
-        start_costs: value -> seconds that its compilation takes, relative to the cheapest; 1 for values that are not named.
-        usual_gain: usual effect of the expert's value on the logarithm of the rate, or of every value but the default if there
-            is no expert's value: the mean that the search assumes before its own trials.
-        usual_spread: how much the logarithm of the rate usually varies with the knob's values: the spread that the search
-            assumes before its own trials.
-        step_spread: the same between neighbouring choices, if the choices are ordered: all but the first do much the same, each
-            more than the one before. None if they are not ordered.
-        brief: a few words for the overview; with key and tier, a line fits in 80 columns.
+        is_costly: whether each value costs a compilation; such a knob is tried only on the best values of the others.
+        start_costs: value -> its compilation time, divided by that of the cheapest value; 1 for values that are not listed.
+        usual_gain: the search's prior mean for an effect on the logarithm of the rate: that of the expert's value or, if there
+            is none, of every value but the default.
+        usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
+        step_spread: the prior spread between neighbouring choices if the choices are ordered, as off, default, maximum: all but
+            the first have the same kind of effect, each more than the choice before it. None if they are not ordered.
+        brief: a few words for the overview, where key, tier and brief fit in 80 columns.
         phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
         off_phrase: text for the value "off" in such a list, "fp32".
         in_code: how a training script sets the knob: a line with "{value!r}" for the value, or value -> line, with OTHER for

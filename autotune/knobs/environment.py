@@ -20,7 +20,10 @@ KNOBS = {
     "MKL_NUM_THREADS": "threads.mkl",
     **{variable: key for key, variable in nccl.VARIABLES.items()},
 }
-LAUNCHERS = "A launcher gives each process its own: launch.nproc=N, or -- torchrun --nproc_per_node=N SCRIPT."
+LAUNCHERS = (
+    "A launcher sets it for each process. To start several processes, use launch.nproc=N, or -- torchrun --nproc_per_node=N "
+    "SCRIPT."
+)
 
 # Variables that env.NAME must not set: name -> what to use instead. Variables that a knob sets only for some of its values
 # (`Knob.variables`) are allowed, but not together with that knob (`catalogue.clashes`).
@@ -70,7 +73,7 @@ def env_knob(name: str) -> Knob:
             f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
             "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "
             "of a value are compared with the baseline's before it may win. Where a knob sets the same variable (memory.malloc "
-            "sets LD_PRELOAD), name only one of the two; the other leaves the search."
+            "sets LD_PRELOAD), name only one of the two; the other is then not searched."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
         hurts="A variable that changes what is trained (a batch size, say) is searched like any other; only the loss shows it.",

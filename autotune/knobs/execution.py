@@ -45,7 +45,7 @@ CHANNELS_LAST = Knob(
     ),
     helps=(
         "Convolutional networks with precision.amp=bf16: Tensor Core, AMX and oneDNN kernels want this layout, and without it "
-        "every convolution transposes. 1.1 to 2 times on CNNs, more on CPUs."
+        "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs more."
     ),
     hurts=(
         "Float32 CNNs gain little or lose on older GPUs. Operators without a channels_last kernel copy back and forth. "
@@ -81,7 +81,7 @@ COMPILE_MODE = Knob(
     ),
     helps=(
         "Many small pointwise operators (normalisation, activation, attention glue), or a GPU starved by Python's launch rate; "
-        "typically 1.1 to 1.5 times. `reduce-overhead` suits small batches; `max-autotune` long runs with fixed shapes."
+        "typically 1.1 to 1.5 times as fast. `reduce-overhead` suits small batches, `max-autotune` long runs with fixed shapes."
     ),
     hurts=(
         "Shapes that keep changing recompile until the limit and then run eagerly; data-dependent control flow breaks graphs. "
@@ -134,7 +134,7 @@ CUDNN_BENCHMARK = Knob(
         "torch.backends.cudnn.benchmark: cuDNN times its convolution kernels at the first call of every shape and keeps the "
         "fastest, instead of choosing by a heuristic."
     ),
-    helps="Convolutional networks with fixed input shapes, above all unusual channel counts; 0 to 20 %.",
+    helps="Convolutional networks with fixed input shapes, above all unusual channel counts: 0 to 20 % faster.",
     hurts=(
         "Shapes that vary are benchmarked again and again. The kernel chosen, and with it the last bits of the result, may "
         "differ from run to run. Larger workspaces can tip a full GPU into out-of-memory. No effect without convolutions."
@@ -205,9 +205,9 @@ ACTIVATION_CHECKPOINTING = Knob(
     },
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
-        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are the outermost modules that stand "
-        "directly in a Sequential or ModuleList, of the most frequent class; models of transformers use their own switch for "
-        "it."
+        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are modules directly in a Sequential or "
+        "ModuleList: the outermost ones of the most frequent class. In models of transformers, the library's own switch is "
+        "used."
     ),
     helps=(
         "A device full of activations (long sequences, large images, deep models): only the activations of one block and those "
@@ -232,14 +232,15 @@ SDPA = Knob(
     brief="kernels of attention",
     in_code="torch.nn.attention.sdpa_kernel(...) around the model's call: {value}",
     summary=(
-        "Which kernels may compute torch's scaled_dot_product_attention: `default` leaves it to torch's order of preference, "
-        "the others allow one fused kernel and `math`, the unfused fallback for inputs that the kernel cannot take; `math` "
-        "allows no other."
+        "Which kernels may compute torch's scaled_dot_product_attention. `default` leaves the choice to torch. `flash`, "
+        "`mem_efficient` and `cudnn` each allow one fused kernel, and the unfused `math` for inputs that this kernel cannot "
+        "take. `math` allows no fused kernel."
     ),
     helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
     hurts=(
-        "Each kernel takes some inputs only (flash: 16 bits, no custom mask); where none of them qualifies, `math` keeps the "
-        "whole matrix of scores in memory, and the trial counts as not applicable. Sums are taken in another order."
+        "Each kernel takes some inputs only (flash: 16 bits, no custom mask). If it can take none of a program's inputs, "
+        "`math` computes all, with the whole matrix of scores in memory, and the value is not applicable. Sums are taken in "
+        "another order."
     ),
 )
 

@@ -58,9 +58,9 @@ BATCH_SIZE = Knob(
     phrase="batch {}",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "Samples that one rank's loader hands to one training step. It changes the optimisation itself: fewer, less noisy "
-        "steps an epoch. A winner with another batch size trains differently until you re-tune the learning rate (scaling it "
-        "in proportion, with warm-up, is the usual start) or hold the global batch by accumulation."
+        "Samples that one rank's loader hands to one training step. It changes the optimisation itself: larger batches mean "
+        "fewer, less noisy steps in an epoch. A winner with another batch size trains differently until you re-tune the "
+        "learning rate (scaling it in proportion, with warm-up, is the usual start) or hold the global batch by accumulation."
     ),
     helps=(
         "A GPU that waits between small kernels: every kernel launch, optimizer update and gradient all-reduce is paid once a "
@@ -86,12 +86,12 @@ NUM_WORKERS = Knob(
     phrase="workers {}",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "Processes that read, decode and augment batches ahead of the training loop. 0 does it in the training process, "
-        "between the steps. Sample order stays the same; random augmentation draws from per-worker seeds."
+        "Processes that read, decode and augment batches ahead of the training loop. With 0 the training process does "
+        "this itself, between the steps. Sample order stays the same; random augmentation draws from per-worker seeds."
     ),
     helps=(
-        "The device is idle while the loop waits for data (`show` prints the share). About 1.1 x device rate x seconds of work "
-        "per sample are needed, so 4 to 8 a GPU for JPEG pipelines. Raise until the wait vanishes, no further."
+        "The device is idle while the loop waits for data (`show` prints the share). The number needed is about 1.1 x device "
+        "rate x seconds of work per sample: 4 to 8 for each GPU with JPEG images. Raise it until the wait vanishes, no further."
     ),
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
@@ -115,7 +115,7 @@ PREFETCH_FACTOR = Knob(
     phrase="prefetch {}",
     in_code=LOADER_ARGUMENT,
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
-    helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue evens out.",
+    helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
         "It cannot lift a loader that is too slow on average: add workers for that. Host and shared memory grow by "
         "workers x factor x batch bytes, pinned memory too."
@@ -195,7 +195,7 @@ MULTIPROCESSING_CONTEXT = Knob(
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
         "so both must be possible; each worker needs the memory that forked workers share. Where the data set cannot be "
-        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline checks."
+        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline checks this."
     ),
     start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
 )
@@ -212,8 +212,8 @@ IN_ORDER = Knob(
     brief="batches in the sampler's order",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "Whether batches are handed over in the sampler's order, however long one takes, or as they are made (false). Each "
-        "epoch has the same samples. It needs two workers or more."
+        "Whether batches are handed over in the sampler's order, even if one takes long to make, or in the order in which they "
+        "are finished (false). Each epoch has the same samples. It needs two workers or more."
     ),
     helps=(
         "false: some batches take far longer than others (large files, cold storage), and the loop waits for one while others "
@@ -243,12 +243,12 @@ SHARING_STRATEGY = Knob(
         "(file_system); torch.multiprocessing.set_sharing_strategy. It needs loader.num_workers > 0."
     ),
     helps=(
-        "file_system: batches of very many tensors, each of which costs an open file and a connection otherwise, up to 'too "
-        "many open files'."
+        "file_system: batches of very many tensors, each of which otherwise costs an open file and a connection, until the "
+        "program fails with 'too many open files'."
     ),
     hurts=(
-        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; where "
-        "it is killed, too, the files stay."
+        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; if the "
+        "helper is killed, too, the files stay."
     ),
 )
 
@@ -276,8 +276,8 @@ OWN_CORES = Knob(
         False: "do not bind the workers to cores",
     },
     summary=(
-        "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
-        "half of what threads.affinity leaves. It needs loader.num_workers > 0."
+        "Binds the loader's workers and the training process to separate cores. The workers get one core each, but together "
+        "at most half of the cores that threads.affinity leaves. It needs loader.num_workers > 0."
     ),
     helps="Workers that compute all the time no longer interrupt the thread that launches the kernels, or the step on a CPU.",
     hurts=(
@@ -314,8 +314,8 @@ NON_BLOCKING = Knob(
     ),
     helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
     hurts=(
-        "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied; "
-        "false undoes the program's own non_blocking=True. Not measured on a GPU yet."
+        "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied. "
+        "With false, the program's own non_blocking=True is ignored. Not measured on a GPU yet."
     ),
 )
 

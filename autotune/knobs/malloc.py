@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# File names of the libraries. Of several, the last by name is used: libtcmalloc_minimal, not libtcmalloc with its profilers.
+# File names of the libraries. If a folder has several, the last by name is used: libtcmalloc_minimal, not libtcmalloc.
 LIBRARIES = {
     "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
     "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
@@ -27,7 +27,7 @@ def installed() -> dict[str, str]:
 
 
 def found_in(folders: Iterable[Path]) -> dict[str, str]:
-    """Returns name -> path of the allocators in some folders; the first folder that contains one wins."""
+    """Returns name -> path of the allocators in some folders; for each allocator, the first folder that has it counts."""
     found: dict[str, str] = {}
     for folder in folders:
         try:

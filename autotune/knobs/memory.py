@@ -18,7 +18,7 @@ CONFIGURATIONS = {
     "collect_80": "garbage_collection_threshold:0.8",
     "cuda_malloc_async": "backend:cudaMallocAsync",
 }
-# Both are set: torch before 2.9 reads only the old name, and 2.9 and 2.10 still read some options from it (pytorch #183387).
+# Both variables are set: torch before 2.9 reads only the old one, and 2.9 and 2.10 read some options from it (pytorch #183387).
 CONFIGURATION_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -54,7 +54,7 @@ ALLOCATOR = Knob(
     summary=(
         "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
         "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to an eighth of a power of two, collect_80 "
-        "frees unused blocks above 80 % of the device, cuda_malloc_async leaves it to the driver. Set as "
+        "frees unused blocks once 80 % of the device is in use, cuda_malloc_async leaves allocation to the driver. Set as "
         "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(

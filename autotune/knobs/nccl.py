@@ -5,7 +5,7 @@ Names, values and defaults follow NCCL's documentation, "Environment Variables"
 NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob is
 offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL.
 
-NCCL needs GPUs. The tests without one check that each value reaches every rank's environment and is read back there.
+NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.
 The knobs have not been measured on a GPU yet.
 """
 
@@ -19,7 +19,7 @@ from autotune.knobs.ranges import no_cuda
 from autotune.records import KnobValue, Tier
 
 AUTO = "auto"  # the variable stays unset: NCCL decides
-UNSET = 0  # the same for numbers
+UNSET = 0  # as AUTO, for knobs whose values are numbers
 
 # Knob -> its variable. Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
 VARIABLES = {
@@ -38,7 +38,7 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree", and that fails if a collective lacks a bare name
+PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; a bare "tree" fails for collectives without one
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
 # NCCL's levels by distance -> the paths of `nvidia-smi topo -m` that each adds to the levels before it.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
@@ -172,16 +172,17 @@ ALGO = Knob(
     brief="ring, tree or NVLS",
     phrase="NCCL algo {}",
     summary=(
-        "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) holds for that collective and "
-        "leaves the others alone; a bare name holds for all."
+        "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) applies to all-reduces and "
+        "leaves other collectives alone; a bare name, `Tree`, applies to all."
     ),
     helps=(
         "NCCL's model of the machine is wrong for these message sizes: trees have less latency over many ranks, rings more "
         "bandwidth, NVLS adds up in the NVSwitches."
     ),
     hurts=(
-        "One algorithm for every size of message is rarely best. A bare name that a collective does not know ends the program "
-        "since 2.24. CollnetDirect and CollnetChain need a network that can compute reductions, and its plugin."
+        "One algorithm for every size of message is rarely best. Since NCCL 2.24, a bare name ends the program at the first "
+        "collective that lacks the algorithm. CollnetDirect and CollnetChain need a network that can compute reductions, and "
+        "its plugin."
     ),
 )
 
@@ -224,7 +225,7 @@ MIN_NCHANNELS = Knob(
     brief="channels at least",
     phrase="NCCL min_nchannels {}",
     summary=(
-        "NCCL_MIN_NCHANNELS: channels that a collective uses at least. Each is one CUDA block, on one of the GPU's "
+        "NCCL_MIN_NCHANNELS: the fewest channels that a collective uses. Each is one CUDA block, on one of the GPU's "
         "multiprocessors."
     ),
     helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
@@ -248,7 +249,8 @@ MAX_NCHANNELS = Knob(
     brief="channels at most",
     phrase="NCCL max_nchannels {}",
     summary=(
-        "NCCL_MAX_NCHANNELS: channels that a collective uses at most. Each is one CUDA block, on one multiprocessor of the GPU."
+        "NCCL_MAX_NCHANNELS: the most channels that a collective uses. Each is one CUDA block, on one multiprocessor of the "
+        "GPU."
     ),
     helps="Communication hides behind the backward pass, which is slowed by the multiprocessors that NCCL takes.",
     hurts="Communication that is not hidden takes longer with fewer channels.",
@@ -268,7 +270,7 @@ NTHREADS = Knob(
     usual_spread=0.1,
     brief="threads of a channel",
     phrase="NCCL nthreads {}",
-    summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
+    summary="NCCL_NTHREADS: CUDA threads of each channel's block, 64, 128, 256 or 512. NCCL itself uses 512 on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
     hurts="Fewer threads move fewer bytes. NCCL allows only these four numbers.",
 )
@@ -287,8 +289,8 @@ BUFFSIZE = Knob(
     usual_spread=0.1,
     brief="bytes of a buffer",
     phrase="NCCL buffsize {}",
-    summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
-    helps="Large messages over links with much latency (larger), or a GPU whose memory is nearly full (smaller).",
+    summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL itself uses 4 MiB.",
+    helps="Larger ones: large messages over links with much latency. Smaller ones: a GPU whose memory is nearly full.",
     hurts="Every channel and peer has a buffer of its own: at 16 MiB each, they take GPU memory from the batch.",
 )
 
@@ -307,8 +309,9 @@ P2P_LEVEL = Knob(
     brief="how far GPUs read each other",
     phrase="NCCL p2p_level {}",
     summary=(
-        "NCCL_P2P_LEVEL: the longest path over which GPUs of one machine read each other's memory directly: LOC never, NVL "
-        "NVLink, PIX one PCIe switch, PXB several, PHB within a NUMA node, SYS any. On longer paths, data go through the host."
+        "NCCL_P2P_LEVEL: the longest path over which GPUs of one machine read each other's memory directly: none (LOC), NVLink "
+        "(NVL), one PCIe switch (PIX), several (PXB), any within a NUMA node (PHB), any (SYS). On longer paths, data go "
+        "through the host."
     ),
     helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster, or far slower, than it assumes.",
     hurts=(
@@ -330,7 +333,7 @@ NVLS = Knob(
     brief="sums in the NVSwitches",
     phrase="NCCL nvls {}",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
-    helps="Off frees the memory and multiprocessors that it reserves, for models whose communication is hidden anyway.",
+    helps="Off frees the memory and multiprocessors that NVLink SHARP takes, for models whose communication is hidden anyway.",
     hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
 )
 
@@ -365,8 +368,8 @@ IB_HCA = Knob(
     brief="which InfiniBand adapters",
     phrase="NCCL ib_hca {}",
     summary=(
-        "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of names with `=` before it for exact ones: "
-        "`=mlx5_0,mlx5_1`, `^=mlx5_2` for all but that."
+        "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of prefixes of names. A leading `=` means exact "
+        "names, `^` all but these: `=mlx5_0,mlx5_1`, `^=mlx5_2`."
     ),
     helps="Some adapters are for storage, on another network or far from the GPUs, and NCCL uses them all the same.",
     hurts="Leaving out an adapter loses its bandwidth. The names are this machine's; all machines must have the same.",
@@ -386,8 +389,8 @@ SOCKET_IFNAME = Knob(
     brief="which network interfaces",
     phrase="NCCL socket_ifname {}",
     summary=(
-        "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes, with `=` "
-        "before it for exact names: `=eth0`, `^docker`."
+        "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes of names. "
+        "A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
     ),
     helps="Several networks, of which NCCL picks the slower, or one that does not lead to the other machines.",
     hurts="If an interface does not reach the other machines, the start times out. All machines must have the same names.",

@@ -66,7 +66,7 @@ RESHARD_AFTER_FORWARD = Knob(
     brief="FSDP2 gathers again, or keeps",
     in_code="fully_shard(block, reshard_after_forward={value!r}), each block",
     summary=(
-        "Modules that the program shards with FSDP2 (`fully_shard`): true gives the gathered parameters back after the forward "
+        "For modules that the program shards with FSDP2 (`fully_shard`): true frees the gathered parameters after the forward "
         "pass and gathers them again for the backward pass, false keeps them in between. The outermost module stays as the "
         "program has it."
     ),
@@ -168,12 +168,12 @@ GRADIENT_COMPRESSION = Knob(
         OTHER: "model.register_comm_hook(None, bf16_compress_hook), of ddp_comm_hooks.default_hooks",
     },
     summary=(
-        "`bf16` sends gradients as bfloat16 (torch's bf16_compress_hook) and adds them up in it: half the bytes between the "
+        "`bf16` sends gradients as bfloat16 (torch's bf16_compress_hook) and adds them up as such: half the bytes between the "
         "ranks. Weights, optimizer and the gradients of each rank stay as they are."
     ),
     helps="Communication that is exposed on a slow connection: several machines on Ethernet, GPUs without NVLink.",
     hurts=(
-        "Casting costs time: where communication hides behind the backward pass it only loses. Averaged gradients "
+        "Casting costs time: where communication hides behind the backward pass, that is all it does. Averaged gradients "
         "keep 8 bits of precision. A program with a communication hook of its own keeps it."
     ),
 )

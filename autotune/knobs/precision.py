@@ -58,8 +58,8 @@ AMP = Knob(
     ),
     helps=(
         "Usually the largest single gain: Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
-        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) do 2 to 16 times float32's rate, and activations take half the memory. "
-        "fp16 is for GPUs that have no bf16 (V100, T4); it is tried there and not where bf16 is as fast."
+        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) compute at 2 to 16 times float32's rate, and activations take half the "
+        "memory. fp16 is for GPUs that have no bf16 (V100, T4); it is tried only on these."
     ),
     hurts=(
         "8 bits of mantissa: losses differ in the third digit, and sums the program does by hand in bf16 can stall. Models of "
@@ -98,7 +98,7 @@ MATMUL = Knob(
     phrase="matmul {}",
     in_code="torch.set_float32_matmul_precision({value!r})",
     summary=(
-        "torch.set_float32_matmul_precision: how exactly float32 matrix products are computed. `highest` is true float32; "
+        "torch.set_float32_matmul_precision: how precisely float32 matrix products are computed. `highest` is true float32; "
         "`high` lets Tensor Cores use TF32 (float32's range, 10 bits of mantissa); `medium` allows bfloat16 inside."
     ),
     helps="float32 models on Ampere and newer whose time is in linear layers or attention: up to several times faster.",

@@ -8,7 +8,7 @@ from autotune.records import KnobValue
 AMPERE = (8, 0)  # first compute capability with TF32 and fast bf16
 
 # On a CPU, bf16 pays off only with an instruction that multiplies bf16 pairs. Measured with resnet18 training on two cores:
-# 16.8 -> 56.8 images/s with AMX, 22.7 -> 45.0 with avx512_bf16 (Zen 5), but 16.8 -> 6.9 on AVX-512 without either.
+# 16.8 -> 56.8 images/s with AMX, 22.7 -> 45.0 with avx512_bf16 (Zen 5), but 16.8 -> 6.9 on AVX-512 without such an instruction.
 BF16_INSTRUCTIONS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16", "bf16"})
 
 

@@ -52,8 +52,8 @@ OMP = Knob(
     ),
     helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
-        "For torch itself it sets the same as threads.intra, which wins: tune one of the two. Too few threads slow down NumPy "
-        "preprocessing."
+        "For torch itself it sets the same number as threads.intra, which wins: tune one of the two. Too few threads slow down "
+        "NumPy preprocessing."
     ),
 )
 
@@ -107,7 +107,7 @@ def without_choice(host_context: HostContext) -> str | None:
     """Returns why no binding would make a difference; None if one would."""
     if len(affinities(host_context)) > 1:
         return None
-    return "one process on one NUMA node: it has all cores however it is bound"
+    return "one process on one NUMA node: it has all cores with any binding"
 
 
 AFFINITY = Knob(
@@ -128,7 +128,8 @@ AFFINITY = Knob(
     },
     summary=(
         "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
-        "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known. none leaves it to the kernel."
+        "neighbouring cores; numa keeps each rank on one NUMA node, that of its GPU if known. none leaves the choice to the "
+        "kernel."
     ),
     helps=(
         "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. Offered "

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_launcher(name: str) -> Launcher:
-    """Returns the launcher that `launcher=` names. Its module is imported here, since it may need packages of its own.
+    """Returns the launcher that `launcher=` names. Imports only its module: others may need packages that are missing.
 
     Args:
         name: one of `config.schema.LAUNCHERS`.

@@ -23,7 +23,7 @@ class Deadlines:
     """How long a trial may take before it is ended as stuck.
 
     Attributes:
-        start_s: from launch until the first step begins: phases spawn, import, init and first_batch together.
+        start_s: from launch until the first step begins, through phases spawn, import, init and first_batch.
         compile_s: in phase compile. A compiling trial is slow, not stuck, so this phase has its own limit.
         step_s: between two progress lines in the later phases (warmup, steady, exit).
         total_s: from launch to the end of the trial.
@@ -44,7 +44,7 @@ class Launch:
         cwd: working directory of the program.
         env: variables added to the tuner's own environment; the launcher sets the protocol's variables, which override them.
         folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
-        spec: the request to the harness; the launcher writes it to a file. `spec.folder` must be `folder`, absolute.
+        spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
             then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
@@ -66,21 +66,24 @@ class Ended:
     Attributes:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
         signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none or the launcher sent it.
-        cause: "result": every rank wrote a result (or one did and the others did not follow in time);
-            "exit": the first process exited without a complete result; "deadline": `evidence["deadline"]` names the limit;
-            "stopped": `Running.stop` was called, `evidence["stop_reason"]` says why;
-            "lost": the launcher lost what it depends on (its supervisor was killed), `stop_reason` says what.
+        cause: one of
+            "result": every rank wrote a result, or some did and the others did not follow in time;
+            "exit": the first process exited, and no rank wrote a result;
+            "deadline": a limit was passed (`evidence["deadline"]`), or the harness was not loaded (`evidence["shut_out"]`);
+            "stopped": `Running.stop` was called, for the reason in `evidence["stop_reason"]`;
+            "lost": the launcher lost what it depends on, named in `evidence["stop_reason"]`: its supervisor was killed.
         phase: last known phase, member of protocol.PHASES.
         results: this trial's rank results, by rank; results of another trial or attempt are listed as problems instead.
-        problems: files that could not be read or belong elsewhere, and processes that would not end; one sentence each.
+        problems: files that could not be read or belong to another trial, ranks without a result, and processes that would not
+            end; one sentence each.
         seconds: from launch until the last process has exited.
         start: "fresh", or "warm" for a fork of a process that had imported torch. Warm only on request.
         spared_s: time saved by the warm start: how much later a fresh one would have reached the program's first line.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
-            launch until torch was imported; None if it was not), "why_fresh" (only if warm was requested but not done)}
-            and, by cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
+            launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible)}.
+            By cause also "deadline" with "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason". Plain JSON values.
     """
 
     exit_code: int | None
@@ -99,7 +102,8 @@ class Ended:
 
         Args:
             spec: the trial's spec.
-            device_used_frac: largest share of device memory, of all processes, that the monitor saw in use; None if unknown.
+            device_used_frac: largest share of device memory that the monitor saw in use by all processes together; None if
+                unknown.
         """
         return Facts(
             exit_code=self.exit_code,
@@ -136,8 +140,8 @@ class Running(ABC):
         """Returns None until all processes of the trial have exited, then how it ended: the same object at every later call.
 
         The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
-        called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. Nothing
-        that the program does raises here: unreadable results, foreign results and endless output are all handled in `Ended`.
+        called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. No
+        program can make this method raise: `Ended` reports unreadable and foreign results, and endless output is cut.
         """
 
     @abstractmethod
@@ -148,10 +152,10 @@ class Running(ABC):
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.
 
-        Ctrl-C, SIGTERM and SIGHUP do not cut it short: they are delivered when it is done.
+        Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered when it is done.
 
-        Idempotent, also after the end: the first cause stays. A trial whose results were already complete keeps the cause
-        "result".
+        May be called again, also after the end: the first cause stays. A trial whose results were already complete keeps the
+        cause "result".
 
         Args:
             reason: why, for `evidence["stop_reason"]`: "interrupted by the user".

@@ -37,10 +37,10 @@ class Descendants:
         self._keep(mark, pid)
 
     def look(self, *, is_thorough: bool = False) -> None:
-        """Updates the processes with those that started and exited since the last call.
+        """Adds the processes that have started since the last call, and removes those that have exited.
 
         Args:
-            is_thorough: read the parent of every process, in case the id of a foreign process has been reused.
+            is_thorough: read the parent of every process, in case a trial's process has reused the id of a foreign one.
         """
         present = set(psutil.pids())
         for alive in self._alive.values():
@@ -61,7 +61,7 @@ class Descendants:
         return list(self._alive[mark].values())
 
     def seen(self, mark: str) -> dict[int, float]:
-        """Returns every process seen so far of a trial: id -> when it was created, seconds since the epoch."""
+        """Returns every process of a trial that was ever seen: id -> when it was created, seconds since the epoch."""
         return dict(self._seen[mark])
 
     def drop(self, mark: str) -> None:

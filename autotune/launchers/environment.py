@@ -28,7 +28,7 @@ def own_environment() -> dict[str, str]:
 
 
 def mark_of(study: Path, whose: int | str) -> str:
-    """Returns the mark of a trial (by number) or helper (SUPERVISOR, ...): its processes' protocol.MARK_VARIABLE."""
+    """Returns the value of MARK_VARIABLE in the processes of a trial (given by number) or helper (SUPERVISOR, ...)."""
     return f"{study.resolve()}:{whose}"
 
 

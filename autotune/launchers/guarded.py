@@ -25,7 +25,7 @@ from autotune.launchers.leases import Lease
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits, at most 45 s by default (/proc/sys/fs/lease-break-time)
 STOPPED_MAX_S = 20.0  # longest that a trial's process waits for another program's save
-LEFT_MAX_S = 2.0  # until a stopped process has left its open(): it does as soon as it is scheduled
+LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
@@ -55,7 +55,7 @@ class Guarded:
         return self._lease is not None
 
     def look(self) -> None:
-        """Lets a process that waits to write go on, and takes the lease if there is none."""
+        """Answers processes that wait to write, and takes the lease if none is held."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
         if self._lease is not None or self.why_not:
@@ -115,10 +115,10 @@ class Guarded:
             lease.close()  # only now may the waiting process go on
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
-        """Stops a trial's processes until another program, which is let through, has saved. Then their open() starts over.
+        """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.
 
-        The lease must not end before they have left their open(). A process still inside it would then open the file after
-        all, and hold it open while it is stopped.
+        The lease must not end before they have left their open(). A process that is still inside open() would then get the
+        file, and hold it open while it is stopped.
         """
         self._stopped |= pids
         _send(pids, signal.SIGSTOP)
@@ -135,7 +135,7 @@ class Guarded:
 
         Args:
             lease: on the file that the path names now.
-            expected: the processes that may be waiting for it.
+            expected: the processes that may be waiting for that file.
 
         Raises:
             BlockingIOError: other processes wait as well; the path is unchanged.

@@ -28,7 +28,7 @@ _HELPER = re.compile(
     r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
 )
 _COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
-_BACKWARD = "_engine_run_backward"  # at its end DDP waits for its peers, in C++
+_BACKWARD = "_engine_run_backward"  # autograd's call into C++; at its end DDP waits for the other ranks
 _COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
 _IMPORT = "<frozen importlib"
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -64,7 +64,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
-        frames: main thread, innermost call first, without the harness's own; empty if the process did not report any.
+        frames: of the main thread, innermost call first, without the harness's; empty if the process did not report any.
     """
 
     pid: int
@@ -100,7 +100,7 @@ class Looked:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether it is where ranks wait for each other: in a collective or the backward pass, but not in an import there."""
+        """Whether it is in a call in which ranks wait for each other: a collective or the backward pass, but not an import."""
         above = []
         for frame in self.frames:
             if frame.is_user or frame.file.startswith(_IMPORT):
@@ -113,7 +113,7 @@ class Looked:
         """The innermost call in the user's own code, and the innermost call of all if that is in a library."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
-        if own is None or own is inner:  # faulthandler writes 100 frames: the user's own may be further out
+        if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's
             return str(inner)
         if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
             return f"{own} (in an import)"
@@ -238,7 +238,7 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state; in uninterruptible sleep (a lost file server, say) with the kernel function that it waits in."""
+    """Returns the state; for uninterruptible sleep (a lost file server, say) adds the kernel function that waits."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
-LATE_S = 20.0  # the harness reports within a Python process's first second, before any of the program runs
-AGAIN_S = 10.0  # between checks, since each reads every process of the trial
-YOUNG_S = 3.0
+LATE_S = 20.0  # when the first check is due; the harness normally reports within a Python process's first second
+AGAIN_S = 10.0  # between two checks, each of which reads every process of the trial
+YOUNG_S = 3.0  # a younger process may not have loaded the harness yet
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
@@ -28,7 +28,7 @@ def first_on(python_path: str) -> str:
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command, adding the harness to a PYTHONPATH that it sets itself: `env PYTHONPATH=src python train.py`."""
+    """Returns the command, with the harness added to a PYTHONPATH that it sets: `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 
@@ -51,5 +51,5 @@ def why_shut_out(processes: Iterable[psutil.Process]) -> str:
         if str(INJECT) not in environment.get("PYTHONPATH", "").split(":"):
             return "PYTHONPATH was replaced on the way. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
         if any(ISOLATING.fullmatch(word) for word in words[1:2]):
-            return f"Python was started with {words[1]}, which keeps it out. Leave that out"
+            return f"Python was started with {words[1]}, which keeps the harness out. Start it without {words[1]}"
     return ""

@@ -54,10 +54,10 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
+MAX_GUARDED, MAX_WATCHED = 64, 400  # files, each of which takes a descriptor, and folders
 MAX_WROTE = 1000
 ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
-ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: trials end within seconds then
+ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: between two checks, and in all; trials then end within seconds
 
 
 class Trial:
@@ -77,7 +77,7 @@ class Trial:
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next scan of open files
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
-        self._ended: list[Guarded] = []  # of files that the trial has replaced
+        self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
         for path in message["files"]:
             self._guard(Path(path))
         self._there = frozenset(self._guarded)
@@ -161,7 +161,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Records open files as written by the trial. Those among them that are new are its own: they are guarded no longer."""
+        """Records open files as written by the trial. New files among them are the trial's own, and are no longer guarded."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there

@@ -18,8 +18,8 @@ class Lease:
     """A read lease on one file, until `close`.
 
     Attributes:
-        file: descriptor, open for reading; it stays on this file even if another one takes its path.
-        status: of the file when the lease was taken.
+        file: descriptor, open for reading; it refers to this file even after another file has taken the path.
+        status: the file's `os.stat_result` when the lease was taken.
 
     Raises:
         BlockingIOError: a process has the file open for writing.

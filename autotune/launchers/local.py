@@ -31,7 +31,7 @@ from autotune.monitors import host, logs
 from autotune.plain_text import shortened
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STUCK_S = 10.0  # past all grace periods: the supervisor itself is stuck by then
+STUCK_S = 10.0  # wait past all grace periods, after which the supervisor itself counts as stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, which ends whatever still runs, then the process that guards the user's files."""
+        """Ends the supervisor, and with it whatever still runs. Then ends the process that guards the user's files."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
@@ -272,7 +272,7 @@ class LocalRunning(Running):
     def _orphans(self) -> list[psutil.Process]:
         """Returns the living processes of the trial once its supervisor is gone.
 
-        A forked process carries its warm server's mark, as the server does; without a supervisor both belong to the trial.
+        A forked process has its warm server's mark. So, without a supervisor, the server counts as the trial's, too.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
@@ -368,7 +368,7 @@ def _left_by(study: Path) -> list[psutil.Process]:
 def _end_and_clean(
     find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
 ) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; describes those that would not end.
+    """Ends processes that have no supervisor and removes their shared memory; returns descriptions of those still alive.
 
     Args:
         find: returns the processes that are alive now.

@@ -20,7 +20,7 @@ from autotune.plain_text import one_line
 
 SAME_S = 0.5  # tolerance between two readings of a start time; an id is not reused this soon
 
-# They remove what killed processes leave behind (shared memory, sockets) and exit on their own once they are no longer needed.
+# Helpers that remove what killed processes leave behind (shared memory, sockets), and exit once they are no longer needed.
 # Both survive a SIGTERM to the other processes, and multiprocessing's tracker ignores SIGTERM itself.
 JANITORS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 
@@ -30,7 +30,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
     Args:
         is_marked: returns whether a value of MARK_VARIABLE is one of the wanted marks.
-        known: processes that belong regardless of their environment.
+        known: processes that are wanted whatever their mark.
     """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     parents = {process.pid: _parent(process) for process in everyone}
@@ -43,7 +43,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns the processes that still run and are the same ones, judged by their creation time.
+    """Returns the processes that still run. Leaves out reused ids, which it recognises by the creation time.
 
     Args:
         seen: process id -> when it was created, seconds since the epoch.
@@ -58,7 +58,7 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends processes, and those that they start meanwhile; returns the ones that would not end.
+    """Ends processes, and any that they start meanwhile; returns those that would not end.
 
     Args:
         find: returns the processes that are alive now.
@@ -162,7 +162,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _ancestors(parents: dict[int, int | None]) -> set[int]:
-    """Returns the tuner's ancestors, which must not be ended: a study may have been started inside a trial of another."""
+    """Returns the tuner's ancestors, which must not be ended: a study may run inside another study's trial."""
     found: set[int] = set()
     pid: int | None = os.getppid()
     while pid and pid not in found:

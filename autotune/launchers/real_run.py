@@ -1,7 +1,7 @@
-"""Prepares a real run with a file's knobs: the environment of its processes, and the announcement before it starts.
+"""Prepares a real run with the knobs of a best.yaml: the environment of its processes, and the announcement before it starts.
 
-Used by `autotune apply`, which then becomes the program, and by `autotune.apply` inside the program. The spec itself is in
-the environment: no folder has to outlive this process, and every rank on every node has it.
+Used by `autotune apply`, which then becomes the program, and by `autotune.apply` inside the program. The whole spec is passed
+in the environment, so it reaches every rank on every node, and no folder has to outlive this process.
 """
 
 from __future__ import annotations
@@ -98,5 +98,5 @@ def _say(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # closed, or the disk is full: the run is what matters
+    except (OSError, ValueError):  # standard error is closed, or its disk is full: the run goes on
         return

@@ -21,8 +21,8 @@ from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
 from autotune.plain_text import plain, shortened
 
 READ_BYTES = 1 << 16
-ANSWER_S = 30.0  # a start takes milliseconds, or seconds on a machine that swaps
-CLOSE_S = 5.0  # on top of the grace periods
+ANSWER_S = 30.0  # longest wait for an answer; a start takes milliseconds, or seconds on a machine that swaps
+CLOSE_S = 5.0  # longest wait for the supervisor's exit, not counting grace periods
 Message = dict[str, Any]
 
 
@@ -109,7 +109,7 @@ class SupervisorProcess:
             argv: the command; the supervisor appends two arguments (see harness/warm_server.py).
             cwd: working directory.
             env: the complete environment.
-            patience_s: how long it may take.
+            patience_s: how long the server may take to get ready.
 
         Raises:
             OSError: the process cannot be started.
@@ -171,7 +171,7 @@ class SupervisorProcess:
     def _send(self, message: Message) -> None:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except BlockingIOError:  # it no longer reads
+        except BlockingIOError:  # the supervisor no longer reads
             self.kill()
         except OSError:
             self._receive()  # messages sent before it exited still count

@@ -3,7 +3,7 @@
 It sits between the tuner and the trials because a process that dies leaves its children behind. It has its own session, so
 neither Ctrl-C nor a hangup reaches it, and it is a subreaper, so it stays the ancestor of every process that a trial starts.
 When the tuner exits, for whatever reason, the socket between them closes: the supervisor then ends every trial, removes their
-shared memory and exits. While a trial is measured it sleeps, except for reading the process list once a second.
+shared memory and exits. While a trial is measured, the supervisor only reads the process list once a second.
 
 FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. No message is ever stored, because
 environments hold secrets.
@@ -18,7 +18,7 @@ environments hold secrets.
                 {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
-                                                            is_own = before any signal of ours
+                                                            is_own = whether before our first signal
                 {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end
 """
 
@@ -151,7 +151,7 @@ class Supervisor:
                 self._outgoing = self._outgoing[self._tuner.send(self._outgoing) :]
         except BlockingIOError:
             return
-        except OSError:  # its reader is gone
+        except OSError:  # the tuner is gone
             self._outgoing = b""
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _step_trial(self, mark: str, trial: Trial) -> None:
         alive = self._descendants.of(mark)
-        if not alive and self._reap():  # certain only when no child is left at all
+        if not alive and self._reap():  # a child is left, which may be an unseen process of this trial
             self._descendants.look(is_thorough=True)
             alive = self._descendants.of(mark)
         is_due = trial.end_at_s is not None and time.monotonic() >= trial.end_at_s

@@ -29,8 +29,8 @@ from autotune.run_dir import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
-MAX_ENTRIES = 10_000  # read of one folder; a folder with as many is a data set's, and is ignored
-MAX_LEFT = 50
+MAX_ENTRIES = 10_000  # names read of one folder; a folder with this many holds a data set, and is ignored
+MAX_LEFT = 50  # reported of each kind, written or of unknown origin
 MAX_NAMED = 500  # files passed to the keeper, which reports by name those that it cannot guard
 MAX_DEPTH = 3  # of folders searched for checkpoints
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders searched, and entries in each: enough for logs, not for data sets
@@ -96,7 +96,7 @@ class UserFiles:
         if folders is None or self._keeper is None:
             return Report()
         said = self._keeper.ask({"do": "end"}, "ended")
-        if said is None:  # it was killed: its files were unguarded from then on
+        if said is None:  # the keeper was killed: the files were unguarded from then on
             self._keeper.close()
             self._keeper = None
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
@@ -128,7 +128,7 @@ class UserFiles:
 
 
 class Keeper:
-    """The keeper's process. It ends with this object, or after the tuner as soon as no process of the study is left.
+    """The keeper's process. It ends with this object. If the tuner is killed, it ends with the study's last process.
 
     Args:
         study: the study's folder, from which the marks are derived.

@@ -20,7 +20,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # per study: if it keeps exiting, another start will not help
+MAX_SERVERS = 3  # started per study: if they keep exiting, another one will not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class WarmServer:
 
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
-    """Returns why a command cannot be started warm; "" when it is `python SCRIPT ...` or `python -m MODULE ...`.
+    """Returns why a command cannot be started warm; "" if it can: `python SCRIPT ...` and `python -m MODULE ...`.
 
     Args:
         argv: the command.

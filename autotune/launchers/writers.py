@@ -14,7 +14,7 @@ IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ISDIR = 0x8
 IN_ONLYDIR = 0x01000000
 EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
 READ_BYTES = 1 << 16
-MAX_PARENTS = 64  # from a process up to the supervisor
+MAX_PARENTS = 64  # longest chain of parents that is followed, from a process up to the supervisor
 WRITABLE = 0o200  # in the mode of /proc/PID/fd/N: open for writing
 
 

@@ -28,10 +28,10 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
     """Returns how this machine is connected, as plain values.
 
     Returns:
-        "gpus": for each {"pci", "numa_node" (None if unknown), "nvlinks" (their number), "nvlinks_active"}; "links": a path for
-        every pair, as `nvidia-smi topo -m` shows them; "has_nvswitch"; "adapters": InfiniBand and RoCE ports, each {"name",
-        "port", "is_active", "state", "rate", "layer"}; "interfaces": names of those that are up; "numa_nodes": number -> list
-        of CPUs in the kernel's format.
+        "gpus": a list of {"pci", "numa_node" (None if unknown), "nvlinks" (their number), "nvlinks_active" (number)};
+        "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch"; "adapters": InfiniBand and
+        RoCE ports, each {"name", "port", "is_active", "state", "rate", "layer"}; "interfaces": names of the network interfaces
+        that are up; "numa_nodes": number of the node -> its CPUs, in the kernel's format.
     """
     with session() as nvml:
         found = _gpus(nvml, sys)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set, so that every GPU is visible.
 
-    Like CUDA, stops at the first invalid entry: "" shows no GPU, "0,-1,1" only the first (CUDA programming guide, "CUDA
+    Like CUDA, stops at the first invalid entry: "" shows no GPU, "0,-1,1" only GPU 0 (CUDA programming guide, "CUDA
     Environment Variables").
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")

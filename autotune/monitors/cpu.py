@@ -1,4 +1,4 @@
-"""Measures how CPU time splits between this study, the kernel and foreign processes, between two looks.
+"""Measures the CPU time that this study, the kernel and foreign processes use between two looks at /proc.
 
 A look reads each process's line in /proc once (measured: 2 ms for 100 processes) and is taken only at the two ends of a
 trial's window. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time includes
@@ -70,7 +70,7 @@ class CpuLook:
         idle_s: unused CPU time; None if unknown, as with a quota.
         steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
         processes: by id.
-        read_bytes: bytes read by this study, (from anywhere, from disk only); None if unknown.
+        read_bytes: bytes that this study has read: (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
     """
 
@@ -92,15 +92,15 @@ class CpuUse:
         seconds: between the two looks.
         num_cores: cores that the trial may use at most.
         is_part: whether the machine has other cores besides; the CPU time of `culprits` may then have been spent on those.
-        own_cores: used by this study, in cores: 1.0 is one core all the time.
-        tuner_cores: used by autotune itself on the trial's cores: the tuner, its supervisor and its tracker.
+        own_cores: used by this study. Here and below, 1.0 is one core all the time.
+        tuner_cores: used on the trial's cores by autotune itself (tuner, supervisor, tracker).
         foreign_cores: used by foreign processes, without the kernel's own work.
         kernel_cores: used by kernel threads, as far as they are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
         culprits: the foreign processes that used most, (process id, cores), largest first.
-        waiting_cores: mean number of the study's threads that were ready to run but had no core; the study's own threads may
-            have caused it as well as foreign ones.
+        waiting_cores: mean number of the study's threads that were ready to run but had no core, be it because of foreign
+            threads or of the study's own.
         read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.
     """
 
@@ -174,7 +174,7 @@ class CpuMonitor:
         return tree(look.processes, self._root)
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: those below the supervisor, a child of the tuner like all its helpers."""
+        """Returns the ids of the trial's processes: all descendants of the tuner but its children, which are helpers."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
@@ -270,7 +270,7 @@ def cores_of(pids: Iterable[int]) -> frozenset[int]:
 def describe(pid: int) -> str:
     """Returns a description for a message: "python hog.py, pid 4242", or the autotune study that the process belongs to.
 
-    Shows only the program and a script of the command line: the rest is not ours to show, and may hold secrets.
+    Shows only the program and a script of the command line: the rest may hold secrets.
     """
     try:
         process = psutil.Process(pid)

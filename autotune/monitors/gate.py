@@ -11,7 +11,7 @@ from autotune.monitors.nvml import MIB, DeviceMonitor
 class MemoryGate:
     """Lets a trial start only when each device's memory use is back at the idle level.
 
-    Judges by memory, not by processes, because containers see the host's process ids, or none.
+    Judges by memory, not by processes: in a container, NVML gives the host's process ids, or none.
 
     Args:
         monitor: monitors the devices; their memory use at construction is the idle level.
@@ -57,7 +57,7 @@ class _Level:
         self._idle_bytes = monitor.memory_used_bytes()
 
     def excess_bytes(self) -> int:
-        """Returns the bytes above the idle level, 0 if within the slack or unknown. The idle level follows the memory down."""
+        """Returns the bytes above the idle level, 0 if within the slack or unknown. Lowers the level if less is in use."""
         used = self.monitor.memory_used_bytes()
         if used is None or self._idle_bytes is None:
             return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 from autotune.plain_text import plain
 
 TAIL_BYTES = 8 << 10
-MAX_BYTES = 8 << 20  # a larger log is cut back ...
-HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # ... to its beginning and its end
+MAX_BYTES = 8 << 20
+HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # kept of the beginning and of the end of a log larger than MAX_BYTES
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
@@ -25,7 +25,7 @@ def bound(path: Path) -> None:
 
     Writers must have opened it for appending, so that they continue at its new end. What they write while the file is read is
     kept; what they write in the microseconds between the last read and the cut is lost. A pipe would lose nothing, but then
-    each print of the program would wait for our reader, and the program would not survive it.
+    each print of the program would wait for our reader, and the reader's death would end the program.
     """
     try:
         size_bytes = path.stat().st_size

@@ -20,15 +20,15 @@ Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
-# Where NVML counts the time that a cause has held the clocks down, in nanoseconds since the driver was loaded: field values
-# in drivers from 550 on, the policies of nvmlDeviceGetViolationStatus in older ones.
+# NVML counts for each cause how long it has held the clocks down, in nanoseconds since the driver was loaded. Drivers from 550
+# on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
 SLOWDOWN_FIELDS = {
     "power_cap": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",),
     "thermal": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"),
     "power_brake": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",),
 }
 SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-BUSY_FRAC = 0.5  # below this utilisation a device lowers its clocks on its own, so they say nothing
+BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so they say nothing about slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class DeviceMonitor:
         """Takes the last reading of the counters, and nothing else: the trial's processes may have exited by now."""
 
     def compute_processes(self) -> dict[int, float | None]:
-        """Returns the ids of processes that compute on the device -> recent share of its multiprocessors, None if unknown.
+        """Returns the processes that compute on the device: id -> recent share of its multiprocessors, None if unknown.
 
         Ids are the host's: in a container they may mean nothing, or be missing.
         """
@@ -225,7 +225,7 @@ class NvmlDevice(DeviceMonitor):
         return max(used) / self._capacity_bytes if used and self._capacity_bytes else None
 
     def holders(self) -> list[str]:
-        """See `DeviceMonitor.holders`. In a container the ids may be the host's; those processes cannot be named."""
+        """See `DeviceMonitor.holders`. In a container the ids may be the host's; such processes cannot be named."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", list) or []
         return [_holder(process.pid, getattr(process, "usedGpuMemory", None)) for process in processes]
 
@@ -255,7 +255,7 @@ class NvmlDevice(DeviceMonitor):
         return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
 
     def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
-        """Returns the clock as a share of the default; None if unknown. Skips samples under a power cap, which lowers it."""
+        """Returns the clock as a share of the default; None if unknown. Skips idle samples and those under a power cap."""
         if not self._default_clock_mhz:
             return None
         busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]

@@ -7,14 +7,14 @@ from statistics import fmean
 
 from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
 
-# How the metrics of several devices are combined. Metrics that trials are judged by take the worst device, which all ranks
-# wait for. Power and energy are means per device: times the number of ranks they give the total.
+# How the metrics of several devices are combined. A metric that trials are judged by is the worst device's, because all ranks
+# wait for that device. Every other metric is the mean per device: mean power, times the number of ranks, is the total power.
 _WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
 _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices as one. Each is judged by its own memory (`devices`); the worst of them represents the trial.
+    """Several devices as one. Trials are judged by the worst device; the memory gate checks each one (`devices`).
 
     Args:
         devices: their monitors, in the order of the ranks.

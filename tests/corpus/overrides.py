@@ -300,7 +300,7 @@ OVERRIDES: list[tuple[str, str]] = [
         "env.NCCL_ALGO: not free to tune, got 'NCCL_ALGO'. Use nccl.algo, which is this variable.",
     ),
     ("env.NCCL_NVLS_ENABLE=0", "Set the knob: nccl.nvls=false."),
-    ("env.WORLD_SIZE=2", "env.WORLD_SIZE: not free to tune, got 'WORLD_SIZE'. A launcher gives each process its own"),
+    ("env.WORLD_SIZE=2", "env.WORLD_SIZE: not free to tune, got 'WORLD_SIZE'. A launcher sets it for each process."),
     ("env.NCCL_NVLS_ENABLE=choice(0,1)", "Use nccl.nvls"),
     ("env.MKL_NUM_THREADS=2", "Set the knob: threads.mkl=2."),
     ("nccl.algo=Rng", "nccl.algo: no such value, got 'Rng'. Did you mean 'Ring'?"),

@@ -9,7 +9,7 @@ from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_t
 from autotune.quantities import bytes_text, number_text
 
 GROUP = "GPU"
-# A clock or cap below this share of its default is lowered on purpose; NVML's rounding explains less.
+# A clock or cap below this share of its default was lowered on purpose: NVML's rounding makes a smaller difference.
 CAPPED_FRAC = 0.99
 # NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
 REMEDIES = {
@@ -17,7 +17,7 @@ REMEDIES = {
     9: ("the driver is not loaded", "sudo modprobe nvidia"),
     12: ("the driver's library is not found: mostly in a container that was started without GPUs", "docker run --gpus all ..."),
     15: ("a GPU has fallen off the bus", "sudo dmesg | grep -i xid; sudo reboot"),
-    18: ("driver and library are of different versions: it was updated since the system started", "sudo reboot"),
+    18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
 SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
@@ -56,7 +56,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         newest = ".".join(map(str, found.get("cuda") or []))
         if lost := int(found.get("num_lost") or 0):
             text = f"{what}, and {lost} more that do{'es' if lost == 1 else ''} not answer"
-            cost = "programs that use it fail, and those that use all GPUs"
+            cost = "programs that use a GPU that does not answer fail, and so do programs that use all GPUs"
             return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
@@ -64,7 +64,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         if found.get("has_amd_files"):
             text = "no NVIDIA driver, only AMD's, which these checks do not cover"
         return _finding("driver", text, Status.skipped)
-    cost = "no program has a GPU"
+    cost = "no program can use a GPU"
     if problem and code is None:
         cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not affected"
         return _finding("driver", f"the GPUs cannot be queried: {problem}", Status.warning, cost, "pip install nvidia-ml-py")

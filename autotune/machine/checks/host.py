@@ -9,7 +9,7 @@ from autotune.quantities import bytes_text, number_text
 
 GROUP = "host"
 GIB = 1 << 30
-# Loader workers pass whole batches through it; containers have 64 MiB by default.
+# Loader workers pass whole batches through shared memory; containers have 64 MiB of it by default.
 SHARED_MEMORY_BYTES = GIB
 # torch's loaders pass tensors as open files; a few workers that prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
@@ -42,7 +42,7 @@ def _cores(found: dict[str, Any]) -> Finding:
     text = f"{cores} effective"
     if quota is not None and quota < affine:
         text += f": the cgroup's quota is {number_text(quota)} of {affine} CPUs"
-        if "OMP_NUM_THREADS" in found["variables"]:  # the user knows about it, then
+        if "OMP_NUM_THREADS" in found["variables"]:  # the user has allowed for the quota
             return _finding("cores", text)
         cost = "torch starts as many threads as there are CPUs, and the quota throttles all of them"
         return _finding("cores", text, Status.warning, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")

@@ -88,7 +88,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels for each GPU: for its architecture, an older minor version of it, or as PTX to compile."""
+    """Checks that torch has kernels for each GPU: for its architecture or an older minor version, or as PTX to compile."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -149,7 +149,7 @@ def _threads(host: dict[str, Any]) -> Finding:
         cost = "not a number of threads: each library reads it in its own way"
         return _finding(name, text, Status.warning, cost, f"unset {' '.join(bad)}")
     if many:
-        cost = f"more threads than the {cores} effective cores take turns on them"
+        cost = f"there are more threads than the {cores} effective cores: they take turns"
         return _finding(name, text, Status.warning, cost, unset)
     if few:
         cost = (

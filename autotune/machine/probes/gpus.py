@@ -19,8 +19,8 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
 
     Returns:
         "problem" and "code": why NVML does not answer, "" and None if it does; "has_nvidia_files", "has_amd_files": whether
-        the system has such a driver's device files; "driver"; "cuda": newest CUDA version it supports, [13, 0]; "gpus": see
-        `_gpu`; "num_lost": how many further GPUs the driver counts that do not answer; "topology".
+        device files of NVIDIA's and of AMD's driver exist; "driver"; "cuda": newest CUDA version that the driver supports,
+        [13, 0]; "gpus": see `_gpu`; "num_lost": number of GPUs that the driver counts but that do not answer; "topology".
     """
     with session() as nvml:
         version = nvml.ask("nvmlSystemGetCudaDriverVersion_v2") or nvml.ask("nvmlSystemGetCudaDriverVersion")
@@ -43,7 +43,7 @@ def _gpu(nvml: Nvml, place: int, handle: Any) -> dict[str, Any]:
 
     Returns:
         "index", "name", "capability" ([9, 0]), "is_persistent", "clock_mhz", "max_clock_mhz", "application_clock_mhz",
-        "default_application_clock_mhz" (all of the multiprocessors), "slowdowns" (names from SLOWDOWNS), "temperature_c",
+        "default_application_clock_mhz" (clocks of the multiprocessors), "slowdowns" (names from SLOWDOWNS), "temperature_c",
         "power_cap_w", "default_power_cap_w", "processes" (see `_process`).
     """
     reasons = next((bits for name in SLOWDOWN_QUESTIONS if (bits := nvml.ask(name, handle)) is not None), None)
