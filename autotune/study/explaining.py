@@ -178,7 +178,7 @@ class Explaining:
         self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
         findings, made = self._tried(record, findings, ends_s)
         if made or any(_is_open(finding) for finding in findings):
-            more += [_untried(record, finding) for finding in findings if _is_open(finding)][:1]
+            more += [self._untried(record, finding) for finding in findings if _is_open(finding)][:1]
             kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
             self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
 
@@ -251,6 +251,12 @@ class Explaining:
         news, olds = zip(*pairs, strict=True)
         gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
         return checks.check_of(finding, gain, trial=record.number, how=checks.PAIRS, num_pairs=len(pairs))
+
+    def _untried(self, record: TrialRecord, finding: Finding) -> str:
+        """Returns why a setting that is found was not tried, with the command that tries it."""
+        needed_s = len(ORDER) * record.fresh_s
+        command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
+        return f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 
     def _measured(self, record: TrialRecord, finding: Finding, knobs: Knobs, number: int, ends_s: float | None) -> float | None:
         why = f"{finding.cause}: {SIDES[knobs is record.knobs]}"
@@ -345,14 +351,6 @@ def _slowed(evidence: Evidence) -> str:
 def _is_open(finding: Finding) -> bool:
     """Whether a finding names a setting that was not tried yet."""
     return bool(finding.knob) and finding.value is not None and finding.check is None
-
-
-def _untried(record: TrialRecord, finding: Finding) -> str:
-    needed_s = len(ORDER) * record.fresh_s
-    minutes = math.ceil(needed_s / 60)
-    return (
-        f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `autotune explain --minutes {minutes}` does it"
-    )
 
 
 def _failed(name: str, record: TrialRecord) -> str:

@@ -1,4 +1,4 @@
-"""Rules for several ranks: one that holds up the others, and gradients exchanged while nobody computes."""
+"""Rules for several ranks: one that holds up the others, and gradients exchanged while no rank computes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class LineSampler(threading.Thread):
         num_samples: of the thread.
         seconds: that these samples stand for.
         cpu_s: CPU seconds that the sampler itself used.
-        collected_s: seconds of garbage collections that happened to run in the sampler, set by whoever times them.
+        collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
         phases_s: phase -> sampled seconds.
 
     Args:
