@@ -71,8 +71,8 @@ def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) ->
 def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}
-    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.3)
-    assert stages["transform: Halve"]["blocked_s"] == pytest.approx(0.002, rel=0.3)
+    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.8)
+    assert stages["transform: Halve"]["blocked_s"] == pytest.approx(0.002, rel=0.8)
     assert stages["transform: Halve"]["function"] == "Halve.__call__"
     assert stages["item"]["line"] == line_of("def __getitem__")
     assert {"collate", "hand-over"} <= set(stages)
@@ -87,7 +87,7 @@ def test_without_workers_stages_are_those_of_the_training_process(trial: Trial) 
     found = document(explain(trial, LINES, "item"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"]}
     assert stages["item"]["where"] == MAIN
-    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.3)
+    assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.8)
     slow = next(line for line in found["lines"] if line["line"] == line_of("time.sleep(0.003)"))
     assert slow["phase"] == "input"
 

@@ -162,13 +162,12 @@ class LinesPass(Pass):
 
     def _input(self, num_steps: int) -> Tuple[List[Stage], List[Line]]:
         """Returns the stages of the training loader and the lines of its workers."""
-        own = self._stages.counts()
+        own, reading = self._stages.counts(), self._read_workers()
+        workers.remove(self.context.spec.folder)
         if not self.context.loaders.num_workers():
             if own["timed"] and not self._stages.knows_delays:
                 self.notes.append(NO_DELAYS)
             return stages_of(own, self._stages.places, MAIN, knows_delays=self._stages.knows_delays), []
-        reading = self._read_workers()
-        workers.remove(self.context.spec.folder)
         stages, lines, counts = workers.between(self._workers, reading, num_steps)
         if not self._stages.knows_delays:
             self.notes.append(NO_DELAYS)

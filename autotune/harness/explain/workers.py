@@ -7,6 +7,7 @@ import dataclasses
 import glob
 import json
 import os
+import shutil
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -68,13 +69,21 @@ def observe(prefix: str) -> None:
 
 
 def prefix(folder: str, number: int) -> str:
-    """Returns how the files of the workers of a loader begin.
+    """Returns how the files of the workers of a loader begin; called in the training process, which owns a folder for them.
 
     Args:
         folder: of the trial.
         number: of the loader.
     """
-    return os.path.join(folder, f"stages{number}")
+    place = _place(folder)
+    with contextlib.suppress(OSError):  # the disk is full: then nothing is known of the workers
+        os.makedirs(place, mode=0o700, exist_ok=True)
+    return os.path.join(place, f"loader{number}")
+
+
+def _place(folder: str) -> str:
+    """Returns the folder for the files of this process's workers; other ranks have their own."""
+    return os.path.join(folder, f"stages.{os.getpid()}")
 
 
 Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
@@ -124,7 +133,14 @@ def _lines(before: Reading, after: Reading, num_steps: float) -> List[Line]:
 
 
 def remove(folder: str) -> None:
-    """Removes the workers' files; called once they have been read."""
-    for path in glob.glob(os.path.join(glob.escape(folder), "stages*.*.json")):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    """Removes the workers' files, once they have been read.
+
+    The folder gets another name first, so that a worker that still writes finds none to write to.
+
+    Args:
+        folder: of the trial.
+    """
+    taken = f"{_place(folder)}.read"
+    with contextlib.suppress(OSError):
+        os.rename(_place(folder), taken)
+    shutil.rmtree(taken, ignore_errors=True)
