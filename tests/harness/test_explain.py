@@ -54,7 +54,7 @@ def test_phases_sum_to_the_step_and_the_slow_line_is_named(trial: Trial) -> None
     step_s = found["seconds"] / found["steps"]
     assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
     own = [line for line in found["lines"] if line["is_own"] and line["where"] == MAIN]
-    assert sum(line["self_s"] for line in own) == pytest.approx(step_s, rel=0.02)
+    assert sum(line["self_s"] for line in own) == pytest.approx(step_s, rel=0.1)
     slow = max((line for line in own if line["phase"] == "other"), key=lambda line: line["self_s"])
     assert (slow["function"], slow["callee"]) == ("burn", "")
     assert slow["self_s"] + 0.0005 > 0.5 * 0.004  # the loop has two lines
