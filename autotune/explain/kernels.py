@@ -40,7 +40,7 @@ COLUMNS = {
 def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], list[str]]:
     """Returns the rows of the table, the most seconds first, and notes on what is left out.
 
-    Kernels are told apart by name, launch configuration and operator.
+    Each row is one name, launch configuration and operator.
     """
     steps = trace.steps()
     start, end = (steps[0, 0], steps[-1, 1]) if len(steps) else (-np.inf, np.inf)

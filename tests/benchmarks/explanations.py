@@ -122,7 +122,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"some of {', '.join(PROGRAMS)}")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="with and without a cause in turn, so often")
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="for a run beside which nobody else uses the cores")
+    parser.add_argument(
+        "--attempts", type=int, default=ATTEMPTS, help="to get a run during which no other program uses the cores"
+    )
     parser.add_argument("--calm", action="store_true", help="count no rounds that others disturbed: measure them again")
     parser.add_argument("--truth-only", action="store_true", help="measure what causes cost, ask nothing")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="of data and studies")
