@@ -16,12 +16,14 @@ import numpy as np
 
 from autotune import stats
 from autotune.compare.decision import LIKELY_CONFIDENCE
+from autotune.compare.noise import UNKNOWN_NOISE
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
 
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 Basis = Literal["measured", "estimated", ""]
+MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
 SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
 MAX_ROUNDS = 16  # after these, the intervals narrow too slowly to be worth the time
@@ -35,8 +37,8 @@ NARROW_FRAC = 0.25  # of the gain: once half of an effect's interval is no wider
 # change worth 30 % and three without an effect, one of the three stayed in 16 % of the studies instead of 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
+MOST_LOST_TRAINING_FRAC = 0.3  # the same for a change of the training, which needs more reason to stay
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
-UNKNOWN_SPREAD = 0.03  # assumed for one measurement if nothing was measured twice
 FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
 MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
 
@@ -150,8 +152,9 @@ class AblationResults:
         self.num_rounds = len(rounds)
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
-        self._ratios, self._spread = found.ratios, known.spread if known else UNKNOWN_SPREAD
+        self._ratios, self._spread = found.ratios, known.spread if known else UNKNOWN_NOISE.spread
         self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # no less than the machine's own spread
+        self._training_frac = max(stats.MARGIN_FRAC, self._spread)  # what a change of the training must gain
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
@@ -224,10 +227,12 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
 
         This is the part with the fewest changes among those that were measured against the winner, are within the margin (at
-        most MAX_LOSS_FRAC) and have every change with a proven effect. If `idle()` has even fewer changes, one measurement of
-        it is enough to prefer it, since there may have been no time for more rounds.
+        most MAX_LOSS_FRAC) and have every change with a proven effect. `idle()`, or a part that lacks only some of the changes
+        that it lacks, is preferred if it has even fewer changes. One measurement of it is enough, since there may have been no
+        time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
+        wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
         able = [
             part
             for key, ratio in self._ratios.items()
@@ -237,10 +242,21 @@ class AblationResults:
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
         ]
-        idle = self.idle()
         found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
-        if idle and idle.key in self._known and (found is None or len(idle.key) < len(found.key)):
-            return idle
+        estimated = min(self._measured_without(self.idle()), key=lambda part: len(part.key), default=None)
+        if estimated and (found is None or len(estimated.key) < len(found.key)):
+            return estimated
+        return found
+
+    def _measured_without(self, idle: Part | None) -> list[Part]:
+        """Returns the parts that were measured and lack only changes that `idle` lacks; those of the training in any case."""
+        wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
+        found = []
+        for key in self._known:
+            missing = set(self._winner.changed) - {knob for knob, _ in key}
+            if idle and missing and wanted <= missing <= idle.keys | set(idle.also):
+                part = part_of(self._space, self._winner, missing)
+                found += [part] if part.key == key and not self._is_missed(part) else []
         return found
 
     def idle(self) -> Part | None:
@@ -248,8 +264,8 @@ class AblationResults:
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected
-        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case gain more than the
-        machine's spread.
+        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case be likely to gain
+        something, and gain more than the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -264,10 +280,16 @@ class AblationResults:
         return part if put_back and part.key and not self._is_missed(part) else None
 
     def _is_too_little_for_training(self, knob: str) -> bool:
-        """Whether a change alters the training, and is not estimated to gain more than the machine's spread."""
+        """Whether a change alters the training, and is not likely to gain something, and more than the machine's spread."""
+        worth = self.worth(knob)
+        found = self.ratio(self.parts[knob]) if worth in MEASURED else self._estimates.get(knob)
+        likely = stats.at_confidence(found, LIKELY_CONFIDENCE) if found else None
         tier = self._space.tier({knob: self._winner.changed[knob]})
-        is_shown = self.worth(knob) in ("faster", "needed")
-        return tier is Tier.training and not is_shown and knob in self._estimates and self.estimate(knob) <= 1 + self.margin
+        if tier is not Tier.training or worth == "needed" or found is None or likely is None:
+            return False
+        is_vague = likely[1] > 1 + MOST_LOST_TRAINING_FRAC
+        is_little = found.ratio <= 1 + self._training_frac or likely[0] < 1
+        return is_little and not is_vague and not self._is_far_slower(knob)
 
     def _is_doubtful(self, knob: str) -> bool:
         found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])

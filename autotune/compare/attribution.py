@@ -98,35 +98,39 @@ class Attributor:
         self._estimates: dict[tuple[int, int, int], dict[str, stats.Ratio]] = {}
         self.found: Attribution | None = None
 
-    def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
+    def run(self, winner: TrialRecord, kept_s: float, least_s: float | None = None) -> TrialRecord:
         """Measures until everything is decided or the time is used up; returns the trial with the configuration to report.
 
         Args:
             winner: the trial that the choosing rounds chose.
             kept_s: seconds of the budget to leave for the reporting rounds.
+            least_s: the same while some change has no estimate yet; None for `kept_s`.
         """
         self.found = self._attribution(winner)
         if len(winner.changed) > 1 and self._is_promising(winner):
-            self._measure(winner, kept_s)
+            self._measure(winner, kept_s, kept_s if least_s is None else least_s)
         return self.found.best
 
     def known_part(self, winner: TrialRecord) -> TrialRecord:
         """Returns the trial whose configuration would be reported without any further measurement."""
         return self._attribution(winner).best
 
-    def _measure(self, winner: TrialRecord, kept_s: float) -> None:
+    def _measure(self, winner: TrialRecord, kept_s: float, least_s: float) -> None:
         session, evidence = self._session, self._evidence(winner)
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
-        if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
+        unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
+        if skipped and unknown:  # one trial of each change is worth more than a second round of some
             number += 1
-            evidence = self._once(winner, unknown, number, kept_s)
+            evidence = self._once(winner, unknown, number, least_s)
+            knobs = self._affordable(winner, evidence, kept_s)
+            skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)}.")
         if skipped:
-            self._without_idle(winner, number + 1, kept_s)
+            self._without_idle(winner, number + 1, least_s)
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
@@ -145,12 +149,12 @@ class Attributor:
                 session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
-        self._without_idle(winner, number + 1, kept_s)
+        self._without_idle(winner, number + 1, least_s)
         evidence = self._evidence(winner)
         for knob in sorted(skipped, key=lambda knob: -evidence.vagueness(knob)):
             if self._evidence(winner).vagueness(knob) > VAGUE:
                 self._once(winner, [knob], number + 1, kept_s)
-                self._without_idle(winner, number + 1, kept_s)
+                self._without_idle(winner, number + 1, least_s)
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from autotune import stats
+from autotune.compare.noise import UNKNOWN_NOISE
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import ConfigurationKey, configuration_key
@@ -43,7 +44,7 @@ def estimated(
         changed: the configuration's changes to the baseline.
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
-        noise: spread of one measurement, from rounds measured side by side.
+        noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -107,7 +108,6 @@ def _log_likelihood(factor: tuple[np.ndarray[Any, Any], bool], logs: np.ndarray[
 
 
 def _log_prior(spread: float, noise: Noise | None) -> float:
-    """Returns the log density of a spread: scaled inverse chi-squared if `noise` is given, flat otherwise."""
-    if noise is None:
-        return 0.0
+    """Returns the log density of a spread: scaled inverse chi-squared."""
+    noise = noise or UNKNOWN_NOISE
     return -noise.freedom * (math.log(spread) + 0.5 * (noise.spread / spread) ** 2)

@@ -17,7 +17,7 @@ from autotune import stats
 from autotune.compare.ablation import MAX_LOSS_FRAC, SCREENING_ROUNDS
 from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
 from autotune.compare.interleaving import Interleaving, Pair
-from autotune.compare.noise import noise_besides, noise_of, rounds_of
+from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
@@ -29,7 +29,7 @@ LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is am
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the leader
-KEPT_PAIRS = 4  # reporting pairs that ablation leaves time for if the spread is not known
+SLACK_PAIRS = 0.5  # also left by the ablation, since one pair that does not fit may be half of the evidence
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
 MAX_KEPT_FRAC = 0.5  # of the time left: the most that is kept for reporting pairs
@@ -41,14 +41,15 @@ class Finals:
 
     Args:
         session: the study.
-        apart: ablates the chosen configuration, leaving the given seconds of the budget; returns the part of it to report.
+        apart: ablates the chosen configuration, leaving the given seconds of the budget, or the second, smaller number while
+            some change has no effect yet; returns the part of it to report.
         known_part: returns that part as far as it is known, without measuring.
     """
 
     def __init__(
         self,
         session: Session,
-        apart: Callable[[TrialRecord, float], TrialRecord] = lambda chosen, _: chosen,
+        apart: Callable[[TrialRecord, float, float], TrialRecord] = lambda chosen, *_: chosen,
         known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
     ) -> None:
         self._session, self._apart, self._known_part = session, apart, known_part
@@ -115,17 +116,19 @@ class Finals:
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one, or the part of it without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        part = self._apart(chosen, self._kept_pairs(chosen) * self._pair_s(chosen))
+        enough, pair_s = self._kept_pairs(chosen), self._pair_s(chosen)
+        kept_s, least_s = ((num + SLACK_PAIRS) * pair_s for num in (max(MIN_PAIRS, enough), enough))
+        part = self._apart(chosen, kept_s, least_s)
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
 
     def _kept_pairs(self, chosen: TrialRecord) -> int:
         """Returns for how many reporting pairs the ablation must leave time, so that they can prove the gain."""
-        budget, noise = self._session.budget, self._noise()
+        budget, noise = self._session.budget, self._noise() or UNKNOWN_NOISE
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
-        enough = KEPT_PAIRS if noise is None else stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
+        enough = stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
         affordable = MAX_KEPT_FRAC * budget.left_s / self._pair_s(chosen)
-        return max(MIN_PAIRS, enough if enough <= affordable else int(affordable))
+        return max(stats.MIN_PAIRS, enough if enough <= affordable else int(affordable))
 
     def _noise(self) -> stats.Noise | None:
         return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
@@ -148,7 +151,7 @@ class Finals:
             if index < len(rounds):
                 continue  # measured by an earlier run of the study
             entrants = self._that_can_be_paid(_within_reach(entrants, rounds[:index]))
-            if len(entrants) < 2 or (index and not self._has_time_for_effects(entrants)):
+            if len(entrants) < 2 or not self._has_time_for_effects(entrants, is_first=not index):
                 break
             self._round += 1
             rounds.append({})
@@ -160,8 +163,8 @@ class Finals:
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone is not enough to win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
-        noise = self._noise()
-        spread = noise.spread if noise else 0.0
+        noise = self._noise() or UNKNOWN_NOISE
+        spread = noise.spread * (1.0 if measured else math.sqrt(2))  # two single measurements differ by more than one spreads
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
         return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
 
@@ -175,11 +178,15 @@ class Finals:
                 paid.append(entrant)
         return paid
 
-    def _has_time_for_effects(self, entrants: list[TrialRecord]) -> bool:
-        """Whether another choosing round leaves time to screen the winner's changes one by one, which is worth more."""
+    def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
+        """Whether a choosing round leaves time for the effects of the winner's changes, which are worth more.
+
+        The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
+        """
         each_s = max(map(self._expected_s, entrants))
         round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)
-        effects_s = SCREENING_ROUNDS * (1 + max(len(entrant.changed) for entrant in entrants)) * each_s
+        num_changes = max(len(entrant.changed) for entrant in entrants)
+        effects_s = (num_changes if is_first else SCREENING_ROUNDS * (1 + num_changes)) * each_s
         kept_s = MIN_PAIRS * max(map(self._pair_s, entrants))
         return round_s + effects_s + kept_s <= self._session.budget.left_s
 

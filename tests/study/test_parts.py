@@ -180,6 +180,32 @@ def test_without_ablation_rounds_changes_that_estimates_call_idle_are_dropped_on
     assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
+def test_of_changes_that_estimates_call_idle_those_go_without_which_the_rest_was_measured():
+    effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
+    without_pin, without_amp = part_of(SPACE, WINNER, [PIN]), part_of(SPACE, WINNER, [AMP])
+    measured = {without_pin.key: [100.0], without_amp.key: [60.0]}
+    assert AblationResults(SPACE, WINNER, [], effects, measured=measured).minimal().keys == {PIN}
+
+
+def batch(estimate):
+    """Returns what is known of a winner with another batch size and bf16."""
+    key = "loader.batch_size"
+    space = ResolvedSpace(
+        domains={key: Choice((32, 64)), AMP: Choice(("off", "bf16"))},
+        pinned={}, baseline={key: 32, AMP: "off"}, dropped={}, reference={key: 32, AMP: "off"},
+    )  # fmt: skip
+    changed = {key: 64, AMP: "bf16"}
+    winner = TrialRecord(number=7, kind=Kind.search, knobs=changed, changed=changed, outcome=Outcome.ok, value=100.0)
+    return AblationResults(space, winner, [], {key: estimate, AMP: Ratio(ratio=1.6, ci=(1.5, 1.7), num_rounds=0)}).idle()
+
+
+def test_a_batch_size_stays_only_if_it_is_likely_to_gain_and_a_vague_estimate_is_no_reason_to_leave_it_out():
+    assert batch(Ratio(ratio=1.05, ci=(0.95, 1.16), num_rounds=0)).keys == {"loader.batch_size"}
+    assert batch(Ratio(ratio=1.02, ci=(1.01, 1.03), num_rounds=0)).keys == {"loader.batch_size"}
+    assert batch(Ratio(ratio=1.05, ci=(1.01, 1.09), num_rounds=0)) is None
+    assert batch(Ratio(ratio=1.05, ci=(0.6, 1.84), num_rounds=0)) is None
+
+
 def test_idle_changes_that_together_would_cost_more_than_the_limit_stay():
     effects = estimates(workers=1.3, prefetch=1.024, amp=1.6, pin=1.02)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PIN}
