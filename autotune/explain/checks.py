@@ -55,7 +55,7 @@ class Check:
 
 
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
-    """Returns findings with the gains that the study's trials measured, without those that they refute, and the checks."""
+    """Returns the findings that the study's trials do not refute, with gains as these measured them, and the checks made."""
     kept, checks = [], []
     for finding in findings:
         known = evidence.effect(finding.knob, finding.value) if finding.knob and finding.value is not None else None

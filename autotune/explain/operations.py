@@ -10,7 +10,7 @@ from typing import Any
 from autotune.explain.evidence import Operations
 from autotune.explain.tables import explained, write_tables
 
-MAX_DISTORTION = 1.5  # profiled over plain step, above which shares say little of the plain program
+MAX_DISTORTION = 1.5  # a profiled step over a plain one; if it is slower still, shares say little of the plain program
 
 
 def tables(folders: Sequence[Path], place: Path, mask: Callable[[str], str]) -> list[Operations]:
@@ -37,7 +37,7 @@ def operations_of(
     Args:
         operators: rows with "operator", "count", "host_self_s" and "device_self_s" a step.
         breakdown: rows with "category" and "seconds" a step.
-        distortion: profiled over plain seconds of a step; None if unknown.
+        distortion: seconds of a profiled step divided by those of a plain one; None if unknown.
     """
     has_device = any(row.get("device_self_s") for row in operators)
     key = "device_self_s" if has_device else "host_self_s"

@@ -110,7 +110,7 @@ class TrialContext:
         raise NotImplementedError
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short post-step hook that replaces an optimizer's other hooks; it passes unusual steps to `otherwise`."""
+        """Returns a short hook for after a usual step; it leaves all other steps to `otherwise`, the harness's full hook."""
         raise NotImplementedError
 
 

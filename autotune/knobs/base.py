@@ -119,11 +119,11 @@ class Knob:
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only on the best values of the others.
         start_costs: value -> its compilation time, divided by that of the cheapest value; 1 for values that are not listed.
-        usual_gain: the search's prior mean for an effect on the logarithm of the rate: that of the expert's value or, if there
-            is none, of every value but the default.
+        usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
+            or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
-        step_spread: the prior spread between neighbouring choices if the choices are ordered, as off, default, maximum: all but
-            the first have the same kind of effect, each more than the choice before it. None if they are not ordered.
+        step_spread: the prior spread of the difference between one choice and the next, if the choices are ordered like (off,
+            default, maximum): all but the first have the same kind of effect, each more of it. None if they are not ordered.
         brief: a few words for the overview, where key, tier and brief fit in 80 columns.
         phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
         off_phrase: text for the value "off" in such a list, "fp32".

@@ -343,8 +343,9 @@ DEVICE_PREFETCH = Knob(
         "for its copy."
     ),
     hurts=(
-        "The device holds one batch more. A loop that waits for its loader waits one batch earlier. With loader.num_workers=0 "
-        "the order of random numbers between data set and model changes. Not measured on a GPU yet."
+        "The device holds one batch more. A batch is handed over only when the loader has the next one, so a slow loader is "
+        "waited for sooner. With loader.num_workers=0 the order of random numbers between data set and model changes. Not "
+        "measured on a GPU yet."
     ),
 )
 
@@ -372,11 +373,11 @@ UINT8_TRANSFER = Knob(
         False: "convert and normalise in the data set's transforms",
     },
     summary=(
-        "Keeps images as they were decoded, one byte a value, until they are on the device. The last operations of the "
-        "training loader's data set are the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the "
-        "arithmetic per channel after it (Normalize). They are recorded, and carried out in the same order where the program "
-        "moves the batch. The program, its transforms and the other loaders stay as they are, and the model sees the same "
-        "float32 tensors."
+        "Keeps images as they were decoded, one byte a value, until they are on the device. If the training "
+        "loader's data set ends with the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the "
+        "arithmetic per channel after it (Normalize), these operations are only recorded there, and carried out in the same "
+        "order where the program moves the batch. The program, its transforms and the other loaders stay as they are, and the "
+        "model sees the same float32 tensors."
     ),
     helps=(
         "Only a quarter of the bytes goes from the workers to the training process, through page-locked memory and over the "

@@ -58,7 +58,7 @@ def sync(
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
             num_written += state.written
-            if state.is_complete or not state.written:  # only a server that took something may recover
+            if state.is_complete or not state.written:  # a server that took nothing will not recover so soon
                 break
             time.sleep(pause_s)
         state.written, state.present = num_written, state.written + state.present - num_written

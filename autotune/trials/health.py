@@ -22,7 +22,7 @@ from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
 MOSTLY_FRAC = 0.5  # share of the bytes read that came from disk; above it the trial did not read from memory
-DRIFT_FACTOR = 1.5  # fastest over slowest repeat of a configuration; three repeats differed so much in 18 of 272 recorded ones
+DRIFT_FACTOR = 1.5  # fastest over slowest repeat of a configuration; of 272 recorded ones with three repeats, 18 reach it
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 FOREIGN_CORES = 0.1  # cores used by other programs on a busy machine; with more, a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle

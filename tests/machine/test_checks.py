@@ -186,7 +186,7 @@ def test_a_driver_that_hangs_is_broken() -> None:
     [
         ({"torch": None}, Status.skipped, "--python"),
         ({"problem": "ImportError: libcudart.so"}, Status.error, "libcudart.so"),
-        ({"cuda": None}, Status.error, "built without CUDA, beside GPUs 0, 1"),
+        ({"cuda": None}, Status.error, "built without CUDA, although this machine has GPUs 0, 1"),
         ({"cuda": "14.1", "is_available": False, "why_not_available": "driver too old"}, Status.error, "(driver too old)"),
         ({"arch_list": ["sm_80", "sm_90"]}, Status.ok, "imported in 2.5 s"),
         ({"arch_list": ["sm_90a"]}, Status.ok, "imported"),

@@ -53,7 +53,7 @@ class StepFlops:
         """Returns module -> FLOPs, without those of the modules inside it.
 
         Args:
-            num_roots: of several roots, names begin with the root's class.
+            num_roots: number of root modules; if there are several, names begin with the class of their root.
         """
         counts = self._mode.get_flop_counts()
         whole = {name: float(sum(each.values())) for name, each in counts.items() if name != "Global"}

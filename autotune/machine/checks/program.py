@@ -64,7 +64,7 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str
         return _finding("torch", version)
     newest = ".".join(map(str, gpus.get("cuda") or [])) or "an unknown version"
     if not found.get("cuda"):
-        text = f"{version}: built without CUDA, beside {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
+        text = f"{version}: built without CUDA, although this machine has {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older"
         return _finding("torch", text, Status.error, "everything is computed on the CPU", command)
     built = f"{version}, built for CUDA {found['cuda']}, the driver serves up to {newest}"
