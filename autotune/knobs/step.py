@@ -40,8 +40,8 @@ ACCUMULATION = Knob(
     hurts=(
         "k times the launches for the same samples: a large batch that fits in memory is faster. The program still counts its "
         "own iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many "
-        "batches as before. Up to k-1 batches at the very end go unused. Not applicable to several optimizers, LBFGS, and programs "
-        "that clear or clip gradients by hand."
+        "batches as before. Up to k-1 batches at the very end go unused. Not applicable to several optimizers, LBFGS, and "
+        "programs that clear or clip gradients by hand."
     ),
 )
 
