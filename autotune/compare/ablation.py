@@ -37,10 +37,26 @@ NARROW_FRAC = 0.25  # of the gain: once half of an effect's interval is no wider
 # change worth 30 % and three without an effect, one of the three stayed in 16 % of the studies instead of 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
+TRAINING_GAIN_FRAC = 0.03  # least gain for which a change of the training is handed over, even on a machine that varies less
 MOST_LOST_TRAINING_FRAC = 0.3  # the same for a change of the training, which needs more reason to stay
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
 FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
 MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Seconds of the budget to leave for the reporting rounds; the less is known, the fewer.
+
+    Attributes:
+        least_s: while some change has no estimate yet.
+        rounds_s: during the ablation rounds.
+        enough_s: during further trials that only make effects more precise.
+    """
+
+    least_s: float = 0.0
+    rounds_s: float = 0.0
+    enough_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +170,7 @@ class AblationResults:
         known = stats.pooled([found.noise, noise])
         self._ratios, self._spread = found.ratios, known.spread if known else UNKNOWN_NOISE.spread
         self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # no less than the machine's own spread
-        self._training_frac = max(stats.MARGIN_FRAC, self._spread)  # what a change of the training must gain
+        self._training_frac = max(TRAINING_GAIN_FRAC, self._spread)
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
@@ -189,9 +205,15 @@ class AblationResults:
         return found.ratio if found else math.inf
 
     def vagueness(self, knob: str) -> float:
-        """Returns half the width of the estimate's interval, on the log scale; infinite without an estimate."""
-        found = self._estimates.get(knob)
-        return _width(found) / 2
+        """Returns half the width of an effect's interval, on the log scale; infinite without one.
+
+        That is the narrower of the measured and the estimated one, as `changes` tells it.
+        """
+        return min(_width(self._estimates.get(knob)), _width(self.ratio(self.parts[knob]))) / 2
+
+    def num_measured(self, key: ConfigurationKey) -> int:
+        """Returns how often a configuration was measured in the whole study."""
+        return len(self._known.get(key, ()))
 
     def _judged(self, ratio: stats.Ratio) -> Worth:
         verdict = stats.verdict(ratio, self.margin)
@@ -264,7 +286,7 @@ class AblationResults:
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected
-        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case be likely to gain
+        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case be shown to gain
         something, and gain more than the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
@@ -280,12 +302,12 @@ class AblationResults:
         return part if put_back and part.key and not self._is_missed(part) else None
 
     def _is_too_little_for_training(self, knob: str) -> bool:
-        """Whether a change alters the training, and is not likely to gain something, and more than the machine's spread."""
+        """Whether a change alters the training, and is not shown to gain something, and more than the machine's spread."""
         worth = self.worth(knob)
         found = self.ratio(self.parts[knob]) if worth in MEASURED else self._estimates.get(knob)
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE) if found else None
         tier = self._space.tier({knob: self._winner.changed[knob]})
-        if tier is not Tier.training or worth == "needed" or found is None or likely is None:
+        if tier is not Tier.training or worth == "needed" or found is None or found.ci is None or likely is None:
             return False
         is_vague = likely[1] > 1 + MOST_LOST_TRAINING_FRAC
         is_little = found.ratio <= 1 + self._training_frac or likely[0] < 1

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, part_of
+from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
 from autotune.compare.effects import estimated
 from autotune.compare.finals import CHOOSING
 from autotune.compare.noise import noise_of, rounds_of
@@ -39,6 +39,7 @@ from autotune.trials.session import ConfigurationKey, Session, attribution_of, c
 UNTIMED_ROUNDS = 8  # most rounds without a time budget: as many as the finals have pairs
 UNTIMED_FRAC = 1 / 3  # most time without a time budget, as a share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
+MORE_TRIALS = 3  # for each change at most, after all rounds, while its effect is vague
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -98,63 +99,81 @@ class Attributor:
         self._estimates: dict[tuple[int, int, int], dict[str, stats.Ratio]] = {}
         self.found: Attribution | None = None
 
-    def run(self, winner: TrialRecord, kept_s: float, least_s: float | None = None) -> TrialRecord:
+    def run(self, winner: TrialRecord, kept: Kept) -> TrialRecord:
         """Measures until everything is decided or the time is used up; returns the trial with the configuration to report.
 
         Args:
             winner: the trial that the choosing rounds chose.
-            kept_s: seconds of the budget to leave for the reporting rounds.
-            least_s: the same while some change has no estimate yet; None for `kept_s`.
+            kept: time to leave for the reporting rounds.
         """
         self.found = self._attribution(winner)
         if len(winner.changed) > 1 and self._is_promising(winner):
-            self._measure(winner, kept_s, kept_s if least_s is None else least_s)
+            self._measure(winner, kept)
         return self.found.best
 
     def known_part(self, winner: TrialRecord) -> TrialRecord:
         """Returns the trial whose configuration would be reported without any further measurement."""
         return self._attribution(winner).best
 
-    def _measure(self, winner: TrialRecord, kept_s: float, least_s: float) -> None:
+    def _measure(self, winner: TrialRecord, kept: Kept) -> None:
         session, evidence = self._session, self._evidence(winner)
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
-        knobs = self._affordable(winner, evidence, kept_s)
+        knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # one trial of each change is worth more than a second round of some
             number += 1
-            evidence = self._once(winner, unknown, number, least_s)
-            knobs = self._affordable(winner, evidence, kept_s)
+            evidence = self._once(winner, unknown, number, kept.least_s)
+            knobs = self._affordable(winner, evidence, kept.rounds_s)
             skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)}.")
         if skipped:
-            self._without_idle(winner, number + 1, least_s)
-        rules, is_announced = self._rules(evidence, knobs, kept_s), False
+            self._without_idle(winner, number + 1, kept.least_s)
+        rules, is_announced = self._rules(evidence, knobs, kept.rounds_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
-            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s, num_more)
+            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept.rounds_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
                 break
             if not is_announced:
-                session.listener.attribution_started(winner.number, knobs, self._left_s(kept_s))
+                session.listener.attribution_started(winner.number, knobs, self._left_s(kept.rounds_s))
                 is_announced = True
             number += 1
             order.shuffle(configurations)
             for configuration in configurations:
                 changed = session.resolved.changed(configuration)
                 why = _why(winner, set(winner.changed) - set(changed))
-                session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
+                session.measure_part(
+                    configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept.rounds_s
+                )
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
-        self._without_idle(winner, number + 1, least_s)
+        self._without_idle(winner, number + 1, kept.least_s)
+        for _ in range(MORE_TRIALS * len(winner.changed)):
+            if not self._refine(winner, number + 1, kept.enough_s):
+                break
+            self._without_idle(winner, number + 1, kept.least_s)
+
+    def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
+        """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
+
+        An effect is the difference of two configurations, so whichever of them was measured less often is measured.
+        """
         evidence = self._evidence(winner)
-        for knob in sorted(skipped, key=lambda knob: -evidence.vagueness(knob)):
-            if self._evidence(winner).vagueness(knob) > VAGUE:
-                self._once(winner, [knob], number + 1, kept_s)
-                self._without_idle(winner, number + 1, least_s)
+        vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
+        for knob in sorted(vague, key=lambda knob: -evidence.vagueness(knob)):
+            part = evidence.parts[knob]
+            is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
+            knobs, missing = (winner.knobs, set[str]()) if is_winners_turn else (part.knobs, {knob})
+            if self._expected_s(knobs) <= self._left_s(kept_s) and not self._is_lost(winner):
+                rules, why = self._rules(evidence, vague, kept_s), _why(winner, missing)
+                self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
+                self.found = self._attribution(winner)
+                return True
+        return False
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 
 from autotune import stats
-from autotune.compare.ablation import MAX_LOSS_FRAC, SCREENING_ROUNDS
+from autotune.compare.ablation import MAX_LOSS_FRAC, SCREENING_ROUNDS, Kept
 from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
@@ -32,6 +32,7 @@ CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the l
 SLACK_PAIRS = 0.5  # also left by the ablation, since one pair that does not fit may be half of the evidence
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
+WELL_KNOWN_TO_FRAC = 0.25  # the same before time goes to effects that are known, but vague
 MAX_KEPT_FRAC = 0.5  # of the time left: the most that is kept for reporting pairs
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
 
@@ -41,15 +42,14 @@ class Finals:
 
     Args:
         session: the study.
-        apart: ablates the chosen configuration, leaving the given seconds of the budget, or the second, smaller number while
-            some change has no effect yet; returns the part of it to report.
+        apart: ablates the chosen configuration, leaving the given time; returns the part of it to report.
         known_part: returns that part as far as it is known, without measuring.
     """
 
     def __init__(
         self,
         session: Session,
-        apart: Callable[[TrialRecord, float, float], TrialRecord] = lambda chosen, *_: chosen,
+        apart: Callable[[TrialRecord, Kept], TrialRecord] = lambda chosen, _: chosen,
         known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
     ) -> None:
         self._session, self._apart, self._known_part = session, apart, known_part
@@ -116,19 +116,22 @@ class Finals:
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one, or the part of it without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        enough, pair_s = self._kept_pairs(chosen), self._pair_s(chosen)
-        kept_s, least_s = ((num + SLACK_PAIRS) * pair_s for num in (max(MIN_PAIRS, enough), enough))
-        part = self._apart(chosen, kept_s, least_s)
+        part = self._apart(chosen, self._kept(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
 
-    def _kept_pairs(self, chosen: TrialRecord) -> int:
-        """Returns for how many reporting pairs the ablation must leave time, so that they can prove the gain."""
-        budget, noise = self._session.budget, self._noise() or UNKNOWN_NOISE
+    def _kept(self, chosen: TrialRecord) -> Kept:
+        """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
+        budget, noise, pair_s = self._session.budget, self._noise() or UNKNOWN_NOISE, self._pair_s(chosen)
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
-        enough = stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
-        affordable = MAX_KEPT_FRAC * budget.left_s / self._pair_s(chosen)
-        return max(stats.MIN_PAIRS, enough if enough <= affordable else int(affordable))
+        fracs = (KNOWN_TO_FRAC, WELL_KNOWN_TO_FRAC)
+        enough, plenty = (stats.pairs_to_tell(frac * gain, noise, at_most=LOOKS[0]) for frac in fracs)
+        affordable = int(MAX_KEPT_FRAC * budget.left_s / pair_s) if budget.total_s is not None else enough
+        least = max(stats.MIN_PAIRS, min(enough, affordable))
+        least_s, rounds_s, enough_s = (
+            (num + SLACK_PAIRS) * pair_s for num in (least, max(MIN_PAIRS, least), max(MIN_PAIRS, plenty))
+        )
+        return Kept(least_s=least_s, rounds_s=rounds_s, enough_s=enough_s)
 
     def _noise(self) -> stats.Noise | None:
         return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])

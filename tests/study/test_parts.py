@@ -187,6 +187,12 @@ def test_of_changes_that_estimates_call_idle_those_go_without_which_the_rest_was
     assert AblationResults(SPACE, WINNER, [], effects, measured=measured).minimal().keys == {PIN}
 
 
+def test_an_effect_is_as_vague_as_the_narrower_of_its_intervals():
+    wide = {knob: Ratio(ratio=1.3, ci=(1.0, 1.69), num_rounds=0) for knob in CHANGED}
+    measured = AblationResults(SPACE, WINNER, rounds((AMP,), values=[60.0]), wide)
+    assert measured.vagueness(AMP) < 0.1 < measured.vagueness(PIN)
+
+
 def batch(estimate):
     """Returns what is known of a winner with another batch size and bf16."""
     key = "loader.batch_size"
