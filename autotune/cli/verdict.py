@@ -61,8 +61,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
             _changes(summary),
             _tiers(summary),
             _front(summary),
-            _diagnosis(summary),
-            _why(summary),
+            _why(summary) or _diagnosis(summary),
             _rest(summary, path),
         ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
@@ -337,8 +336,6 @@ def lines(summary: Summary, path: Path) -> list[str]:
     if reason := _reason(summary):
         said.append(f"reason  {reason}")
     said += [f"note  {line}" for line in objective_lines(summary)]
-    said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
-    said += [f"why  {line}" for line in why_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
@@ -348,6 +345,8 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
+    diagnosis = [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
+    said += [f"why  {line}" for line in why_lines(summary)] or diagnosis
     return said + _last_lines(summary, path)
 
 

@@ -29,6 +29,7 @@ LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is am
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the leader
+SINGLE_SPREADS = 2 * math.sqrt(2)  # by which two single measurements must differ: two standard deviations of their difference
 SLACK_PAIRS = 0.5  # also left by the ablation, since one pair that does not fit may be half of the evidence
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
@@ -167,7 +168,7 @@ class Finals:
         measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone is not enough to win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
-        spread = noise.spread * (1.0 if measured else math.sqrt(2))  # two single measurements differ by more than one spreads
+        spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
         return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
 

@@ -1,31 +1,64 @@
-"""Makes the tables of a trial's passes, and picks from them what the rules of `findings` look at."""
+"""Reads the passes of a configuration, makes their tables, and picks from both what the rules of `findings` look at."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.explain.evidence import Operations
-from autotune.explain.tables import explained, write_tables
+from autotune.explain.tables import Tables, explained, write_tables
+from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Lines, Memory, Traced
 
 MAX_DISTORTION = 1.5  # a profiled step over a plain one; if it is slower still, shares say little of the plain program
 
 
-def tables(folders: Sequence[Path], place: Path, mask: Callable[[str], str]) -> list[Operations]:
-    """Writes the tables of the passes of a configuration as CSV and JSON, and returns what they say of operators, by rank.
+@dataclass(kw_only=True)
+class Documents:
+    """What the passes of one configuration found, by rank.
+
+    Attributes:
+        lines, traced, memory: documents of a pass; [] if it did not run or nothing of it can be read.
+        operations: what the traces say of operators; [] without a trace.
+        notes: what is missing, and why; what the passes could not find out.
+    """
+
+    lines: list[Lines] = field(default_factory=list)
+    traced: list[Traced] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    operations: list[Operations] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_documents(folders: Mapping[str, Path], mask: Callable[[str], str]) -> Documents:
+    """Reads what the passes of a configuration wrote; writes its tables as CSV and JSON if there is a trace.
+
+    What cannot be read is a sentence in the notes, never a zero.
 
     Args:
-        folders: of the trials that ran the passes.
-        place: folder that gets the tables.
+        folders: pass -> folder of the trial that ran it; the trace's folder gets the tables.
         mask: removes secrets from texts.
     """
-    made = explained(folders, mask=mask).tables
-    write_tables(made, place)
-    ranks = sorted({int(row["rank"]) for row in made.rows("operators")})
+    made = explained(list(folders.values()), mask=mask)
+    by_pass: dict[str, Mapping[int, Any]] = {LINES: made.passes.lines, TRACE: made.passes.traced, MEMORY: made.passes.memory}
+    read = {which: [found[rank] for rank in sorted(found)] for which, found in by_pass.items()}
+    notes = []
+    for which in folders:
+        notes += [f"{which}: not known, {reason}" for reason in made.passes.absent.get(which, ())]
+        notes += [f"{which}: {note}" for document in read[which][:1] for note in document.notes]
+    operations = []
+    if TRACE in folders:
+        write_tables(made.tables, folders[TRACE])
+        operations = _operations(made.tables)
+    return Documents(lines=read[LINES], traced=read[TRACE], memory=read[MEMORY], operations=operations, notes=notes)
+
+
+def _operations(tables: Tables) -> list[Operations]:
     return [
-        operations_of(made.rows("operators", rank), made.rows("breakdown", rank), made.distortion.get(rank)) for rank in ranks
+        operations_of(tables.rows("operators", rank), tables.rows("breakdown", rank), tables.distortion.get(rank))
+        for rank in sorted({int(row["rank"]) for row in tables.rows("operators")})
     ]
 
 

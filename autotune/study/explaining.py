@@ -18,8 +18,7 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain
-from autotune.explain.operations import tables
-from autotune.explain.reading import Documents, read
+from autotune.explain.operations import Documents, read_documents
 from autotune.explain.trials import configuration_with, effects, noise_known
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
@@ -122,7 +121,7 @@ class Explaining:
         planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
         missing = [(record, which) for record, which in planned if which not in self._passes(record)]
         if missing == planned and not self._is_time_for(pass_s(*planned[0]), ends_s):
-            self._skip(pass_s(*planned[0]))
+            self._skip(pass_s(*planned[0]), ends_s - session.inputs.clock.monotonic())
             return
         for record, which in missing:
             if self._is_time_for(pass_s(record, which), ends_s):
@@ -140,12 +139,11 @@ class Explaining:
     def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
-    def _skip(self, needed_s: float) -> None:
-        most_s = self._session.budget.explain_max_s
-        text = (
-            f"a tenth of the study's time, {seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}; "
-            f"`autotune explain {self._session.folder.name}` does it"
-        )
+    def _skip(self, needed_s: float, left_s: float) -> None:
+        name, most_s = self._session.folder.name, self._session.budget.explain_max_s
+        what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
+        pass_takes = f"{seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}"
+        text = f"{what}, {pass_takes}; `autotune explain {name}` does it"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
@@ -197,10 +195,7 @@ class Explaining:
     def _documents(self, record: TrialRecord) -> Documents:
         session, ran = self._session, [one for one in self._passes(record).values() if one.outcome is Outcome.ok]
         folders = {one.origin: session.folder.trial_path(one.number) for one in ran}
-        documents = read(folders)
-        if TRACE in folders:
-            documents.operations = tables(list(folders.values()), folders[TRACE], session.inputs.secrets.message)
-        return documents
+        return read_documents(folders, session.inputs.secrets.message)
 
     def _evidence(self, record: TrialRecord, documents: Documents) -> Evidence:
         session = self._session

@@ -247,4 +247,4 @@ def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
     (made_bench.folder.trial_path(number) / "explained.lines.rank0.json").write_text('{"rank": 0')
     entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
     assert entry["findings"] == []
-    assert entry["notes"][0].startswith("lines: rank 0 is not known: explained.lines.rank0.json cannot be read")
+    assert entry["notes"][0].startswith("lines: not known, rank 0: explained.lines.rank0.json: not JSON, or cut short")
