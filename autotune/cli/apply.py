@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What to start: the command, the knobs that its arguments already set, and variables for the device and the threads."""
+    """What to start: the command, the knobs that its arguments already set, environment variables for device and threads."""
 
     best: Best
     argv: list[str]
@@ -135,7 +135,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns the text of a placeholder, with the file's value added if the placeholder states none."""
+    """Returns a placeholder's text. If it has no value and best.yaml sets its knob, that value is added: {key=value}."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 

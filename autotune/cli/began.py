@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-# Python starts faster. A process older than this ran another program first, such as a shell that called `exec`.
+# Python starts in less time. If the process is older than this when autotune begins, it ran another program first, such as a
+# shell that called `exec`.
 STARTING_S = 5.0
 
 _began_s: float | None = None

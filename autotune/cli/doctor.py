@@ -43,7 +43,7 @@ FOLDER_S = 2.0  # for the first check of the data folder, before any probe start
 GROUPS = ("GPU", "connections", "host", "program", "data")
 ORDER = (Status.ok, Status.skipped, Status.warning, Status.error)
 STYLES = {Status.ok: "good", Status.skipped: "quiet", Status.warning: "warn", Status.error: "bad"}
-FOUND_ERRORS = NothingWorked.exit_code  # 1 is reserved for internal errors
+FOUND_ERRORS = NothingWorked.exit_code  # exit status; 1 is reserved for internal errors
 
 
 def doctor(

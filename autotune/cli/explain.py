@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord
     from autotune.study import StudyInputs
 
-LEAST_PHASE = 0.005  # of a step: phases below it are not listed
+LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,8 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     from autotune.study import Wanted, explain_study
     from autotune.study.explaining import explainable
 
-    explainable(asked.trial, folder.read_trials(), summary, folder.name)  # before anything that takes time
+    # Called for its BadInput: a wrong trial is reported before anything that takes time.
+    explainable(asked.trial, folder.read_trials(), summary, folder.name)
 
     facts = host_facts()
     inputs = _inputs(_study(folder), folder, facts)
@@ -92,7 +93,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     """Prints what is known of where a study's time goes.
 
     Raises:
-        BadInput: nothing was explained, or not this trial.
+        BadInput: no trial was explained yet, or the given trial was not.
     """
     summary = read_summary(folder)
     document = summary.get("explanation") or {}
@@ -148,7 +149,7 @@ def _fixed(asked: Asked, facts: dict[str, Any]) -> Composed:
 
 
 def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json: bool, is_all: bool = False) -> int:
-    """Prints the entries of an explanation: of a trial, of the best without one, or all."""
+    """Prints the explanation of one trial (the best trial if `trial` is None), or of all trials if `is_all`."""
     document = summary.get("explanation") or {}
     entries = list(document.get("explained") or [])
     if not is_all:
@@ -225,7 +226,7 @@ def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
 
 
 def _last(document: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
-    """Returns the checks of findings that do not stand beside a finding, and how often predictions held."""
+    """Returns the rows at the end: checks that are not shown with a finding above, and how often predictions held."""
     beside = {(one["trial"], f["cause"], f["where"]) for one in document["explained"] for f in one["findings"] if f["check"]}
     checks = [check for check in document["checks"] if (check["trial"], check["cause"], check["where"]) not in beside]
     rows = [Row(f"tried: {check['cause']}, {check['remedy']}: {check_text(check)}") for check in checks]

@@ -1,4 +1,4 @@
-"""Shows a running study on a terminal: finished trials scroll by as table rows, the current state stays below them."""
+"""Shows a running study on a terminal. Finished trials become rows of a table; the current state stays below the rows."""
 
 from __future__ import annotations
 

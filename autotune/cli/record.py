@@ -22,7 +22,7 @@ FIXED = {"measure.racing": "false", "launch.warm": "off"}
 
 
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
-    """Starts a recording, or resumes the one that the same command started; returns the exit status.
+    """Starts a recording, or resumes a recording that the same command started; returns the exit status.
 
     Args:
         asked: what the user typed.
@@ -115,7 +115,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
 
 
 def _is_same(about: StudyRecord, composed: Composed) -> bool:
-    """Whether a recording matches the request. Repeats, minutes and FIXED keys, which old recordings lack, may differ."""
+    """Whether a recording matches the request, except for repeats, minutes and the FIXED keys (which old recordings lack)."""
     from autotune.config.keys import settings
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}

@@ -50,7 +50,7 @@ class TrackingProcess:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 argv,
-                env={**own_environment(), **given},  # not arguments: every user can read those
+                env={**own_environment(), **given},  # not arguments: every user can read a process's arguments
                 stdin=subprocess.PIPE,  # never written to; it closes when the tuner ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -86,7 +86,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # only one `autotune sync` at a time seals leftover trials
+    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` seals them
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))

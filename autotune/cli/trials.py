@@ -16,7 +16,7 @@ from autotune.records import THROUGHPUT, TIME, Kind, Outcome, Summary, objective
 from autotune.wording import HEADS, against_phrase, changes_phrase, objective_text, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
-NARROW = 72  # columns; below, D and L are left out to keep room for what changed
+NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
 QUIET_OUTCOMES = ("ok", "raced")  # shown with their value alone, without a reason
 INDENT = 7  # where the outcome column begins
 
@@ -58,7 +58,7 @@ def add(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> None:
-    """Adds a trial, given as a dictionary of a record's or a summary's values.
+    """Adds a trial, given as a dictionary: the values of a record, or an entry of a summary.
 
     Args:
         into: table from `table` with the same width.
@@ -67,7 +67,7 @@ def add(
         about: as for `table`.
         baseline: the baseline's score, for the ratio.
         best: number of the trial to highlight.
-        before: the best trial before this one, against which the changes are described.
+        before: the best trial until then; the changes are described relative to it.
     """
     is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
     value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
@@ -117,7 +117,7 @@ def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[s
 
 
 def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Whether a baseline or search trial may win and scores higher than `before`, the best so far."""
+    """Whether a trial is a baseline or search trial that can win, and scores higher than `before`, the best so far."""
     is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
     return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
 

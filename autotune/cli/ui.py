@@ -138,7 +138,7 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
     try:
         yield server
     finally:
-        for number in ENDING:  # the clean-up below takes at most a few seconds, so signals may be ignored until it is done
+        for number in ENDING:  # the clean-up below takes a few seconds at most; until it is done, signals are ignored
             signal.signal(number, signal.SIG_IGN)
         _end(server)
 

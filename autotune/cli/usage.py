@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.errors import one_of
 
-# Options of other tools that are configuration keys here.
+# Options that users know from other tools -> what to write here instead: a configuration key.
 KEYS = {
     "--minutes": "study.budget.minutes=MINUTES",
     "--budget": "study.budget.minutes=MINUTES",

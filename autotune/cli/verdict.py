@@ -48,7 +48,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     Args:
         summary: the study's summary.
         path: the study's folder.
-        is_said: whether the reason of a failure is printed elsewhere, as the error that ends `autotune run`.
+        is_said: whether the reason of a failure is printed elsewhere: by the error message that ends `autotune run`.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):
@@ -139,7 +139,7 @@ def objective_lines(summary: Summary) -> list[str]:
 
 
 def same_training_text(summary: Summary) -> str:
-    """Returns the speed-up without training-tier changes, if the best has any: "2.24x without changing the training: ..."."""
+    """Returns the speed-up without changes of the training tier, as text; "" if the best configuration has no such changes."""
     best, tiers = summary.get("best") or {}, summary.get("best_by_tier") or {}
     lower = tiers.get(Tier.numerics.value) or {}
     if (
@@ -216,7 +216,7 @@ def _tiers(summary: Summary) -> RenderableType | None:
 
 
 def _tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
-    """Returns the ratio of a tier's best to the baseline, and its interval as text; "" without one."""
+    """Returns the ratio of a tier's best to the baseline, and the ratio's interval as text ("" if there is none)."""
     entry = speedup_of(summary, side) or {}
     return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
 
@@ -327,7 +327,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for output that is not a terminal. The reason of a failure is in the final error."""
+    """Returns the verdict as plain lines, for a pipe. They omit the reason of a failure: the final error message gives it."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]

@@ -108,7 +108,7 @@ def meant(runs: Path, what: str) -> StudyFolder:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns (study, best.yaml). The study's recorded program is run; None means the typed command or the recipe."""
+    """Returns (study, best.yaml): a study whose recorded program is run, or None to run the typed command or the recipe."""
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return None, Path(asked.what)
     folder = meant(asked.runs, asked.what)

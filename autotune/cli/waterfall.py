@@ -18,16 +18,17 @@ from autotune.wording import effect_doubt, effect_number, effect_text, knob_phra
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
-KNOBS_FROM = 70  # columns; below, one phrase replaces a knob's name and values
-PRODUCT_FROM = 84  # columns; below, the running product is not shown
-TOLD_APART = 0.02  # on the log scale; smaller gaps between the product of the factors and the measured ratio are noise
+KNOBS_FROM = 70  # columns; on narrower terminals, one phrase replaces a knob's name and values
+PRODUCT_FROM = 84  # columns; narrower terminals do not show the product of the factors so far
+# Difference between the logarithms of the measured ratio and of the product of the factors; a smaller one is noise.
+TOLD_APART = 0.02
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """Table of the best's changes: knob, from -> to, factor with interval, running product, and bars if they fit."""
+    """Table of the best's changes: knob, values, factor with interval, product of the factors so far, and bars if they fit."""
 
     summary: Summary
 
@@ -108,7 +109,7 @@ class Waterfall:
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
-    """Returns the best's changes in the order of the summary's attribution; those not in it follow, with only their values."""
+    """Returns the best's changes in the order of the summary's attribution. Others follow, with knob and values only."""
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     known = [entry for entry in summary.get("attribution") or [] if entry.get("knob") in overrides]
@@ -167,7 +168,7 @@ def _top(entries: list[dict[str, Any]], whole: float | None) -> float:
 
 
 def _bar(begun: float, reached: float, top: float, style: str) -> Text:
-    """Returns a bar from one factor to another, on the log scale, where equal factors give bars of equal length."""
+    """Returns a bar from one factor to another. The scale is logarithmic, so that equal factors give bars of equal length."""
     if top <= 1.0:
         return Text()
     low, high = sorted(min(max(math.log(x) / math.log(top), 0.0), 1.0) for x in (begun, reached))
