@@ -73,7 +73,7 @@ class Best:
         train with other values.
 
         Args:
-            words: the command, or the arguments of this process.
+            words: the command to check, or the arguments of this process.
             known: knobs for which the command has placeholders.
         """
         passed: Knobs = {}
@@ -165,7 +165,7 @@ def _is_secret(key: str, value: KnobValue) -> bool:
 
 
 def _filled(part: str, knobs: Knobs) -> str:
-    """Returns a part of a command with its placeholders filled from the knobs, else with the baseline's values."""
+    """Returns a word of a command with its placeholders filled; a knob that is not in `knobs` gets the baseline's value."""
     text = PLACEHOLDER.sub(lambda match: str(knobs.get(match[1], match[2] or "")), part)
     return DOUBLED.sub(r"\1", text)
 

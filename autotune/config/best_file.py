@@ -40,9 +40,9 @@ class Provenance:
     Attributes:
         study, date: name and day of the study.
         ratio, ci: speed-up of best over baseline in the finals, and its 95 % interval.
-        num_rounds, freedom: rounds and degrees of freedom behind the interval.
+        num_rounds, freedom: rounds and degrees of freedom from which the interval was computed.
         verdict: the finals' verdict.
-        baseline, best: measured rate of each.
+        baseline, best: measured rate of each of the two configurations.
         identity: facts about the study's machine and program, name -> value.
         settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
         command: argument list of the program with unfilled placeholders; [] for a recipe.
@@ -71,7 +71,7 @@ class Provenance:
 
     @classmethod
     def of(cls, said: Any) -> Provenance:
-        """Returns the provenance from a file's `provenance` entry, which may be anything."""
+        """Returns the provenance from a file's `provenance` entry. The entry can have any type and content."""
         said = mapping(_as_before(said))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(
@@ -139,7 +139,7 @@ def _target(said: Any) -> list[dict[str, Any]] | None:
 
 
 def _as_before(said: Any) -> Any:
-    """Undoes the escapes of the export: a `${` in a recorded command is the user's text, not a reference."""
+    """Undoes the escapes that the export wrote because a `${` in a recorded command is the user's text, not a reference."""
     if isinstance(said, dict):
         return {key: _as_before(value) for key, value in said.items()}
     if isinstance(said, list):

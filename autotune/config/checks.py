@@ -1,4 +1,4 @@
-"""Checks a well-typed configuration for what types do not catch: unknown names and numbers out of range."""
+"""Checks a configuration for what its types do not catch: unknown names and numbers out of range."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "measure.compile_s": (None, SECONDS_A_MONTH),
     "measure.step_s": (None, SECONDS_A_MONTH),
 }
-RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}  # measurement rules by unit suffix; the next line is for counts
+# Ranges of the rules in measure.screening and measure.finals. The ending of a rule's name says its unit; a rule with another
+# ending is a count, which is at least 1 if its name contains "min_".
+RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
 TRACKING_FORMS = "Allowed: http://HOST:PORT, sqlite:///FILE, postgresql://..., none."

@@ -38,7 +38,7 @@ class Claim:
         pinned: knobs that the user pinned, for baseline and best alike; without secret ones.
         secret: keys of the pinned knobs that are secret.
         speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
-        baseline, best: measured rate of each.
+        baseline, best: measured rate of each of the two configurations.
         identity: facts about the study's machine and program, name -> value.
         settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
         command: argument list of the program with unfilled placeholders; [] for a recipe or if unknown.
@@ -87,7 +87,8 @@ class Claim:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
         Args:
-            without: groups to omit: those of the recipe if a command is verified, else those whose file the user chose.
+            without: configuration groups to omit. If a command is verified, these are the groups of the recipe; otherwise they
+                are the groups that the command line chooses, as model=NAME does.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():

@@ -29,7 +29,7 @@ from autotune.run_dir import RESERVED_NAMES
 
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
-BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the second is the recipe's default
+BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # a knob, and its default in recipes
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}
 MAX_TITLE = 300
 
@@ -74,7 +74,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     silent: Knobs = {}
     for part in command:
         problems += _read_placeholders(part, stated, silent, host_context)
-    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's default of 1 is no useful baseline
+    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the DataLoader's default of 1 is no useful baseline
         asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
         problems.append(f"COMMAND: a placeholder without the baseline's value, {asked}, with your own batch size.")
     if problems:
@@ -108,7 +108,8 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
 def starter(nproc: int) -> list[str]:
     """Returns the words between the interpreter and a recipe's script: torchrun if several processes train.
 
-    A failed rank ends the trial: with fewer ranks, or after a restart, the measurement would be of another program.
+    There are no restarts, so that a failed rank ends the trial. With fewer ranks, or after a restart, another program would be
+    measured.
     """
     if nproc == 1:
         return []
@@ -164,7 +165,7 @@ def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, host_c
         raise BadInput(f"{no_such('COMMAND', match[0], CATALOGUE, 'placeholder')} {literal}")
     found = knob(key)
     if text is None:
-        if key.startswith("threads."):  # the library's own number is unknown before the program runs
+        if key.startswith("threads."):  # how many threads the library uses by default is unknown before the program runs
             raise BadInput(f"COMMAND: a placeholder without the baseline's value, got {match[0]!r}. Write {{{key}=4}}.")
         silent[key] = found.default
         return

@@ -100,7 +100,7 @@ def compose(
         config_dirs: the user's configuration folders from `--config-dir`, searched before conf/.
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
-        document: further, already checked configuration; overrides and files take precedence over it.
+        document: more configuration, which was already checked; overrides and files take precedence over it.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -266,7 +266,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~` in paths: shells keep it after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations and expands `~`, which shells do not do after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
@@ -338,7 +338,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     left_out = {}
-    for pair in clashes(domains.keys() | asked):  # typed knobs take precedence over a named space
+    for pair in clashes(domains.keys() | asked):  # knobs on the command line take precedence over those of the search space
         for key, other in (pair, pair[::-1]):
             if key not in asked:
                 left_out[key] = f"{other} sets the same variable"
@@ -370,7 +370,7 @@ def _command(
         names = ", ".join(options("model", [folder("conf")]))
         if config.model.source == "timm":
             raise BadInput("model.name: the name of the timm model is missing. Give model=timm/NAME.")
-        if any(text.startswith("model=") for text in overrides):  # already rejected, with the names
+        if any(text.startswith("model=") for text in overrides):  # the unknown name was already reported
             raise BadInput([])
         own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
         raise BadInput(

@@ -1,4 +1,4 @@
-"""Finds, before anything runs, pinned knobs and keys that conflict with each other or with this machine."""
+"""Finds pinned knobs and keys that conflict with each other or with this machine, before anything runs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
-MAX_VALUES = 256  # more cannot be searched, and range(0,10**12) would fill memory
+MAX_VALUES = 256  # of one domain; more could not be searched, and range(0,10**12) would fill memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 

@@ -43,7 +43,7 @@ class Chosen:
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:
-    """Returns the file of an option of a configuration group, from the first folder that has one; None if none has."""
+    """Returns the file GROUP/NAME.yaml from the first of the folders that has it; None if no folder has it."""
     paths = (folder / group / f"{name}.yaml" for folder in folders)
     return next((path for path in paths if os.path.lexists(path)), None)
 

@@ -28,7 +28,7 @@ ANEW = "Start a new study; to resume one later, take secrets from the environmen
 
 @dataclass
 class HiddenValues:
-    """Stand-ins and the secret values behind them.
+    """Stand-ins and the secret values that they replace.
 
     Attributes:
         values: knob key -> stand-in -> value. MASK alone stands for a pinned value, or for the value in autotune's environment.
@@ -92,7 +92,7 @@ class HiddenValues:
 
 
 def digest(value: str) -> str:
-    """Returns the digest of a hidden value, which is passed in the program's environment and never written to a file."""
+    """Returns the digest of a hidden value. The digest is passed in the program's environment and never written to a file."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -112,9 +112,9 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
     """Returns the values behind a recorded study's stand-ins, from its configuration and the environment.
 
     Args:
-        config: its configuration with resolved references; masked variables are replaced with their stand-ins.
-        space: its recorded search space.
-        command: its recorded command.
+        config: the study's configuration with resolved references. Its masked variables are replaced with their stand-ins here.
+        space: the study's recorded search space.
+        command: the study's recorded command.
 
     Raises:
         BadInput: a secret was typed for the study and is not in the environment now; lists all such secrets.

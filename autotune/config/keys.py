@@ -42,7 +42,7 @@ LEAVES = leaves()
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
-# Keys for where, how long and what to search: studies that differ only in these measure the same thing.
+# Keys that say where, how long and over what to search. Studies that differ only in these keys measure the same thing.
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "search_space", "tiers", "program.python", "study.name",
 )  # fmt: skip

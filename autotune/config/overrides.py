@@ -25,11 +25,11 @@ TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
-COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys in the groups of RECIPE_KEYS that also apply to commands
+COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys that also apply to commands, although their groups are in RECIPE_KEYS
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
-# Library -> override: model=LIBRARY/NAME stands for this override and model.name=NAME.
+# Library -> override. model=LIBRARY/NAME is short for this override and model.name=NAME.
 LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}
-# GROUP=NAME or +GROUP=NAME for a file. Wider than Hydra's grammar, whose groups have no dots and no leading digits.
+# GROUP=NAME or +GROUP=NAME, which chooses a file. It also matches groups with dots or leading digits, unlike Hydra's grammar.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
 

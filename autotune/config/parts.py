@@ -18,7 +18,7 @@ FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory 
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:
-    """Returns what is wrong with the references to the user's code, which the recipe's interpreter imports for this check."""
+    """Returns what is wrong with the references to the user's code. To check it, the recipe's interpreter imports the code."""
     parts = parts_of(config)
     wrong = [
         f"{key}: not a reference to a function, got {shown(reference)}. {FORM}"
@@ -51,7 +51,7 @@ def _check(python: str, parts: dict[str, str]) -> dict[str, str]:
         )
     except subprocess.TimeoutExpired:
         return dict.fromkeys(references, f"importing it takes more than {CHECK_S:.0f} s")
-    except (OSError, ValueError):  # reported elsewhere
+    except (OSError, ValueError):  # `checks.problems_of` reports an interpreter that does not exist
         return {}
     lines = done.stderr.splitlines()
     found = {each: line.removeprefix(f"{each}: ") for each in references for line in lines if line.startswith(f"{each}: ")}

@@ -12,8 +12,8 @@ PYTHON = re.compile(r"python[\d.]*")
 PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options with a separate value
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 SHELL_VALUES = ("--rcfile", "--init-file")
-# Starters run the first script among their arguments. STARTER_FLAGS take no value, STARTER_VALUES take one. Other options may
-# or may not take a value.
+# Starters run the first script among their arguments. STARTER_FLAGS take no value, STARTER_VALUES take one. For other options,
+# it is not known whether they take a value.
 STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 STARTER_FLAGS = (
     "--standalone",
@@ -72,8 +72,8 @@ class Program:
 
     Attributes:
         script: file that an interpreter or the system runs; None if there is none or it is unknown.
-        module: Python module that runs instead; None if there is none.
-        by: what reads the script: "python", "shell" or "system".
+        module: Python module that runs instead of a script; None if there is none.
+        by: what runs the script, "python", "shell" or "system" (the operating system).
         is_certain: whether `script`, relative to the command's working directory, is certainly the file that runs.
         missing: what is missing, such as "a script", if the command certainly has nothing to run; "" otherwise.
         starter: program that starts the training processes, such as "torchrun"; "" if there is none.
@@ -186,7 +186,7 @@ def _of_starter(name: str, words: list[str]) -> Program:
         if not word.startswith("-"):
             return Program(script=word, by="python", is_certain=is_certain and word.endswith(".py"))
         if "=" not in word and option not in STARTER_FLAGS and rest and not rest[0].endswith(".py"):
-            rest.pop(0)  # its value
+            rest.pop(0)  # the option's value
             is_certain = is_certain and option in STARTER_VALUES
     return Program(is_certain=False)
 

@@ -1,4 +1,4 @@
-"""Builds a recipe's script call, and checks before it starts that model and data exist and fit together."""
+"""Builds the command line of a recipe's script. Checks beforehand that model and data exist and fit together."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
 PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # the user's own code
 CUSTOM = "custom.py"
-TRIAL_EPOCHS = 1_000_000  # default: a trial must end because it has measured, not because its data are used up
-HEAD_SIZE = 64  # default width of a language model per attention head
+TRIAL_EPOCHS = 1_000_000  # default, so large that a trial ends because it has measured, not because its data are used up
+HEAD_SIZE = 64  # hidden_size / num_heads of a language model if num_heads is not set
 
 
 def is_recipe(config: StudyConfig) -> bool:
@@ -110,10 +110,10 @@ def parts_of(config: StudyConfig) -> dict[str, str]:
 def script_of(config: StudyConfig) -> Script:
     """Returns the built-in script of a recipe, which also supplies the parts that are not the user's own code.
 
-    It is chosen by the model, else by the data.
+    The model decides which script it is; without a model's name, the data decide.
     """
     if config.model.name is not None:
-        return SCRIPTS.get(config.model.source, VISION)  # unknown sources are rejected elsewhere
+        return SCRIPTS.get(config.model.source, VISION)  # `checks.problems_of` rejects unknown sources
     if config.data.factory is not None:
         return TABULAR  # needs only torch
     return next((script for script in (TEXT, TABULAR) if config.data.name == script.data[0]), VISION)
@@ -138,7 +138,7 @@ def words_of(config: StudyConfig) -> list[str]:
 def tokens_per_sample(config: StudyConfig) -> int | None:
     """Returns the tokens per sample if a recipe's rate is reported in tokens; None if it is reported in samples.
 
-    The rate is also reported in samples if the objective is computed from a number of samples.
+    Even a language model's rate is reported in samples if the objective is computed from a number of samples.
     """
     is_text = is_recipe(config) and script_of(config) is TEXT and config.data.factory is None
     by_samples = {TIME, COST} & set(objective_names(config.objective))
@@ -151,7 +151,7 @@ def _value(config: StudyConfig, key: str) -> object:
 
 def problems_of_recipe(config: StudyConfig) -> list[str]:
     """Returns the problems with which a recipe's program would fail at start."""
-    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # reported elsewhere
+    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # reported by checks.py
         return []
     return [*_fitting(config), *_data(config)] or _model(config)
 
@@ -242,7 +242,7 @@ def _data(config: StudyConfig) -> list[str]:
     if root is None:
         wanted = "Give data.root=DIR, one subfolder per class."
         return [f"data.root: not set, but data=folder needs a folder. {wanted}"] if name == "folder" else []
-    if not root.strip() or "\0" in root:  # reported elsewhere
+    if not root.strip() or "\0" in root:  # reported by checks.py
         return []
     if name == "photos":
         return _photos(root)

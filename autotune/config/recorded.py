@@ -30,8 +30,8 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     """Returns the inputs of a study.
 
     Args:
-        study: its record: command, working directory, requested search space.
-        file: its config.yaml.
+        study: the study's record, with command, working directory and requested search space.
+        file: the study's config.yaml.
         overrides: KEY=VALUE. Only the budget may be changed; in a recording, only the minutes and repeats.
 
     Raises:

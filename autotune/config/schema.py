@@ -176,7 +176,7 @@ class SearchOptions:
     """
 
     sampler: str = "rates"
-    warm_start: Any = AUTO  # text or a list of texts, as the objective
+    warm_start: Any = AUTO  # text or a list of texts, like `objective` below
     seeds: bool = True
     decomposition: bool = True
     memory_model: bool = True

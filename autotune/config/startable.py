@@ -59,11 +59,11 @@ def _by_hand(name: str) -> str:
 
 
 def _not_runnable(path: str) -> str | None:
-    """Returns why Linux would not run an executable file: its #! line is missing or names a missing program; None if it may."""
+    """Returns why Linux cannot run an executable file: its #! line is missing or names a missing program. None if it can."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
-    except OSError:  # it may still be runnable
+    except OSError:  # a file that cannot be read may still be executable
         return None
     if head.startswith(b"#!"):
         words = os.fsdecode(head[2:].partition(b"\n")[0]).strip(" \t").split(" ")

@@ -17,9 +17,9 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """A restriction of YAML's safe subset: anything that cannot be a knob's value is rejected, with its line."""
+    """Loader that accepts less than PyYAML's SafeLoader: it rejects what cannot be a knob's value, and names the line."""
 
-    # Dates stay text. PyYAML's class attribute is shared, so this is a copy.
+    # Without the rule for dates, so that they stay text. This is a copy, because other loaders share PyYAML's attribute.
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -56,7 +56,7 @@ def read(path: Path, name: str) -> Any:
 
     Args:
         path: the file.
-        name: option or key with which the user named the file; starts the error message.
+        name: option or key with which the user named the file; the error message begins with it.
 
     Raises:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
@@ -70,7 +70,7 @@ def read(path: Path, name: str) -> Any:
 
 
 def _text(path: Path) -> str:
-    if not os.path.isfile(path):  # reading a pipe could block, a device may never end
+    if not os.path.isfile(path):  # reading a pipe could block, reading a device could go on for ever
         raise ValueError("it is not a file" if os.path.exists(path) else "there is no such file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
