@@ -23,7 +23,7 @@ class Claimed:
         summary: the study's summary.
         entry: the study's best entry, or the best of a tier.
         tier: the requested tier; None for the study's best.
-        speedup: ratio, interval, verdict and reason against the baseline; None if unknown.
+        speedup: comparison with the baseline (ratio, interval, verdict, reason); None if unknown.
     """
 
     summary: Summary
@@ -59,7 +59,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change and that are not in `dropped` either."""
+        """Searched knobs that the entry does not change, without those in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 
@@ -87,7 +87,7 @@ class Claimed:
 
 
 def worth_text(change: dict[str, Any] | None) -> str:
-    """Returns the effect of one change in a few words: "1.401 x [1.350, 1.452]", plus the verdict if it is not "faster"."""
+    """Returns the effect of one change in a few words: "1.401 x [1.350, 1.452]", then the verdict unless it is "faster"."""
     if not change:
         return ""
     if not change.get("ratio"):
@@ -131,7 +131,7 @@ def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
         return dict(again)
     sides = [entry, summary["baseline"]]
     paired = summary["speedup"] or {}
-    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's value is from the finals: use both search values instead
+    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's value is from the finals: compare the search's values
         trials = {trial["number"]: trial for trial in summary["trials"]}
         sides = [trials.get(side["trial"]) or {} for side in sides]
     value, baseline = (score_of(summary, side) for side in sides)

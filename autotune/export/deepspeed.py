@@ -6,7 +6,7 @@ from autotune.export.document import Document, Row, expressed
 from autotune.export.winner import Winner
 
 BATCH_SIZE = "loader.batch_size"
-# autotune measures autocast with float32 weights, which is DeepSpeed's torch_autocast (0.16.9 and later).
+# autotune measured autocast with float32 weights. DeepSpeed has that as torch_autocast, from 0.16.9 on.
 ROWS: dict[str, Row] = {
     BATCH_SIZE: lambda value, _: {"train_micro_batch_size_per_gpu": value},
     "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},

@@ -1,4 +1,4 @@
-"""Writes configuration files of other libraries, as YAML with comments or as JSON, and lists what they cannot express."""
+"""Writes configuration files for other libraries, as YAML or JSON, and lists the knobs that a file cannot express."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Exported:
 
     Attributes:
         text: content of the file.
-        left_out: one line per knob that the format cannot express, on how to set it instead.
+        left_out: one line per knob that the format cannot express; it says how to set the knob instead.
         notes: remarks for the reader; a format with comments includes them in the file too.
         header: headline of the configuration, for formats without comments.
     """

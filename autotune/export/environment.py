@@ -9,7 +9,7 @@ from autotune.export.winner import Winner
 
 
 def render(winner: Winner) -> Exported:
-    """Returns the text of a file for `. best.env`."""
+    """Returns the text of a file that a shell reads with `. best.env`."""
     left_out = [left_out_line(key, winner.active[key]) for key in winner.in_program]
     lines = [f"# {line}" for line in winner.headline]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in winner.variables.items()]

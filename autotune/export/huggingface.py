@@ -20,7 +20,7 @@ def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
 
 
 def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
-    """Returns the `tf32` setting. The Trainer rejects it on a CPU if true, and has no equivalent of "medium"."""
+    """Returns the `tf32` setting; None if the Trainer has none: it rejects tf32=True on a CPU, and does not know "medium"."""
     return {"tf32": value == "high"} if value == "highest" or (value == "high" and winner.device == "cuda") else None
 
 

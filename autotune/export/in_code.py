@@ -1,4 +1,4 @@
-"""Describes how a training script sets each knob itself, for knobs that a format cannot express."""
+"""Says how a training script can set a knob in its own code, for knobs that an export format cannot express."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.records import Knobs, KnobValue
 
 
 def how(key: str, value: KnobValue) -> str:
-    """Returns one line on how a script sets a knob."""
+    """Returns one line that says how a script sets a knob."""
     if variables := knob(key).environment(value):
         return f"before Python starts: {' '.join(f'{name}={text}' for name, text in variables.items())} (--format env)"
     return knob(key).code_of(value) or f"`autotune knobs {key}`"

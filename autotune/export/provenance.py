@@ -12,7 +12,7 @@ PROGRAM = ("program.torch", "program.device_name", "program.executable")  # expo
 
 
 def provenance(claimed: Claimed) -> dict[str, Any]:
-    """Returns study, machine, versions, measurements with intervals, and what verifying and applying require."""
+    """Returns study, machine, versions, measurements with intervals, and what `verify` and `apply` need."""
     summary, entry = claimed.summary, claimed.entry
     return {
         "study": summary["study"],
@@ -88,7 +88,7 @@ def _again(summary: Summary) -> dict[str, Any]:
     return {
         "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
         "settings": summary.get("settings") or {},
-        "pinned": sorted(summary.get("pinned") or {}),  # also set in the baseline
+        "pinned": sorted(summary.get("pinned") or {}),  # knobs; the baseline has them, too
         **({"target": summary["target"]} if summary.get("target") else {}),  # the training DataLoader, for `autotune apply`
         "program": program,
     }

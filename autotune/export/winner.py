@@ -24,9 +24,9 @@ class Winner:
 
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
-        active: the knobs among these that have an effect; prefetch_factor has none with num_workers=0.
-        full: all known knobs, including the program's own values.
-        remarks: knob key -> remark: previous value and effect, or that the knob was pinned.
+        active: those of `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0.
+        full: the value of every known knob: from `knobs`, else the program's own.
+        remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
         provenance: origin and measurements as plain values, as best.yaml contains them.
         device: device of the measurement, "cuda" or "cpu"; "" if unknown.

@@ -24,7 +24,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 
 def _list(dumper: Any, items: list[Any]) -> yaml.Node:
-    """Returns a list as a YAML node; lists of numbers, such as intervals, stay on one line."""
+    """Returns a list as a YAML node. A list of numbers, such as an interval, is written on one line."""
     are_numbers = all(isinstance(item, int | float) for item in items)
     node: yaml.Node = dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
     return node

@@ -15,6 +15,6 @@ def memory_limit_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | Non
     for folder in folders(cgroup, own, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = read(os.path.join(folder, name))
-            if text.isdigit() and int(text) < 2**60:  # v1 writes a huge number for "no limit"
+            if text.isdigit() and int(text) < 2**60:  # cgroup v1 writes a huge number for "no limit"
                 limits.append(int(text))
     return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""Collects facts about the host, picks those that make results comparable, and builds the context that knobs see."""
+"""Collects facts about the host, picks those that must match for results to be comparable, and makes the knobs' context."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDED = (
 def host_facts() -> dict[str, Any]:
     """Returns facts about this host as the tuner sees them, as plain values.
 
-    Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (cgroup limit included), isa, kernel, python,
+    Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (at most the cgroup's limit), isa, kernel, python,
     has_compiler (C++), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
     """
     text = _cpuinfo()
@@ -64,13 +64,13 @@ def host_facts() -> dict[str, Any]:
 
 
 def recorded(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns only the variables that may change how fast a program trains: the rest of an environment may hold secrets."""
+    """Returns the variables that can change how fast a program trains. Others are left out, since they may hold secrets."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
     return dict(Secrets().document(found))
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """Returns the CPU's name from the text of /proc/cpuinfo, or the architecture if it has none (Arm)."""
+    """Returns the CPU's name from the text of /proc/cpuinfo; the architecture if the text has no name, as on Arm."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 

@@ -22,7 +22,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
-    """Whether the system has a driver that may give PyTorch a CUDA device; if not, PyTorch certainly has none."""
+    """Whether the system has a driver with which PyTorch could have a CUDA device. Without it, PyTorch has none."""
     return any((devices / name).exists() for name in DRIVER_FILES)
 
 

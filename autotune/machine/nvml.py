@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
-# Bits of NVML's clock event reasons that mean lost speed -> their common name.
+# Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
 SLOWDOWNS = {
     0x04: "power_cap",
     0x08: "hardware",

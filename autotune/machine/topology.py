@@ -39,7 +39,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
 
 
 def as_host_context(found: Mapping[str, Any]) -> Topology:
-    """Returns the part of `topology()` that knobs use; for {} (an older record) everything is unknown."""
+    """Returns the part of `topology()` that knobs use. With {}, from an older record, everything is unknown."""
     links = found.get("links") or []
     paths = {path for row, line in enumerate(links) for column, path in enumerate(line) if column != row}
     return Topology(

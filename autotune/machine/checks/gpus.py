@@ -9,7 +9,7 @@ from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_t
 from autotune.quantities import bytes_text, number_text
 
 GROUP = "GPU"
-# A clock or cap below this share of its default was lowered on purpose: NVML's rounding makes a smaller difference.
+# A clock or power cap below this share of its default was lowered on purpose. NVML's rounding makes less difference.
 CAPPED_FRAC = 0.99
 # NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
 REMEDIES = {
@@ -27,7 +27,7 @@ def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
 
     Args:
         found: the probe's document; {} if there is none.
-        problem: why there is none.
+        problem: why there is no document.
     """
     if problem:
         return [

@@ -9,11 +9,13 @@ from autotune.quantities import bytes_text, number_text
 
 GROUP = "host"
 GIB = 1 << 30
-# Loader workers pass whole batches through shared memory; containers have 64 MiB of it by default.
+# With less free shared memory there is a warning, since loader workers pass whole batches through it. Containers have 64 MiB by
+# default.
 SHARED_MEMORY_BYTES = GIB
-# torch's loaders pass tensors as open files; a few workers that prefetch many tensors exhaust the usual 1,024.
+# With a lower limit of open files there is a warning: torch's loaders pass tensors as open files, and a few workers that
+# prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
-# More swap in use means that memory was short at some time; less is the kernel's housekeeping.
+# If more swap than this is in use, memory was short at some time. Less is swapped out even while memory is free.
 SWAP_BYTES = 256 << 20
 
 
@@ -22,7 +24,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
 
     Args:
         found: the probe's document; {} if there is none.
-        problem: why there is none.
+        problem: why there is no document.
     """
     if problem:
         return [_finding("host", f"the host could not be examined: {problem}", Status.skipped)]
@@ -42,7 +44,7 @@ def _cores(found: dict[str, Any]) -> Finding:
     text = f"{cores} effective"
     if quota is not None and quota < affine:
         text += f": the cgroup's quota is {number_text(quota)} of {affine} CPUs"
-        if "OMP_NUM_THREADS" in found["variables"]:  # the user has allowed for the quota
+        if "OMP_NUM_THREADS" in found["variables"]:  # the user has already limited the threads
             return _finding("cores", text)
         cost = "torch starts as many threads as there are CPUs, and the quota throttles all of them"
         return _finding("cores", text, Status.warning, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")

@@ -95,7 +95,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
 
 
 def cpus_of(text: str) -> set[int]:
-    """Returns the CPUs in a list in the kernel's format, "0-3,8"."""
+    """Returns the CPU numbers that a list in the kernel's format names, such as "0-3,8"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

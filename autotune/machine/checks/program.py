@@ -10,7 +10,7 @@ from autotune.machine.checks.finding import Finding, Status, gpus_text
 
 GROUP = "program"
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Debugging variables, easily left set in a shell: name -> (value that slows programs down, what it costs).
+# Debugging variables, which people forget to unset: name -> (value that slows programs down, what it costs).
 DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": ("1", "the host waits for every kernel: nothing overlaps"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for every collective: nothing overlaps"),
@@ -28,7 +28,7 @@ def check_program(
 
     Args:
         found: the interpreter probe's document; {} if there is none.
-        problem: why there is none.
+        problem: why there is no document.
         gpus: the GPU probe's document; {} if there is none.
         host: the host probe's document; {} if there is none.
         named: the interpreter that the user has named; "" for autotune's own.
@@ -88,7 +88,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels for each GPU: for its architecture or an older minor version, or as PTX to compile."""
+    """Checks that torch has kernels for each GPU's architecture, or for an older minor version of it, or PTX to compile."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -114,7 +114,7 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
 
 
 def _pip(found: dict[str, Any]) -> str:
-    """Returns the pip command of the checked interpreter; plain `pip` may belong to another one."""
+    """Returns the pip command of the checked interpreter; plain `pip` may belong to another interpreter."""
     return f"{shlex.quote(str(found.get('executable') or 'python'))} -m pip"
 
 
@@ -162,7 +162,7 @@ def _threads(host: dict[str, Any]) -> Finding:
 
 
 def _is_count(text: str) -> bool:
-    """Returns whether a value is a number of threads; OpenMP also accepts one per nesting level: "4,2"."""
+    """Returns whether a value is a number of threads; OpenMP also accepts "4,2", one number per nesting level."""
     return all(part.strip().isdigit() and int(part) > 0 for part in text.split(","))
 
 

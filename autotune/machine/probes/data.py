@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 MIB = 1 << 20
-MAX_BYTES = 256 * MIB  # read at most
-MAX_FILE_BYTES = 16 * MIB  # per file: many files are more representative than one
+MAX_BYTES = 256 * MIB  # read at most, of all files together
+MAX_FILE_BYTES = 16 * MIB  # read at most of one file, since many files are more representative than one
 MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
 MAX_FILES = 100_000  # listed at most; only a few thousand of them are read
-OWN_BYTES = 64 * MIB  # size of the file that is written if existing ones cannot be read past the cache
+OWN_BYTES = 64 * MIB  # size of the file that is written if existing files cannot be read past the page cache
 SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 
 DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
@@ -41,7 +41,7 @@ def look(folder: str) -> dict[str, Any]:
         return {"path": path, "problem": reason}
     files, num_bytes, is_all = _files(path)
     found = {"path": path, "problem": "", "file_system": file_system(path), "num_files": len(files), "bytes": num_bytes}
-    random.Random(0).shuffle(files)  # not in the order in which they were written
+    random.Random(0).shuffle(files)  # so that they are not read in the order in which they were written
     return {**found, "is_all": is_all, **_measure(path, files)}
 
 
@@ -116,7 +116,7 @@ def _measure(path: str, files: list[str]) -> dict[str, Any]:
         pass
     try:
         return {**_own_file(path), "method": OWN_FILE}
-    except OSError:  # read-only, or full
+    except OSError:  # the disk is read-only or full
         return {**_read(files, 0), "method": CACHED}
 
 
@@ -144,7 +144,7 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
         while total < MAX_FILE_BYTES:
             got = os.readv(descriptor, [buffer])
             total += got
-            if got < len(buffer):  # end of file, past which offsets are no longer aligned
+            if got < len(buffer):  # end of file; a further read would not start at an aligned offset
                 break
         return total
     finally:

@@ -21,12 +21,13 @@ CXX, CC = ("g++", "clang++", "c++"), ("gcc", "clang", "cc")
 
 
 def look() -> dict[str, Any]:
-    """Returns what is known about this host. Affinity, cgroup and limits are this process's, which a program would share.
+    """Returns what is known about this host. Affinity, cgroup and limits are those of this process and of what it starts.
 
     Returns:
-        "num_cpus", "num_affine" (CPUs it may run on), "cpus" (their numbers), "quota_cores" (None without one), "num_cores";
-        "memory_bytes" (cgroup limit included), "available_bytes", "swap_bytes", "swap_used_bytes"; "shared_memory":
-        {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (None: unlimited);
+        "num_cpus", "num_affine" (how many CPUs this process may run on), "cpus" (their numbers), "quota_cores" (None without a
+        quota), "num_cores"; "memory_bytes" (at most the cgroup's limit), "available_bytes", "swap_bytes", "swap_used_bytes";
+        "shared_memory": {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (None:
+        unlimited);
         "huge_pages": "always", "madvise", "never", or "" if unknown; "cxx", "cc": path of a compiler or None; "variables";
         "adapters", "numa_nodes": as in `topology()`.
     """

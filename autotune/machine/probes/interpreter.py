@@ -1,7 +1,7 @@
-"""Probes an interpreter for torch and what torch.compile needs. Run by path, in the program's interpreter.
+"""Probes an interpreter for torch and what torch.compile needs. The program's interpreter runs this file by path.
 
-Standard library and Python 3.9 only, because autotune is not installed there. Without `--import` it does not import torch,
-which would take seconds, but reads its version from torch's version.py.
+It needs only the standard library and Python 3.9, because autotune is not installed there. Without `--import` it does not
+import torch, which would take seconds, but reads the version from torch's version.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def look(with_import: bool) -> dict[str, Any]:
     """Returns what this interpreter has.
 
     Returns:
-        "python", "executable", "torch" (version, None if missing), "cuda" (version it was built for), "has_header" (Python.h),
-        "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and
-        "nccl" (version, [2, 27, 3]).
+        "python", "executable", "torch" (version, None if missing), "cuda" (version that torch was built for), "has_header"
+        (Python.h), "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available",
+        "import_s" and "nccl" (version, [2, 27, 3]).
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),
