@@ -2,14 +2,14 @@
 
 A look reads each process's line in /proc once (measured: 2 ms for 100 processes) and is taken only at the two ends of a
 trial's window. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time includes
-that of the children it has waited for, so a trial that has exited by the second look is counted in its parent. Kernel threads
-and interrupts are counted separately: they mostly work for the measured trial (writing back its files, decrypting what it
-reads), and are part of the machine.
+the time of the children it has waited for, so a trial that has exited by the second look is counted in its parent. Kernel
+threads and interrupts are not counted as foreign: they mostly work for the measured trial (writing back its files, decrypting
+what it reads), and are part of the machine.
 
-Three kinds of machine look alike from inside. On a machine of our own, or bound to some of its cores, the lines of /proc/stat
-for those cores count. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us:
-there the cgroup's own usage counts, against the quota. In a container without a quota the whole host counts again, with all
-its processes, because any of them may take a core that the trial could use.
+Three kinds of machine look alike from inside. On a machine of our own, the numbers come from the lines of /proc/stat for the
+cores that we may use. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us.
+There the numbers come from the cgroup's own usage, and the quota is the number of cores. In a container without a quota, the
+whole host counts, with all its processes, because any of them can take a core that the trial could use.
 
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
 used on other cores, by any process, takes nothing from the trial.
@@ -32,7 +32,7 @@ from autotune.plain_text import one_line
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # endings of arguments that name what a program runs
-NAMED_CORES = 0.05  # foreign processes that use less are not named
+NAMED_CORES = 0.05  # foreign processes that use fewer cores than this are not named
 
 
 Times = tuple[float, float, float]  # busy, idle and steal seconds of a core
@@ -46,7 +46,7 @@ class Process:
         parent: id of the parent.
         started_ticks: start time since boot; together with the id it is unique.
         own_s: CPU time of all its threads.
-        waited_for_s: CPU time of the children that it has waited for, and of theirs.
+        waited_for_s: CPU time of the children that it has waited for, including what they have waited for.
         is_kernel: whether it is a kernel thread.
         core: where its main thread ran last; None if unknown.
     """
@@ -65,12 +65,12 @@ class CpuLook:
 
     Attributes:
         time_s: monotonic clock.
-        num_cores: most cores that may be used, by affinity or by the quota.
-        busy_s: CPU time used on these cores, or by the cgroup; None if unknown.
+        num_cores: how many cores may be used, as limited by affinity or quota.
+        busy_s: CPU time used on these cores or, with a quota, by the cgroup; None if unknown.
         idle_s: unused CPU time; None if unknown, as with a quota.
         steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
-        processes: by id.
-        read_bytes: bytes that this study has read: (in all, from disk); None if unknown.
+        processes: all visible processes, by id.
+        read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
     """
 
@@ -91,16 +91,16 @@ class CpuUse:
     Attributes:
         seconds: between the two looks.
         num_cores: cores that the trial may use at most.
-        is_part: whether the machine has other cores besides; the CPU time of `culprits` may then have been spent on those.
+        is_part: whether the machine has more cores than `num_cores`. Then `culprits` may have used other cores than the trial.
         own_cores: used by this study. Here and below, 1.0 is one core all the time.
         tuner_cores: used on the trial's cores by autotune itself (tuner, supervisor, tracker).
         foreign_cores: used by foreign processes, without the kernel's own work.
         kernel_cores: used by kernel threads, as far as they are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
-        culprits: the foreign processes that used most, (process id, cores), largest first.
-        waiting_cores: mean number of the study's threads that were ready to run but had no core, be it because of foreign
-            threads or of the study's own.
+        culprits: the foreign processes that used most, as (process id, cores), largest first.
+        waiting_cores: mean number of the study's threads that were ready to run but had no core, because foreign threads or
+            other threads of the study used all cores.
         read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.
     """
 
@@ -174,7 +174,7 @@ class CpuMonitor:
         return tree(look.processes, self._root)
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: all descendants of the tuner but its children, which are helpers."""
+        """Returns the ids of the trial's processes: all descendants of the tuner except its children, which are helpers."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
@@ -184,8 +184,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use; what happens on others takes nothing from it. If empty, they are taken
-                to be the tuner's.
+            cores: the cores that the trial may use; what happens on others takes nothing from it. If empty, the tuner's cores
+                are used.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
@@ -199,7 +199,7 @@ class CpuMonitor:
         (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
         if busy_s is not None:
-            of_kernel_s = 0.0 if self._quota else kernel_s  # kernel threads are in the root cgroup only
+            of_kernel_s = 0.0 if self._quota else kernel_s  # the cgroup of a quota has no kernel threads
             foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
@@ -228,7 +228,7 @@ class CpuMonitor:
         return found
 
     def _read_bytes(self, own: frozenset[int]) -> tuple[int, int] | None:
-        """Returns the bytes read by the study's processes and the children they waited for: (in all, from disk)."""
+        """Returns the bytes read by the study's processes and the children they waited for, as (in all, from disk)."""
         everything = from_disk = 0
         for pid in own:
             fields = dict(line.split(": ") for line in _read(self._proc / str(pid) / "io").splitlines())
@@ -281,7 +281,7 @@ def describe(pid: int) -> str:
         return f"pid {pid}, which has ended"
     try:
         study, _, _ = str(process.environ().get(MARK_VARIABLE, "")).rpartition(":")
-    except (psutil.Error, OSError):  # another user's
+    except (psutil.Error, OSError):  # a process of another user
         study = ""
     return f"another autotune study, {study}, pid {pid}" if study else f"{command}, pid {pid}"
 
@@ -308,7 +308,10 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
 
 
 def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
-    """Returns the CPU time that processes present at both looks used themselves: (on these cores, on others)."""
+    """Returns the processes' CPU time between two looks, without their children's, as (on `cores`, on other cores).
+
+    A process that is absent from one of the looks counts as 0.
+    """
     here_s = elsewhere_s = 0.0
     for pid in pids:
         first, last = before.processes.get(pid), after.processes.get(pid)
@@ -341,7 +344,7 @@ def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | N
 
 
 def _between(before: CpuLook, after: CpuLook, cores: frozenset[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns busy, idle and steal seconds between two looks, of these cores, or of the tuner's if empty."""
+    """Returns busy, idle and steal seconds between two looks, on `cores` or, if it is empty, on the tuner's cores."""
     looks = [
         _sums(look.by_core, sorted(cores)) if cores and look.by_core else (look.busy_s, look.idle_s, look.steal_s)
         for look in (before, after)

@@ -15,7 +15,7 @@ class MemoryGate:
 
     Args:
         monitor: monitors the devices; their memory use at construction is the idle level.
-        slack_bytes: how far above the idle level still counts as idle, since other programs' contexts vary in size.
+        slack_bytes: how many bytes above the idle level still count as idle, since other programs' contexts vary in size.
         clock: seconds, monotonic.
     """
 

@@ -19,7 +19,7 @@ class HostTimes:
     Attributes:
         cpu_s: all CPU time, of every kind.
         steal_s: CPU time that the hypervisor gave to other guests.
-        pressure_s: resource ("cpu", "memory", "io") -> time that some task waited for it; absent without PSI.
+        pressure_s: resource ("cpu", "memory", "io") -> time during which at least one task waited for it; absent without PSI.
         throttled_s: time for which the cgroup quota throttled us; None if unknown.
     """
 
@@ -53,7 +53,7 @@ class Quota:
 
 
 class HostMonitor:
-    """Measures the host from construction, or from the last `restart`, until `metrics`.
+    """Measures the host from construction, or from the last `restart`, until `metrics` is called.
 
     Args:
         read: returns the counters now; replaced in tests.
@@ -92,7 +92,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
     times = psutil.cpu_times()
     pressure = {name: _pressure_s(proc / "pressure" / name) for name in ("cpu", "memory", "io")}
     return HostTimes(
-        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # already counted in user
+        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # both are in user, too
         steal_s=getattr(times, "steal", 0.0),
         pressure_s={name: waited_s for name, waited_s in pressure.items() if waited_s is not None},
         throttled_s=_throttled_s(proc, cgroups),
@@ -116,13 +116,13 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
         limit, _, period = _text(folder / "cpu.max").strip().partition(" ")
         if not period:
             limit, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-        if limit.isdigit() and period.isdigit() and int(limit) and int(period):  # else "max", or -1
+        if limit.isdigit() and period.isdigit() and int(limit) and int(period):  # without a quota, the limit is "max" or -1
             found.append(Quota(cores=int(limit) / int(period), folder=folder))
     return min(found, key=lambda quota: quota.cores, default=None)
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
-    """Returns folders where this process's cgroup (v2 or v1) may be mounted, seen from the host, then from a container."""
+    """Returns where this process's cgroup (v2 or v1) may be mounted: paths as on the host, then as in a container."""
     folders = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         if line.count(":") < 2:

@@ -13,7 +13,7 @@ HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # kept of the beginning and of the 
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
-    """Returns the end of a text file as plain text, starting at a full line; "" if there is no file. Not masked."""
+    """Returns the end of a text file as plain text, starting at a full line; "" if there is no file. Secrets are not masked."""
     try:
         return plain(_end(path, max_bytes).decode("utf-8", errors="replace"))
     except OSError:
@@ -34,7 +34,7 @@ def bound(path: Path) -> None:
         with path.open("rb") as file, path.open("ab", buffering=0) as cut:
             file.seek(size_bytes - KEEP_BYTES)
             end = file.read()
-            for _ in range(8):  # a flood of output may never pause
+            for _ in range(8):  # eight times at most, since a flood of output may never pause
                 size_bytes, end = file.tell(), end[-KEEP_BYTES:]
                 if not (more := file.read()):
                     break

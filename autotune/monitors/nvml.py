@@ -74,8 +74,8 @@ class DeviceCounters:
 class DeviceMonitor:
     """Monitors one device, or those of all ranks, from the tuner's process. This base class reports everything as unknown.
 
-    Order: `restart`, samples about once a second, `open_window` when the measured window opens, samples, `close_window` when it
-    ends, `metrics`.
+    Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
+    `close_window` when the window ends, `metrics`.
     """
 
     uuid: str | None = None
@@ -93,11 +93,15 @@ class DeviceMonitor:
         """Returns the metrics since the last `restart`, by name for the tracker; unknown ones are absent.
 
         Returns:
-            gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (from the energy counter, else
-            the samples' mean; times the window's seconds and divided by its work units, it gives the energy per unit),
-            gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the window by NVML's counters,
-            else of the steady samples), gpu.energy_j and gpu.energy_s (counted energy, and over how long),
-            gpu.sm_clock_frac (share of the default clock, mean over steady samples that were busy and under no power cap).
+            gpu.utilisation_frac, gpu.sm_clock_mhz: means over the steady samples.
+            gpu.power_w: mean power, by the energy counter if there is one, else over the steady samples. Multiplied by the
+            window's seconds and divided by its samples (or tokens), it gives the energy per sample.
+            gpu.memory_used_bytes: largest of all samples.
+            gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
+            without counters, share of the steady samples.
+            gpu.energy_j, gpu.energy_s: energy by the counter, and the time in which it was used.
+            gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
+            busy and under no power cap.
         """
         return {}
 
@@ -255,7 +259,7 @@ class NvmlDevice(DeviceMonitor):
         return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
 
     def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
-        """Returns the clock as a share of the default; None if unknown. Skips idle samples and those under a power cap."""
+        """Returns the mean clock as a share of the default; None if unknown. Leaves out samples while idle or power-capped."""
         if not self._default_clock_mhz:
             return None
         busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]
@@ -286,7 +290,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
     """Returns a monitor for one device, or the null object if NVML or the device is absent.
 
     Args:
-        index: NVML's number of the device: PCI order, regardless of CUDA_VISIBLE_DEVICES. Used if `uuid` is None.
+        index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
         uuid: the device's UUID as reported by the trial, "GPU-...", or "MIG-..." for a slice.
         nvml: replaces the pynvml module in tests.
     """
@@ -309,7 +313,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _power_w(steady: list[DeviceSample]) -> float | None:
-    """Returns the mean power: from the energy counter if there is one, since it misses nothing between samples."""
+    """Returns the mean power. Uses the energy counter if there is one, since it misses nothing between samples."""
     known = [(sample.time_s, sample.energy_j) for sample in steady if sample.energy_j is not None]
     if len(known) >= 2:
         (first_s, first_j), (last_s, last_j) = known[0], known[-1]

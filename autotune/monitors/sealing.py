@@ -19,8 +19,9 @@ LOOK_S = 0.2
 def seal(folder: Path, secrets: Secrets) -> None:
     """Removes secrets from the files that a trial's processes wrote. The processes must have exited.
 
-    The program controls its logs and results: it may print its environment or raise an exception that quotes it. Each file is
-    replaced atomically; what is not read again (half-written results, the scratch folder) is removed. Idempotent.
+    What the program writes may contain secrets: it may print its environment, or an exception may quote a secret. Each file is
+    replaced atomically. What is not read again (half-written results, the scratch folder) is removed. A second call changes
+    nothing.
 
     Args:
         folder: the trial's folder, `runs/<study>/trials/0007`.
@@ -38,7 +39,7 @@ def seal(folder: Path, secrets: Secrets) -> None:
 
 
 def first_attempt(name: str) -> str:
-    """Returns the name of the first attempt's log once a second attempt has begun: "stderr.first.log"."""
+    """Returns the name that the first attempt's log is given when a second attempt begins: "stderr.first.log"."""
     stem, _, suffix = name.rpartition(".")
     return f"{stem}.first.{suffix}"
 
@@ -49,7 +50,7 @@ def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> Non
     Args:
         study: the study's folder.
         secrets: the known secrets.
-        wait_s: how long to wait for a trial to end.
+        wait_s: how long to wait for a running trial to end, seconds.
     """
     until_s = time.monotonic() + wait_s
     while _is_training(study):

@@ -8,13 +8,13 @@ from statistics import fmean
 from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
 
 # How the metrics of several devices are combined. A metric that trials are judged by is the worst device's, because all ranks
-# wait for that device. Every other metric is the mean per device: mean power, times the number of ranks, is the total power.
+# wait for that device. Every other metric is the mean over the devices; mean power times the number of ranks is total power.
 _WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
 _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices as one. Trials are judged by the worst device; the memory gate checks each one (`devices`).
+    """Several devices as one. Trials are judged by the worst device; the memory gate checks each of `devices`.
 
     Args:
         devices: their monitors, in the order of the ranks.

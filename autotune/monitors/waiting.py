@@ -15,8 +15,8 @@ COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent i
 class WaitingWatch:
     """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    No other measure shows what foreign load costs a trial. While another program uses one of two cores, a trial with one thread
-    keeps its speed (measured: 1.07 of it), and a trial with two threads loses almost all of it (0.06 left). A thread's counter
+    No other measure shows what foreign load costs a trial. This was measured while another program used one of two cores. A
+    trial with one thread ran at 1.07 times its usual speed, a trial with two threads at 0.06 times. A thread's counter
     disappears with the thread, so looks are taken about once a second while the trial runs.
 
     Args:
@@ -30,7 +30,7 @@ class WaitingWatch:
         self._waited_s = self._seconds = 0.0
 
     def waiting_cores(self, seconds: float) -> float | None:
-        """Returns the mean number of waiting threads over the looks.
+        """Returns the mean number of waiting threads between the first look and the last.
 
         Args:
             seconds: length of the window. The result is None if the looks cover too little of it, as for a trial that ended
