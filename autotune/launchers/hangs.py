@@ -15,7 +15,7 @@ import psutil
 from autotune.harness.protocol import STACK_SIGNAL
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
-TOTAL_S = 3.0  # how long all processes together may take for that
+TOTAL_S = 3.0  # how long all processes together may take
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 

@@ -5,8 +5,8 @@ This process guards the existing checkpoints (guarded.py) and those that other p
 which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a trial leaves
 no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most ALONE_S).
 
-Every process of the study has a mark in its environment; PREFIX is what these marks begin with. Both sides write one JSON
-object per line, on stdin and stdout:
+Every process of the study has a mark in its environment; all these marks begin with PREFIX. Tuner and keeper send each other
+one JSON object per line, through the keeper's stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
                                                                    trials made; place: the trial's folder
@@ -67,7 +67,7 @@ class Trial:
 
     Args:
         message: the tuner's "begin" message.
-        processes: those of the study.
+        processes: finds the study's processes.
     """
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:

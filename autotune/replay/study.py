@@ -160,7 +160,7 @@ class _Watcher(Listener):
 
 
 def config_of(table: Table, strategy: Strategy) -> StudyConfig:
-    """Returns the configuration of a replayed study: the recorded settings with those of the strategy."""
+    """Returns the configuration of a replayed study: the recorded settings, overridden by those of the strategy."""
     raw = OmegaConf.structured(StudyConfig)
     settings = {key: value for key, value in table.settings.items() if not key.startswith(NOT_REPLAYED)}
     for key, value in {**settings, **strategy.keys}.items():

@@ -132,8 +132,8 @@ class Failure:
     """How a trial goes wrong.
 
     Attributes:
-        error: exception in the form of a rank result; None for none.
-        signal: name of the signal that ended the program; None for none.
+        error: exception in the form of a rank result; None if there was no exception.
+        signal: name of the signal that ended the program; None if no signal ended it.
         cause: as in `Ended`.
         log_tail: end of its log.
         knob_reports: knob key -> the report to give instead of "applied".
