@@ -114,18 +114,19 @@ class Knob:
         expert: value that an expert would start with on this host; None for no preference.
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
         environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
-        variables: every variable that any value may set; env.NAME cannot set the same one in the same study.
+        variables: the variables that any of the values may set; env.NAME cannot set one of them in the same study.
         is_before_torch: whether the knob must be set before torch is imported although it is no environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
-        is_costly: whether each value costs a compilation; such a knob is tried only on the best values of the others.
-        start_costs: value -> its compilation time, divided by that of the cheapest value; 1 for values that are not listed.
+        is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
+        start_costs: value -> how many times the cheapest value's compilation time it takes; 1 for values that are not listed.
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
         step_spread: the prior spread of the difference between one choice and the next, if the choices are ordered like (off,
-            default, maximum): all but the first have the same kind of effect, each more of it. None if they are not ordered.
-        brief: a few words for the overview, where key, tier and brief fit in 80 columns.
-        phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
+            default, maximum): all but the first have the same kind of effect, each a stronger one. None if they have no order.
+        brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
+        phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
+            the value.
         off_phrase: text for the value "off" in such a list, "fp32".
         in_code: how a training script sets the knob: a line with "{value!r}" for the value, or value -> line, with OTHER for
             all remaining values.

@@ -31,7 +31,7 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns (env.NAME, knob) for each knob among the keys that sets the variable of an env.NAME among them."""
+    """Returns the pairs of keys (env.NAME, another knob) in which both may set the same environment variable."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 

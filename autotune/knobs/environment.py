@@ -14,7 +14,7 @@ from autotune.records import Tier
 PREFIX = "env."
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variable -> the knob that stands for it, whatever its value.
+# Variable -> the knob that is this variable under another name.
 KNOBS = {
     "OMP_NUM_THREADS": "threads.omp",
     "MKL_NUM_THREADS": "threads.mkl",

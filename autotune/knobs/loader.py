@@ -6,12 +6,12 @@ from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob
 from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
-MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # on a CPU, larger batches gain nothing and make each step take seconds
+MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds a step
 WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more than 32 rarely help one process: pipes and the pin thread saturate
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch, the batch and its doublings: up to 8 x, or up to the device's cap for a recipe."""
+    """Returns half the program's batch, the batch, and its doublings up to 8 times it; for a recipe, up to the device's cap."""
     own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     highest = cap if host_context.is_recipe else min(cap, own * 8)
@@ -354,7 +354,8 @@ def transfers(host_context: HostContext) -> list[KnobValue]:
     """Returns the values to try: transfer as bytes is tried only if batches are copied to a GPU.
 
     On a CPU the arithmetic only moves to another process. Measured on two cores of an AMD EPYC (224 x 224 photos, batch 32, one
-    worker), loader and training process took 1.17 times the CPU time (median of 6 pairs, 1.02 to 1.33, under other load).
+    worker), loader and training process together took 1.17 times as much CPU time with the knob as without it (median of 6
+    pairs, 1.02 to 1.33, while other programs ran).
     """
     return [False, True] if host_context.has_cuda else [False]
 

@@ -19,7 +19,7 @@ from autotune.knobs.ranges import no_cuda
 from autotune.records import KnobValue, Tier
 
 AUTO = "auto"  # the variable stays unset: NCCL decides
-UNSET = 0  # as AUTO, for knobs whose values are numbers
+UNSET = 0  # the same as AUTO, for knobs whose values are numbers
 
 # Knob -> its variable. Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
 VARIABLES = {
@@ -38,9 +38,9 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; a bare "tree" fails for collectives without one
+PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; there, a bare "tree" fails for collectives without a tree
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
-# NCCL's levels by distance -> the paths of `nvidia-smi topo -m` that each adds to the levels before it.
+# NCCL's levels, from near to far -> the kinds of path (as in `nvidia-smi topo -m`) that each adds to those of the level before.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
 MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
@@ -132,8 +132,9 @@ def one_nic(host_context: HostContext) -> str | None:
 def algorithms(host_context: HostContext) -> list[KnobValue]:
     """Returns the algorithms worth a trial: ring and tree always, NVLS only with NVSwitches.
 
-    From NCCL 2.24 on, a bare name makes every collective without that algorithm fail (broadcast has no tree, and
-    DistributedDataParallel starts with one). Older versions fall back to a ring and do not accept names of collectives.
+    From NCCL 2.24 on, a name without a collective ("tree") makes every collective fail that lacks the algorithm. There is no
+    tree for a broadcast, for example, and DistributedDataParallel starts with a broadcast. Older versions use a ring instead of
+    failing, but do not accept names of collectives ("allreduce:tree").
     """
     names = ["Ring", "Tree"]
     if no_nvls(host_context) is None:

@@ -11,8 +11,8 @@ from autotune.records import Knobs, KnobValue, Tier
 
 METRICS_SYNC = "step.metrics_sync_interval"
 MAX_ACCUMULATION = 1024
-SELDOM, MAX_INTERVAL = 100, 1_000_000  # steps between two readings
-MAX_HALVINGS = 7  # of a step's samples: batches below a 128th would measure only overhead
+SELDOM, MAX_INTERVAL = 100, 1_000_000  # steps between two readings of metrics: the interval to try, and the longest allowed
+MAX_HALVINGS = 7  # how often the global batch may be halved: batches of less than 1/128 of it would measure only overhead
 
 ACCUMULATION = Knob(
     key="step.accumulation",
@@ -77,7 +77,7 @@ METRICS_SYNC_INTERVAL = Knob(
 )
 
 KNOBS = [ACCUMULATION, METRICS_SYNC_INTERVAL]
-HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # their product is fixed by a global batch
+HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the product of these two
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
@@ -108,7 +108,7 @@ def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostCon
 
     Args:
         held: fixed product of batch size and accumulation, in samples.
-        asked: the candidates; None for the repeated halvings of `held`.
+        asked: the candidates; None for `held`, its half, its quarter and so on.
         host_context: the machine and the program.
     """
     own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)

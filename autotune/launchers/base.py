@@ -71,19 +71,21 @@ class Ended:
             "exit": the first process exited, and no rank wrote a result;
             "deadline": a limit was passed (`evidence["deadline"]`), or the harness was not loaded (`evidence["shut_out"]`);
             "stopped": `Running.stop` was called, for the reason in `evidence["stop_reason"]`;
-            "lost": the launcher lost what it depends on, named in `evidence["stop_reason"]`: its supervisor was killed.
+            "lost": a process that the launcher depends on was killed, such as the supervisor; `evidence["stop_reason"]` says
+            which.
         phase: last known phase, member of protocol.PHASES.
         results: this trial's rank results, by rank; results of another trial or attempt are listed as problems instead.
         problems: files that could not be read or belong to another trial, ranks without a result, and processes that would not
             end; one sentence each.
         seconds: from launch until the last process has exited.
         start: "fresh", or "warm" for a fork of a process that had imported torch. Warm only on request.
-        spared_s: time saved by the warm start: how much later a fresh one would have reached the program's first line.
+        spared_s: time saved by the warm start: how much later a fresh start would have reached the program's first line.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
             launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible)}.
-            By cause also "deadline" with "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason". Plain JSON values.
+            Depending on the cause, it also has "deadline" and "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason".
+            All values are plain JSON.
     """
 
     exit_code: int | None
@@ -158,7 +160,7 @@ class Running(ABC):
         cause "result".
 
         Args:
-            reason: why, for `evidence["stop_reason"]`: "interrupted by the user".
+            reason: why it is stopped, such as "interrupted by the user"; becomes `evidence["stop_reason"]`.
         """
 
 

@@ -24,7 +24,7 @@ class Descendants:
     def __init__(self) -> None:
         self._alive: dict[str, dict[int, psutil.Process]] = {}
         self._seen: dict[str, dict[int, float]] = {}
-        self._known = set(psutil.pids())  # processes that existed before the first trial belong to none
+        self._known = set(psutil.pids())  # processes that existed before the first trial belong to no trial
 
     def add(self, mark: str, pid: int) -> None:
         """Adds a trial.
@@ -81,7 +81,8 @@ class Descendants:
     def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
         if parent != os.getpid():
             return belongs.get(parent)
-        return _known_mark(pid, self._alive) or next(reversed(self._alive), None)  # without a known mark: the newest trial
+        # A process without a known mark is taken for the newest trial's.
+        return _known_mark(pid, self._alive) or next(reversed(self._alive), None)
 
 
 def _known_mark(pid: int, marks: Iterable[str]) -> str | None:

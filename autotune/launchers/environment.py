@@ -1,4 +1,4 @@
-"""Builds the environment of a trial: the tuner's own, plus the harness, minus access to the user's experiment records."""
+"""Builds the environment of a trial: the tuner's own, with the harness added and access to experiment records removed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 
 
 def server_environment(launch: Launch) -> dict[str, str]:
-    """Returns a warm server's environment: a trial's without per-trial variables. With no spec the harness stays inactive."""
+    """Returns a warm server's environment: that of a trial without the variables that differ between trials.
+
+    One of them names the spec. Without a spec the harness stays inactive.
+    """
     environment = trial_environment(launch)
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:

@@ -23,7 +23,8 @@ from pathlib import Path
 from autotune.launchers.leases import Lease
 
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
-MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits, at most 45 s by default (/proc/sys/fs/lease-break-time)
+# Largest file that is copied. The trial waits meanwhile, but by default for 45 s at most (/proc/sys/fs/lease-break-time).
+MAX_COPIED_BYTES = 8 << 30
 STOPPED_MAX_S = 20.0  # longest that a trial's process waits for another program's save
 LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
@@ -37,7 +38,7 @@ class Guarded:
         is_kept: whether the trial opened it for writing and was given the old file.
         why_not: why it can no longer be guarded; "" while it can.
         open_since_s: since when it is unguarded because another program writes it, monotonic clock; None otherwise.
-        aside: copy of the original, where the trial could not be kept from overwriting the file; else None.
+        aside: copy of the original, made if the trial could not be kept from overwriting the file; else None.
     """
 
     def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path) -> None:

@@ -15,9 +15,9 @@ import psutil
 from autotune.harness.protocol import STACK_SIGNAL
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
-TOTAL_S = 3.0  # for all processes together
+TOTAL_S = 3.0  # how long all processes together may take
 MAX_STACK_BYTES = 256 << 10
-MAX_FRAMES = 12  # kept as evidence, per process
+MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _HARNESS = os.path.join("autotune", "harness") + os.sep
@@ -238,7 +238,7 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state; for uninterruptible sleep (a lost file server, say) adds the kernel function that waits."""
+    """Returns the state. For uninterruptible sleep (a lost file server, say), adds the kernel function it sleeps in."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
-LATE_S = 20.0  # when the first check is due; the harness normally reports within a Python process's first second
+LATE_S = 20.0  # from launch to the first check; the harness normally reports within a Python process's first second
 AGAIN_S = 10.0  # between two checks, each of which reads every process of the trial
 YOUNG_S = 3.0  # a younger process may not have loaded the harness yet
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)

@@ -5,8 +5,8 @@ This process guards the existing checkpoints (guarded.py) and those that other p
 which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a trial leaves
 no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most ALONE_S).
 
-Every process of the study has a mark in its environment; PREFIX is what these marks begin with. Both sides write one JSON
-object per line, on stdin and stdout:
+Every process of the study has a mark in its environment; all these marks begin with PREFIX. Tuner and keeper send each other
+one JSON object per line, through the keeper's stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
                                                                    trials made; place: the trial's folder
@@ -54,10 +54,12 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # files, each of which takes a descriptor, and folders
-MAX_WROTE = 1000
+MAX_GUARDED, MAX_WATCHED = 64, 400  # most files guarded, each of which takes a descriptor, and most folders watched
+MAX_WROTE = 1000  # most files recorded as written by a trial
 ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
-ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: between two checks, and in all; trials then end within seconds
+# After the tuner has exited: pause between two checks whether a process of the study is left, and the longest that the keeper
+# stays. The trials normally end within seconds.
+ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
 class Trial:
@@ -65,7 +67,7 @@ class Trial:
 
     Args:
         message: the tuner's "begin" message.
-        processes: those of the study.
+        processes: finds the study's processes.
     """
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
@@ -224,7 +226,7 @@ class Keeper:
     """The keeper program: its state, and its main loop in `run`.
 
     Args:
-        prefix: what the marks begin with that the study's processes have in their environment.
+        prefix: the common beginning of the marks that the study's processes have in their environment.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -18,7 +18,7 @@ environments hold secrets.
                 {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
-                                                            is_own = whether before our first signal
+                                                            is_own = whether it exited before our first signal
                 {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end
 """
 
@@ -43,8 +43,8 @@ from autotune.launchers.descendants import Descendants
 
 ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 1.0  # between reads of the process list while a trial runs; processes that live shorter may go unseen
-END_LOOK_S = 0.05  # while a trial is being ended
+LOOK_S = 1.0  # between reads of the process list while a trial runs; a process that lives shorter may go unseen
+END_LOOK_S = 0.05  # between reads of the process list while a trial is being ended
 READ_BYTES = 1 << 16
 FORK_S = 5.0  # a warm server normally forks within 10 ms
 

@@ -19,8 +19,8 @@ from autotune.launchers.supervision import SupervisorProcess
 
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
-READY_S = 120.0  # importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # started per study: if they keep exiting, another one will not help
+READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
+MAX_SERVERS = 3  # started in one study: if three have ended, another one will not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Key:
         interpreter: as the command names it.
         modules: those that the server imports.
         cwd: working directory.
-        environment: variables, without those that differ between trials.
+        environment: environment variables, without those that are set anew for each trial.
     """
 
     interpreter: str
@@ -44,8 +44,8 @@ class WarmServer:
     """The warm server of a study; started when it is first needed, and again after it has exited.
 
     Attributes:
-        mark: mark of the server that can fork the trial of the last `prepare`; "" if there is none.
-        why_not: why there is none.
+        mark: mark of the server that can fork the trial of the last `prepare`; "" if no server can.
+        why_not: why no server can fork it; "" if one can.
         start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
     """
 

@@ -222,7 +222,8 @@ def main() -> None:
     options = base.build_parser().parse_args(rest)
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
+    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(own, base, options, device)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = dict[str, Tensor]
 
-ENDLESS_SAMPLES = 100_000  # default length of an epoch: positions in the text to start from
+ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each begins at another position in the text
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
 PASSED_BY = (
@@ -43,7 +43,9 @@ WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
 NUM_SPECIAL = 2  # ids that are no words
-MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: share of all tokens; then shares of those chosen
+# As in BERT's training: share of the tokens that are to be predicted. Of these, the shares that are replaced by random tokens
+# and that stay as they are; all others are masked.
+MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1
 IGNORED = -100  # label of a token that the loss ignores
 HEAD_SIZE = 64
 
@@ -113,7 +115,7 @@ class TextWindows(Dataset[Batch]):
 
 
 def masked(tokens: Tensor, vocab_size: int) -> Batch:
-    """Returns the tokens with a random choice masked or replaced; the labels are the original tokens of that choice."""
+    """Returns the tokens, some of them masked or replaced at random. The labels are the original tokens at these places."""
     is_chosen = torch.rand(tokens.shape) < MASKED_FRAC
     is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without a chosen token has no loss
     labels = torch.where(is_chosen, tokens, IGNORED)
@@ -327,7 +329,8 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
+    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)
     except FileNotFoundError as error:

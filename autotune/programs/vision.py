@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # length of an epoch if the data represent a data set too large to be repeated
+ENDLESS_SAMPLES = 100_000  # length of an epoch with the small data sets that stand for a very large one
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
@@ -343,7 +343,8 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
+    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)
     except FileExistsError as error:

@@ -20,7 +20,7 @@ SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
 WORTH_FRAC = 0.85  # a table cannot separate strategies if ten random trials reach a larger median fraction of the optimum
-NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory, a strategy can avoid running out without losing rate
+NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory than this, avoiding large configurations costs no rate
 LOSS_FRAC = 0.005  # least difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
 
@@ -80,8 +80,8 @@ def _table(result: Result) -> dict[str, Any]:
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     """Returns the rate of the best of the baseline and ten random configurations, as a fraction of the optimum.
 
-    This is the exact median over all draws without replacement, with each configuration's mean over its repeats. Of the C(N, n)
-    draws of n out of N configurations, C(k, n) have a best that is at most the k-th smallest.
+    This is the exact median over all draws without replacement; a configuration's rate is the mean over its repeats. Of the
+    C(N, n) draws of n out of N configurations, C(k, n) have a best that is at most the k-th smallest.
     """
     rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)

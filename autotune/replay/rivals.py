@@ -14,7 +14,7 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # after so many known proposals in a row, the space counts as used up
+MAX_REPEATED = 200  # after so many proposals in a row that are measured already, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
 # The order in which `Ladder` tries knobs one by one, from the experiment that it imitates. Knobs that are not listed come last.
 LADDER = (
@@ -111,7 +111,7 @@ class Ladder(Rival):
     """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the configurations of each step, which start from the best so far, then all others in random order."""
+        """Yields the configurations of each step, which start from the best so far. Then yields all others in random order."""
         expert = self._favourite()
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
@@ -153,7 +153,7 @@ class Sampled(Rival):
         session: the study.
         make: returns the sampler for a seed.
         has_seeds: whether the expert's initial configurations come first.
-        patience: after so many known proposals in a row, a random configuration is tried; None to wait for the sampler.
+        patience: after so many proposals in a row that are measured already, a random configuration is tried; None for never.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. For a known configuration, the sampler gets its result at once and at no cost."""
+        """Yields the sampler's new proposals. If one is measured already, the sampler gets its result at once, at no cost."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

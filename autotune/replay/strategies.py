@@ -37,7 +37,7 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
-GP_PATIENCE = 5  # in a small space, the GP sampler repeats its best proposal, and each takes half a second
+GP_PATIENCE = 5  # in a small space, the GP sampler proposes the same again and again, and each proposal takes half a second
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -67,7 +67,7 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
-# Parts of the study's search. A group of strategies (GROUPS) contains the search itself, and the search without each part.
+# Parts of the study's search. The group "ablations" is the whole search and, for each part, the search without this part.
 PARTS = ("search.seeds", "search.decomposition", "search.memory_model", "search.cost_aware", "search.stop", "measure.racing")
 GROUPS = {"ablations": ("default", *(f"default:{key}=false" for key in PARTS))}
 

@@ -35,7 +35,7 @@ NOT_REPLAYED = (
     "measure.racing",
     "launch.",
     "train.",
-)  # settings of the recording that a replay ignores. So racing, for example, is on as in a study by default.
+)  # settings of the recording that a replay ignores. Racing, for example, was off in the recording, and is on in a replay.
 
 
 @dataclass(kw_only=True)
@@ -71,8 +71,8 @@ class Claim:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds the true one.
         is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
-        is_verified: whether a later `verify` agrees: the interval of its speed-up divided by the claimed one contains 1; None
-            without an interval.
+        is_verified: whether a later `verify` agrees. It does if the speed-up that it measures, divided by the claimed one, has
+            an interval that contains 1. None if there is no interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
@@ -92,11 +92,11 @@ class Replayed:
         steps: the search, trial by trial; the first is the baseline.
         choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
-        apart: state after the attribution, which drops changes without an effect; None without attribution.
+        apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
         final_fraction: true rate of what is handed over, as a fraction of the optimum's; the baseline's if there is no winner.
         needless: knobs whose change is handed over although it gains nothing by the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
-        claim: what the verdict claims; None if no winner was shown to be faster than the baseline.
+        claim: what the verdict claims about the winner; None if it does not claim that the winner is faster than the baseline.
         own_s: CPU time that the replay took, mostly in the sampler.
     """
 
@@ -160,7 +160,7 @@ class _Watcher(Listener):
 
 
 def config_of(table: Table, strategy: Strategy) -> StudyConfig:
-    """Returns the configuration of a replayed study: the recorded settings with those of the strategy."""
+    """Returns the configuration of a replayed study: the recorded settings, overridden by those of the strategy."""
     raw = OmegaConf.structured(StudyConfig)
     settings = {key: value for key, value in table.settings.items() if not key.startswith(NOT_REPLAYED)}
     for key, value in {**settings, **strategy.keys}.items():

@@ -78,15 +78,15 @@ class Table:
         versions: versions of autotune, torch and Python.
         asked: knob key -> domain that the user gave, `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
-        placeholders: knobs that travel through the command line -> value in the baseline.
+        placeholders: knobs that are passed as arguments of the command -> value in the baseline.
         is_recipe: whether a built-in recipe was recorded.
-        settings: configuration keys that affect what is measured, if not the default; no paths.
+        settings: configuration keys that affect what is measured -> values, where these are not the default; no paths.
         objective: as in StudyRecord.
         unit: what is counted: "samples", "tokens", "steps".
         baseline: full configuration of the baseline.
         reference: the baseline's values including those of inactive knobs.
         space: knob key -> domain as recorded.
-        memory_bytes: memory a trial could fill, or the cap if there was one.
+        memory_bytes: memory that a trial could fill: the user's limit if there was one, else all memory; None if unknown.
         repeats: intended number of measurements of each configuration.
         is_whole: whether every configuration of the space was to be recorded.
         recorded_on: day the recording began, YYYY-MM-DD.

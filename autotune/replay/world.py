@@ -1,14 +1,13 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
-A search picks a configuration that was lucky in the repeat it was served. Judged by the same repeat, the search would be
-credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration, drawn anew
-for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
-choosing rounds.
+A search tends to pick a configuration that was lucky in the repeat it was served. If it were judged by the same repeat, it
+would be credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration,
+drawn anew for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor
+to the choosing rounds.
 
 Finals need more repeats than are recorded. When those of a configuration are used up, more are simulated: the mean of its
-repeats that may be served, times the residual of a recorded repeat of any configuration
-(a residual bootstrap: Davison & Hinkley,
-Bootstrap Methods, 6.2.3), so that rounds vary from process to process as they did on the recorded machine.
+repeats that may be served, times the residual of a recorded repeat of any configuration. So rounds vary from process to process
+as they did on the recorded machine. This is a residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: what measurements are used for that are served now.
+        serves: the use of the measurements that are served from now on.
 
     Args:
         table: the recording.
@@ -102,7 +101,7 @@ class World:
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
-        """Returns the knobs whose change gains no more than MARGIN_FRAC, judged by all repeats, since one alone is too noisy.
+        """Returns the knobs whose change gains no more than MARGIN_FRAC. All repeats count, since one alone is too noisy.
 
         A change is left out if the table has no rate for the configuration without it.
         """
@@ -118,7 +117,7 @@ def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
 
 
 def worth(repeats: Sequence[Measurement]) -> float:
-    """Returns a configuration's mean rate over repeats that may win, or 0 unless most of its repeats may."""
+    """Returns a configuration's mean rate over the repeats that may win; 0 if half of its repeats or fewer may win."""
     may_win = [one for one in repeats if one.outcome.may_win]
     return (mean(may_win) or 0.0) if 2 * len(may_win) > len(repeats) else 0.0
 
@@ -130,7 +129,10 @@ def mean(measurements: Sequence[Measurement]) -> float | None:
 
 
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
-    """Returns the residual of each repeat on the log scale, scaled up, since the mean is estimated from the same repeats."""
+    """Returns the residual of each repeat, on the log scale.
+
+    Residuals are scaled up, because the mean that they are measured from is estimated from the same repeats.
+    """
     found = []
     for measurements in configurations:
         logs = [math.log(one.value) for one in measurements if one.value]

@@ -15,8 +15,8 @@ from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 
-PASS_S = 5.0  # of a pass that explains
-NUM_BLOCKS = 40  # in a window: as many as two seconds hold
+PASS_S = 5.0  # length of a pass of `autotune explain`
+NUM_BLOCKS = 40  # blocks in a window, as many as two seconds hold
 
 DEFAULTS: Knobs = {
     "loader.batch_size": 32,
@@ -59,9 +59,9 @@ class Surface:
         num_samples: length of the data set; None if unknown.
         applicability: knobs that this program does not allow -> reasons.
         facts: what the program's process reports about itself and its device.
-        losses: called with (knobs, seed), seed None if not given; returns the losses of the first steps, [] if unseen.
+        losses: called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen.
         failures: called with (trial, knobs); returns how the trial fails, or None.
-        documents: called with (pass, knobs); returns what a trial that explains writes, [] for nothing.
+        documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
     """
 
     gains: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -132,11 +132,11 @@ class Failure:
     """How a trial goes wrong.
 
     Attributes:
-        error: exception in the form of a rank result; None for none.
-        signal: name of the signal that ended the program; None for none.
+        error: exception in the form of a rank result; None if there was no exception.
+        signal: name of the signal that ended the program; None if no signal ended it.
         cause: as in `Ended`.
         log_tail: end of its log.
-        knob_reports: knob reports that replace "applied".
+        knob_reports: knob key -> the report to give instead of "applied".
         num_steps: number of steps before the failure.
         is_unsteady: the trial gives a number but reaches no steady state.
         hang: kind of hang that is reported; "" for none.

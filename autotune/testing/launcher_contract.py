@@ -150,7 +150,7 @@ class LauncherContract:
     # Results
 
     def test_result_ends_the_whole_tree(self, launcher: Launcher, folder: Path) -> None:
-        """Even if the program would go on."""
+        """The launcher ends the program, even if it would go on."""
         body = "child = spawn('import time; time.sleep(600)'); result(detected={'child': child.pid}); time.sleep(600)"
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
@@ -171,7 +171,7 @@ class LauncherContract:
         assert [result.rank for result in ended.results] == [0, 1, 2]
 
     def test_rank_that_never_answers_is_not_waited_for_forever(self, launcher: Launcher, folder: Path) -> None:
-        """As when one rank has failed and the other hangs in a collective."""
+        """For example, one rank has failed, and the other one hangs in a collective."""
         launch = a_launch(
             folder, program("result(1, 2, status='failed', error={'type': 'ValueError', 'message': 'x'}); time.sleep(600)")
         )
@@ -192,7 +192,7 @@ class LauncherContract:
         ],
     )
     def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, body: str) -> None:
-        """It is neither taken for this trial's nor raised as an exception."""
+        """Such a result is not taken for this trial's, and no exception is raised."""
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.results) == ("exit", [])
@@ -215,14 +215,14 @@ class LauncherContract:
     # Ends without a result
 
     def test_exit_without_harness_says_so(self, launcher: Launcher, folder: Path) -> None:
-        """It must not pass for a baseline."""
+        """Such a trial must not be taken for a baseline."""
         launch = a_launch(folder, [sys.executable, "-I", "-S", "-c", "pass"])
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
         assert outcome is Outcome.error
         assert reason.startswith("harness not loaded")
 
     def test_exit_after_steps_says_how_many(self, launcher: Launcher, folder: Path) -> None:
-        """And what to do about it."""
+        """The reason also says what to do about it."""
         launch = a_launch(folder, program("progress('warmup', 3)"))
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
         assert outcome is Outcome.error
@@ -356,7 +356,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         assert (folder / protocol.STDOUT_FILE).stat().st_size < 8 << 20
 
     def test_secrets_are_masked_in_the_tails(self, launcher: Launcher, folder: Path) -> None:
-        """By key, in URLs, and by their values in the environment."""
+        """They are recognised by their keys, in URLs, and by their values in the environment."""
         body = "sys.stderr.write('see ' + os.environ['MY_TOKEN'] + ' api_key=abc123 http://me:pass1@host/x lr=0.1')"
         ended = self.run(launcher, a_launch(folder, program(body), env={"MY_TOKEN": "s3cr3t-value"}))
         assert ended.evidence["log_tail"] == "see *** api_key=*** http://***@host/x lr=0.1"

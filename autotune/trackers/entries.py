@@ -38,7 +38,7 @@ MAX_KEY_CHARACTERS = 250
 STATUSES = {outcome: "FINISHED" for outcome in Outcome if outcome.has_value} | {Outcome.interrupted: "KILLED"}
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
-# Objective -> metric, with its unit in the name; throughput is throughput_per_s.
+# Objective -> name of its metric, with the unit. Throughput is not listed: its metric is always throughput_per_s.
 METRICS = {TIME: "time_for_samples_s", ENERGY: "energy_per_sample_j", COST: "cost_per_epoch"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"

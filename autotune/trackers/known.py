@@ -28,8 +28,8 @@ class KnownRuns:
         marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete: runs with the mark of another run (a request was carried out but its answer was
-            lost), and runs of earlier attempts at a trial.
+        superfluous: ids of runs to delete. These are second runs with the same mark (made if a request was carried out, but its
+            answer was lost), and runs of earlier attempts at a trial.
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
@@ -41,7 +41,8 @@ class KnownRuns:
         for run in runs:
             parent_id = run.data.tags.get(PARENT_TAG, "")
             children[parent_id] = children.get(parent_id, 0) + 1
-        # Of several runs with one mark, the first of this order is kept: finished before running, most children, first id.
+        # Of several runs with the same mark, one is kept: a finished run rather than a running one, then the one with the most
+        # children, then the one with the first id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             number = mark.partition(":")[0]

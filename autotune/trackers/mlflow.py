@@ -1,6 +1,6 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, a fresh SQLite store five.
+It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, creating a SQLite store five.
 It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
 answer to a request is lost, the server may have carried out the request all the same. So duplicates are deleted afterwards, and
 the mirror counts as complete only after MLflow has been queried once more.
@@ -37,7 +37,7 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH = 100
-PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers; the second if it failed just before
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers; the second once an attempt has failed
 SETTLE_S = 3.0  # how long to wait after an unanswered request, which the server may still carry out, before querying MLflow
 
 
@@ -182,7 +182,10 @@ class MlflowTracker(Tracker):
         return self._known.is_done(_mark(folder, trial), entries.digest([trial.as_json(), entries.study_id(study)]))
 
     def _write_trial(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord, parent_id: str) -> bool:
-        """Writes one trial unless MLflow has it completely. The digest is written second to last, the end of the run last."""
+        """Writes one trial unless MLflow has it completely.
+
+        The digest and the end of the run are written last, so that a run that has both is complete.
+        """
         if self._is_there(folder, study, trial):
             return False
         assert self._known is not None

@@ -30,7 +30,10 @@ def problem_of(uri: str, timeout_s: float) -> str:
 
 
 def _server_problem(uri: str, timeout_s: float) -> str:
-    """Returns why a server does not answer. Any HTTP response is an answer: a proxy may want a password that MLflow sends."""
+    """Returns why a server does not answer; "" if it does.
+
+    Any HTTP response counts as an answer, even an error: a proxy may want a password, which only MLflow sends.
+    """
     parts = urllib.parse.urlsplit(uri)
     address = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path}/health"))
     try:

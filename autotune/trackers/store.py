@@ -79,7 +79,7 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
                     left.unlink()
                 temporary = file.with_name(f".mlflow.db.{os.getpid()}")
                 make(f"sqlite:///{temporary}")
-                temporary.chmod(0o600)  # as for the mirrored studies; SQLite's auxiliary files get the same mode
+                temporary.chmod(0o600)  # as private as the studies' folders; SQLite's auxiliary files get the same mode
                 artifacts_path(runs).mkdir(mode=0o700, exist_ok=True)
                 with temporary.open("rb") as made:
                     os.fsync(made.fileno())

@@ -21,12 +21,13 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-# Time to write the rest once the study is over or its tuner is gone. After that, this process ends in any case. 60 s were not
-# enough on two cores that an MLflow UI was using, too.
+# How long this process may go on writing after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
+# on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is at work"
-# `sync` uses PATIENT_S: it may wait for a slow server. `follow` uses BRISK_S: it must soon notice that its study is over.
+# `sync` makes ATTEMPTS with pauses of PAUSE_S. PATIENT_S and BRISK_S are timeouts of a request: `sync` uses the first, since it
+# has time for a slow server, and `follow` the second, since it must soon notice that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 
 Report = Callable[[Synced], None]
