@@ -193,11 +193,9 @@ def explain(
         int | None, typer.Option("--trial", metavar="N", min=0, help="Explain this trial, not the best.", show_default=False)
     ] = None,
     passes: Annotated[
-        str, typer.Option("--passes", metavar="PASSES", help="What to look at: lines, trace, memory, with commas.")
+        str, typer.Option("--passes", metavar="PASSES", help="Passes to run, separated by commas: lines, trace, memory.")
     ] = "lines,trace,memory",
-    minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.0, help="Begin no check of a finding that would end later.")
-    ] = 1.0,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="M", min=0.0, help="Time for checking findings.")] = 1.0,
     is_fixed: Annotated[
         bool, typer.Option("--fixed", help="Measure the command after -- against the study's program, in turn.")
     ] = False,
@@ -208,7 +206,8 @@ def explain(
 ) -> int:
     """Explain a study's best trial: where its time goes, what a change would gain, and whether that was right.
 
-    Runs the program a few more times, with a look inside, and tries settings that it finds. The study's result stays as it is.
+    Runs the program a few more times under a profiler, and tries the settings that the findings suggest. The study's result
+    stays as it is.
 
         autotune explain resnet18
         autotune explain resnet18 --trial 0 --passes lines

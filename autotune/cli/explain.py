@@ -196,7 +196,7 @@ def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
     for number, finding in enumerate(entry["findings"], 1):
         rows += [Row(""), *_finding(number, finding)]
     if not entry["findings"] and entry["phases_s"]:
-        rows.append(Row("nothing that is known to cost 3 % or more", indent=2))
+        rows.append(Row("no finding costs 3 % or more", indent=2))
     rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]
     ran = {name: one["trial"] for name, one in entry["passes"].items() if one["outcome"] == "ok"}
     trace = folder.trial_path(ran["trace"]) / trace_file(0) if "trace" in ran else None

@@ -105,7 +105,7 @@ def _bring_up_to_date(runs: Path) -> None:
     here = store.embedded_uri(runs)
     elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
     if elsewhere:
-        how = f"To show one here too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
+        how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
     # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]

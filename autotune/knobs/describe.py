@@ -157,7 +157,7 @@ def _here(found: Knob, host_context: HostContext) -> str:
     if reason := found.blocked(host_context):
         return f"Not available: {reason}."
     if found.key == BATCH_SIZE.key:
-        return "Tries half of the program's own batch, and its doublings."
+        return "Tries half of the program's own batch size, that size, and its doublings."
     tried = found.domain(host_context)
     return f"Tries {', '.join(map(_word, tried))}." if tried else "Tries nothing until you list values."
 

@@ -85,7 +85,7 @@ FRACTION = Knob(
         "its first optimizer step on. If device.memory_limit is lower, it takes precedence."
     ),
     helps="Another program needs its share of the device, and the training is to be measured with what is left.",
-    hurts="Near the limit unused memory is freed and allocated again; beyond it the trial is out of memory.",
+    hurts="Near the limit unused memory is freed and allocated again; above the limit the trial runs out of memory.",
 )
 
 MALLOC = Knob(

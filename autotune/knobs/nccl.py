@@ -351,7 +351,10 @@ IB_DISABLE = Knob(
     brief="without InfiniBand",
     phrase="NCCL ib_disable {}",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
-    helps="A fabric that is slower than the Ethernet of the same hosts, or that disturbs other jobs. Mostly a check.",
+    helps=(
+        "A fabric that is slower than the Ethernet of the same hosts, or that disturbs other jobs. Mostly useful to see "
+        "whether InfiniBand helps."
+    ),
     hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
 )
 

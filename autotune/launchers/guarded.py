@@ -188,7 +188,7 @@ def copy(lease: Lease, target: Path) -> None:
                 shutil.copyfileobj(source, file, 1 << 20)
             now = os.fstat(lease.file)
             if (now.st_size, now.st_mtime_ns) != (lease.status.st_size, lease.status.st_mtime_ns):
-                raise OSError(errno.ETIMEDOUT, "it was written before it was copied") from None
+                raise OSError(errno.ETIMEDOUT, "it was changed while it was being copied") from None
         status = lease.status
         for name in os.listxattr(lease.file):
             with contextlib.suppress(OSError):

@@ -208,7 +208,7 @@ def _of_one(ranks: Sequence[Looked]) -> tuple[str, str] | None:
         return None
     first = min(ranks, key=lambda p: p.rank or 0)
     if first.is_compiling:
-        return "compile", f"torch's compiler at work, at {first.where}"
+        return "compile", f"in torch's compiler, called at {first.where}"
     return "user code", f"user code at {first.where}"
 
 

@@ -47,9 +47,9 @@ def why_shut_out(processes: Iterable[psutil.Process]) -> str:
         if not is_python:
             continue
         if protocol.SPEC_VARIABLE not in environment:
-            return "the environment was cleared on the way"
+            return "the environment was cleared before Python was started"
         if str(INJECT) not in environment.get("PYTHONPATH", "").split(":"):
-            return "PYTHONPATH was replaced on the way. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
+            return "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
         if any(ISOLATING.fullmatch(word) for word in words[1:2]):
             return f"Python was started with {words[1]}, which keeps the harness out. Start it without {words[1]}"
     return ""

@@ -73,7 +73,7 @@ class RankResults:
     def _check(self, result: RankResult, name: str) -> None:
         numbers = (result.rank, result.world_size, result.trial)
         if not all(type(number) is int for number in numbers) or not 0 <= result.rank < result.world_size <= 1_000_000:
-            raise ValueError(f"rank {result.rank!r} of {result.world_size!r} makes no sense")
+            raise ValueError(f"rank {result.rank!r} of {result.world_size!r} is not possible")
         if name != protocol.result_file(result.rank):
             raise ValueError(f"it holds rank {result.rank}")
         if (result.trial, result.nonce) != (self._spec.trial, self._spec.nonce):

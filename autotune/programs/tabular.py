@@ -186,7 +186,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="rows of the table; default: 100,000")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shards")
+    strategy_help = "each of several processes holds a replica, or a shard"
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
     parser.add_argument("--print-every", type=positive, default=100, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

@@ -319,7 +319,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="default: all of a folder, else 100,000")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shards")
+    strategy_help = "each of several processes holds a replica, or a shard"
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
     parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

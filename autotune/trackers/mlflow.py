@@ -103,7 +103,7 @@ class MlflowTracker(Tracker):
             self._known = self._ask(folder, study, trials)
             state.pending = [trial.number for trial in trials if not self._is_there(folder, study, trial)]
             if state.pending or not self._is_study_there(summary, trials):
-                raise _Unreachable("what was written is not there")
+                raise _Unreachable("MLflow does not have all that was written")
 
     def _connect(self) -> None:
         if self._client is not None:

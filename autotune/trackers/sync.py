@@ -25,7 +25,7 @@ LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
 # on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
-AT_WORK = "another `autotune sync` of this study is at work"
+AT_WORK = "another `autotune sync` of this study is running"
 # `sync` makes ATTEMPTS with pauses of PAUSE_S. PATIENT_S and BRISK_S are timeouts of a request: `sync` uses the first, since it
 # has time for a slow server, and `follow` the second, since it must soon notice that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0

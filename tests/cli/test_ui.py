@@ -118,7 +118,7 @@ def test_every_trial_is_there(ui):
 
 def test_studies_that_are_not_shown_are_named(ui):
     (line,) = [line for line in ui.lines if "not shown" in line]
-    assert "not shown, because tracked elsewhere or not at all: elsewhere. To show one here too: autotune sync STUDY" in line
+    assert "not shown, because tracked elsewhere or not at all: elsewhere. To show it here, too: autotune sync STUDY" in line
 
 
 def test_the_store_is_for_its_owner_only(ui):

@@ -266,7 +266,7 @@ def test_two_at_once_wait_for_each_other_or_say_so(study):
     ended = [(process.communicate(timeout=90)[0], process.returncode) for process in both]
     wrote = [said for said, code in ended if code == 0 and "8 trials written, 0 already there" in said]
     waited = [said for said, code in ended if code == 0 and "0 trials written, 8 already there" in said]
-    refused = [said for said, code in ended if code == 2 and "another `autotune sync` of this study is at work" in said]
+    refused = [said for said, code in ended if code == 2 and "another `autotune sync` of this study is running" in said]
     assert (len(wrote), len(waited) + len(refused)) == (1, 1), ended
     assert Mirror(store.embedded_uri(study.path.parent), study.name).problems(study) == []
 

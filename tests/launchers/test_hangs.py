@@ -70,7 +70,7 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         ([found(MAIN)], "user code", f"user code at {AT}"),
         ([found(BACKWARD)], "user code", f"user code at {AT} {IN_BACKWARD}"),
         ([found(IMPORTING)], "user code", f"user code at {AT} (in an import)"),
-        ([found(COMPILING)], "compile", f"torch's compiler at work, at {AT} (inside compile_fx, compile_fx.py:700)"),
+        ([found(COMPILING)], "compile", f"in torch's compiler, called at {AT} (inside compile_fx, compile_fx.py:700)"),
         (
             [found(LOADER_WAIT), found(IDLE_WORKER), found(BUSY_WORKER, pid=9)],
             "loader",

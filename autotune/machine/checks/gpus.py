@@ -15,7 +15,7 @@ CAPPED_FRAC = 0.99
 REMEDIES = {
     4: ("this user may not use the devices", "ls -l /dev/nvidia*"),
     9: ("the driver is not loaded", "sudo modprobe nvidia"),
-    12: ("the driver's library is not found: mostly in a container that was started without GPUs", "docker run --gpus all ..."),
+    12: ("the driver's library is not found: usually a container that was started without GPUs", "docker run --gpus all ..."),
     15: ("a GPU has fallen off the bus", "sudo dmesg | grep -i xid; sudo reboot"),
     18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
@@ -125,7 +125,7 @@ def _processes(gpus: list[dict[str, Any]]) -> Finding:
         return _finding("other processes", "none on the GPUs")
     names = [f"GPU {index}: {_process_text(process)}" for index, process in there]
     shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
-    cost = "they take memory and time from the training: trials beside them are `disturbed`"
+    cost = "they take memory and time from the training: trials that run at the same time are `disturbed`"
     return _finding("other processes", shown, Status.warning, cost, "nvidia-smi   # then end those that are yours")
 
 

@@ -75,7 +75,7 @@ def _shared_memory(found: dict[str, Any] | None) -> Finding:
         return _finding(name, text)
     cost = "loader workers hand batches over through it: where it is full, they end with a bus error"
     is_full = found["bytes"] >= SHARED_MEMORY_BYTES
-    return _finding(name, text, Status.warning, cost, "ls -lS /dev/shm   # what was left behind there" if is_full else command)
+    return _finding(name, text, Status.warning, cost, "ls -lS /dev/shm   # leftover files" if is_full else command)
 
 
 def _memlock(found: dict[str, Any]) -> Finding:

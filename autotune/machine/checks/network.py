@@ -56,7 +56,7 @@ def _nvlink(devices: list[dict[str, Any]]) -> Finding:
     if fewer:
         counts = ", ".join(f"{devices[index]['nvlinks_active']} of {devices[index]['nvlinks']}" for index in fewer)
         text = f"{gpus_text(fewer)}: {counts} links active, {most} on the others"
-        cost = "collectives go at the pace of the GPU with the fewest links (none is normal for a GPU without a bridge)"
+        cost = "collectives go at the pace of the GPU with the fewest links (a GPU without an NVLink bridge has none)"
         return _finding("NVLink", text, Status.warning, cost, f"nvidia-smi nvlink --status -i {','.join(map(str, fewer))}")
     return _finding("NVLink", f"{most} links active on every GPU")
 

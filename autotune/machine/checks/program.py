@@ -67,7 +67,7 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str
         text = f"{version}: built without CUDA, although this machine has {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older"
         return _finding("torch", text, Status.error, "everything is computed on the CPU", command)
-    built = f"{version}, built for CUDA {found['cuda']}, the driver serves up to {newest}"
+    built = f"{version}, built for CUDA {found['cuda']}, the driver supports up to {newest}"
     if not found.get("is_available"):
         return _unavailable(found, built, gpus)
     return _architectures(found, f"{built}; imported in {found['import_s']:.1f} s", gpus)
