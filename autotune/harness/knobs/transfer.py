@@ -45,7 +45,7 @@ class Leaf:
         self.tensor = weakref.ref(tensor, forget)
         self.place, self.moves = place, moves
         self.version = tensor._version
-        self.copy: Optional[Tuple[Any, Any]] = None  # on the device, and the event that says it is complete
+        self.copy: Optional[Tuple[Any, Any]] = None  # the copy on the device, the event that says it is complete
 
     def take(self) -> Optional[Tuple[Any, Any]]:
         """Returns and forgets the copy made ahead; None without one."""
