@@ -64,7 +64,7 @@ class Applied:
 
     def at_exit(self) -> None:
         """Called as the program ends: reports what took effect, unless a step has already triggered the report."""
-        has_failed = getattr(sys, "last_value", None) is not None  # then the exception is the message
+        has_failed = getattr(sys, "last_value", None) is not None  # the traceback tells the user enough
         if self._is_told or has_failed or not (self._has_trained or self._is_called):
             return
         hint = "no optimizer step was seen"

@@ -24,7 +24,7 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
-DISCOVERY_STEPS = 3  # in programs that alternate between optimizers, each has stepped by then
+DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
 
 
 class Root:

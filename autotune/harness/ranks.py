@@ -31,7 +31,7 @@ class Communication:
     """Observes the collectives of this process's DistributedDataParallel modules after `begin`.
 
     Args:
-        parallel: the modules.
+        parallel: the handler that knows these modules.
     """
 
     def __init__(self, parallel: ParallelKnobs) -> None:
@@ -104,7 +104,7 @@ class Communication:
     def probe(self) -> bool:
         """Measures the bandwidth together with all other ranks; returns whether it could.
 
-        The result must be written before: if a rank has ended, the others wait here until the timeout.
+        The result must be written before this is called: if a rank has ended, the others wait here until the timeout.
         """
         import torch
         import torch.distributed as dist
