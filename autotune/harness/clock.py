@@ -147,7 +147,7 @@ class CudaClock:
         self.window_is_open = True
 
     def close_window(self) -> None:
-        """Waits for the device and compares the wall time with the events' sum."""
+        """Waits for the device and compares the window's wall time with the sum of the times between events."""
         if self._opened_s is None:
             return
         self._cuda.synchronize()

@@ -12,8 +12,8 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
 LEAST_STEPS = 3  # that mean must be of at least this many steps
-# The next gap is no longer awaited once the longest gap is less than this share of the time since the last one ended: gaps so
-# rare hardly affect the rate.
+# The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
+# gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, for example logging, not validation
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
@@ -36,8 +36,8 @@ class Gap(NamedTuple):
         steps, end_s: number of steps and seconds from the first step to the gap's end.
         samples: samples from the window's opening to the gap's end.
         size_s: how long the gap took.
-        since_s: seconds from the previous gap's end to this one's; for the first gap, from where its comparison with other
-            steps began.
+        since_s: seconds from the previous gap's end to this one's; for the first gap, seconds since the steps began that it is
+            compared with.
         is_evaluation: whether the model was called in evaluation mode, for rollouts or a validation.
     """
 

@@ -294,7 +294,7 @@ class Gradients:
             self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
-        """Returns the samples of a batch, None if unknown, and the samples of the forward calls since the last step."""
+        """Returns the samples of a batch (None if unknown) and the samples of all forward calls since the last step."""
         context = self._context
         called = max((root.samples for root in context.modules.roots), default=0.0)
         size = context.loaders.touched[-1].batch_size if context.loaders.touched else None

@@ -24,7 +24,7 @@ def keep(folder: str) -> None:
     """Replaces the functions of `os` in this process, until its end.
 
     Args:
-        folder: the trial's.
+        folder: the trial's folder.
     """
     global kept
     kept = Kept(folder)
@@ -76,7 +76,7 @@ class Kept:
     """The guarded paths, read again when the keeper has changed them.
 
     Args:
-        folder: the trial's.
+        folder: the trial's folder.
     """
 
     def __init__(self, folder: str) -> None:

@@ -254,9 +254,9 @@ class ModuleWatch:
             root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
-        """Returns the samples since the last step of the first root that was called; `unit` says whether they are tokens.
+        """Returns the samples in the calls of one root since the last step; `unit` says whether they are tokens.
 
-        Other roots called in the same step would count the same samples again.
+        It is the first root that was called. Others called in the same step would count the same samples again.
         """
         samples = 0.0
         for root in self.roots:

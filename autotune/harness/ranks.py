@@ -42,7 +42,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to add to those that announcing the last step takes; 0 without a wrapper.
+        """Returns how many steps to observe besides those by which the last step is announced ahead; 0 without a wrapper.
 
         Args:
             step_s: seconds per step.

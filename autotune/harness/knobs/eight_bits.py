@@ -81,7 +81,8 @@ class EightBitKnobs(KnobHandler):
             return {KEY: KnobReport(APPLIED, "", False)}
         from ..delayed import state
 
-        # Batches are counted as they arrive, a few more than are trained on. If a batch is a list of images, each image counts.
+        # Batches are counted as they arrive, so a few more count than are trained on. If a batch is a list of images, each
+        # image counts.
         num_batches, come, moved = training.total_batches, max(state.num_batches, state.num_on_device), state.num_on_device
         if come <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}

@@ -1,4 +1,4 @@
-"""Copies batches to the device without making the program wait, or one batch ahead.
+"""Copies batches to the device without blocking the program, or copies each batch ahead, during the step before.
 
 The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
 its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
