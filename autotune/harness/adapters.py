@@ -21,7 +21,7 @@ def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
 
 
 def _keep_wandb_offline(wandb: Any) -> None:
-    # `mode=` of the call takes precedence over WANDB_MODE and the settings (wandb 0.31).
+    # The argument `mode` of `wandb.init` takes precedence over WANDB_MODE and the settings, so it is replaced (wandb 0.31).
     def around(init: Any) -> Any:
         def offline(*arguments: Any, **named: Any) -> Any:
             if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
@@ -34,7 +34,8 @@ def _keep_wandb_offline(wandb: Any) -> None:
 
 
 def _keep_mlflow_in_scratch(utils: Any) -> None:
-    # This function resolves every store's address, no matter whether a call, a client or nothing has set it (MLflow 3.17).
+    # MLflow calls `_resolve_tracking_uri` for every store's address, no matter whether a call, a client or nothing has set it
+    # (MLflow 3.17).
     own = os.environ.get("MLFLOW_TRACKING_URI", "")
 
     def scratch(tracking_uri: Any = None) -> Any:
@@ -44,14 +45,15 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of there. The
-# function is called once the module is imported.
+# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of that account
+# or server. The function is called once the module is imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
 }
 
-# Models of transformers have a switch for activation checkpointing, and their layers a flag that shows its state.
+# Models of the library transformers have two methods that turn activation checkpointing on and off. Their layers have a flag
+# that shows whether it is on.
 CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
     ("activation_checkpointing_enable", "activation_checkpointing_disable"),
     ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # the name before transformers 5
@@ -84,14 +86,14 @@ IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchv
 
 
 def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
-    """Returns a tensor class that stands for class `kind` as `delayed` does for Tensor; None for an unknown `kind`.
+    """Returns a subclass of `delayed` that stands for tensors of class `kind`; None for an unknown `kind`.
 
     Args:
         kind: a subclass of Tensor.
-        delayed: the class that stands for plain tensors.
+        delayed: the class that stands for plain tensors (`delayed.Delayed`).
     """
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
-        return None  # older versions have no `wrap` and would construct the stand-in's class
+        return None  # older versions of torchvision have no `wrap`; they would call the stand-in class's constructor
 
     @classmethod  # type: ignore[misc]
     def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:

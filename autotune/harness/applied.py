@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
 Nothing is measured, written or ended. During the first few steps everything is watched as in a trial, to find what trains.
-Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which give
-loaders and optimizers made later their knobs, too.
+Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which set
+the knobs of loaders and optimizers that are made later.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Applied:
 
     def at_exit(self) -> None:
         """Called as the program ends: reports what took effect, unless a step has already triggered the report."""
-        has_failed = getattr(sys, "last_value", None) is not None  # then the exception is the message
+        has_failed = getattr(sys, "last_value", None) is not None  # the traceback tells the user enough
         if self._is_told or has_failed or not (self._has_trained or self._is_called):
             return
         hint = "no optimizer step was seen"
@@ -107,7 +107,7 @@ def _rank() -> int:
 
 
 def _impossible(knobs: Dict[str, Any]) -> Dict[str, str]:
-    """Returns knob -> reason, for knobs that would make the program fail here though they worked elsewhere."""
+    """Returns knob -> reason, for knobs that would make the program fail here although they worked where the file was made."""
     if knobs.get(COMPILE, "off") == "off" or process.has_compiler("cpu") or process.has_compiler("cuda"):
         return {}
     return {COMPILE: "torch.compile needs a C++ compiler or triton, and there is none here"}

@@ -18,7 +18,7 @@ from torch import Tensor
 from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
-MAX_DEPTH = 3  # of lists, dictionaries and objects within one another
+MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
 
@@ -108,7 +108,7 @@ class Sizes:
         if self._dimensions is None:
             self._dimensions = fitting
         elif self._dimensions and not fitting and self._dimensions[0] < len(shape) and shape[self._dimensions[0]] < asked:
-            return shape[self._dimensions[0]]  # a stream's last batch, or one with samples dropped
+            return shape[self._dimensions[0]]  # smaller than requested: a stream's last batch, or samples dropped
         else:
             self._dimensions = [dimension for dimension in self._dimensions if dimension in fitting]
         self._num_compared += 1
@@ -170,9 +170,9 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
 class CallSizes:
     """Counts the samples that a module is called with, where no loader gives their number.
 
-    If the command line carries a batch size, the dimension of the first input that equals it counts samples. Otherwise an
-    integer matrix counts as token ids, so it does not matter which dimension is the batch. Anything else counts by its leading
-    dimension.
+    If the command line carries a batch size, the number of samples is read from the dimension of the first input that has this
+    size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. Any
+    other input counts by its leading dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.
@@ -210,7 +210,7 @@ class CallSizes:
         if asked in shape:
             self._dimension = shape.index(asked)
             return float(asked)
-        if shape[0] % asked == 0:  # flattened: rows of all samples, one after the other
+        if shape[0] % asked == 0:  # the samples' rows are flattened into one dimension
             return float(asked)
         self.odd_shape = shape
         return float(shape[0])

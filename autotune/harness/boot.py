@@ -19,8 +19,11 @@ _environment: Dict[str, str] = {}  # when the harness started in this process
 
 
 def note_start() -> None:
-    """Saves the environment, to find out what the program changes before it imports torch: a warm start lacks these changes."""
-    state.startup["is_first"] = False  # until it has signed in
+    """Saves the environment, to find what the program changes in it before it imports torch.
+
+    In a warm start, torch is imported before the program runs, so torch does not see these changes.
+    """
+    state.startup["is_first"] = False  # `sign_in` sets it in the trial's first process
     _environment.update(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints activations of a module's repeated blocks: they are not kept, and the backward pass runs the blocks again.
+"""Checkpoints a module's repeated blocks: their activations are not kept, and the backward pass runs the blocks again.
 
 A block is an outermost module that has children and is directly in a plain Sequential or ModuleList. Only blocks of the most
 frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is used instead,
@@ -118,8 +118,8 @@ def _checkpoint(block: Any) -> bool:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.training or not torch.is_grad_enabled():
             return own(self, *args, **kwargs)
-        # torch restores the random state and autocast for the second run. In compiled code, a buffer is written once, no
-        # matter how often its block is computed.
+        # torch restores the random state and autocast for the second run; the contexts protect running statistics from it.
+        # Compiled code needs no contexts: it writes a buffer once, no matter how often its block is computed.
         contexts = {} if torch.compiler.is_compiling() else more
         return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)
 

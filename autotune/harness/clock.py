@@ -12,14 +12,14 @@ class Finished(NamedTuple):
 
     end_s: float  # since the end of the first step
     step_s: float  # since the end of the previous step
-    busy_s: float  # of step_s, with input available
+    busy_s: float  # the part of step_s in which the step had its input
     samples: float
     wait_s: float  # host seconds inside the loader's __next__
     is_foreign: bool  # it contained an evaluation or another loader's pass
     is_quiet: bool  # nothing was compiled, no memory segment was allocated
 
 
-RUN_AHEAD = 8  # steps that the host may queue ahead of a GPU: ranks must know the last step before they queue it
+RUN_AHEAD = 8  # the most steps that the host queues ahead of a GPU; ranks must agree on the last step before one queues it
 
 
 class HostClock:
@@ -78,7 +78,8 @@ class HostClock:
 class CudaClock:
     """Records one event per step on the current stream and reads it once it has completed, so that the program never waits.
 
-    The window is synchronised at both ends; wall time and the sum of the event gaps must agree within 1 %.
+    The device is synchronised at both ends of the window. The window's wall time and the sum of the times between events must
+    agree within 1 %.
     """
 
     run_ahead = RUN_AHEAD
@@ -140,13 +141,13 @@ class CudaClock:
     def open_window(self) -> None:
         """Waits for the device and opens the window; called again when the window begins anew."""
         self._cuda.synchronize()
-        for _ in self.finished():  # queued before the window
+        for _ in self.finished():  # drops the steps that were queued before the window
             pass
         self._opened_s, self._gaps_s = time.monotonic(), 0.0
         self.window_is_open = True
 
     def close_window(self) -> None:
-        """Waits for the device and compares the wall time with the events' sum."""
+        """Waits for the device and compares the window's wall time with the sum of the times between events."""
         if self._opened_s is None:
             return
         self._cuda.synchronize()

@@ -53,7 +53,7 @@ class TrialContext:
         losses: records losses; None in a real run.
         explained: the pass of a trial in mode "explain"; None in all others.
         binder: the handler that binds processes to cores, made before torch is imported.
-        handlers: of all knobs.
+        handlers: the handlers of all knobs.
 
     The other attributes are named for what they watch; they exist once torch is imported.
     """

@@ -46,7 +46,7 @@ def _quota_of(folder: str) -> Optional[float]:
     if not period:
         quota, period = (read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
     if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):
-        return None  # "max", -1 or no such file
+        return None  # no quota ("max" or -1), or no such file
     return int(quota) / int(period)
 
 

@@ -1,8 +1,9 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
 A window that holds one and a half cycles has a biased rate. For 200 steps of 10 ms and a pause of a second, the rate came out
-between 5 % too low and 15 % too high, whatever the blocks' spread. A pause shows as a gap: a step that took many times as long
-as the others. Recurring gaps make cycles. The window then holds whole cycles, from one gap's end to another's.
+between 5 % too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that
+took many times as long as the others. Recurring gaps make cycles. The window then holds whole cycles, from one gap's end to
+another's.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
-LEAST_STEPS = 3  # steps that this mean needs
-# The next gap is no longer awaited once the longest gap is less than this share of the time since the last one ended: gaps so
-# rare hardly affect the rate.
+LEAST_STEPS = 3  # that mean must be of at least this many steps
+# The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
+# gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, for example logging, not validation
-FREQUENT = 10.0  # with this many gaps in the shortest window, they are averaged: a loader's bursts, short epochs
-# How long to wait for a gap: this many seconds or this many times the longest distance so far, whichever is longer.
+FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
+# How long to wait for the next gap: this many seconds, or this many times the longest time between gaps so far if that is
+# longer.
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
-# Gaps make cycles only if LIKE_FRAC of their distances are within a factor of LIKE of the median. A loader's stalls come at
-# random, so their distances are not.
+# Gaps make cycles only if at least LIKE_FRAC of the distances between them, in steps, are within a factor of LIKE of the median
+# distance. A loader's stalls come at random, so the distances between them differ more.
 LIKE, LIKE_FRAC = 1.5, 0.6
-# A gap like the baseline's is awaited until this many times the seconds and this many times the steps of its cycle have passed.
-# After that, this trial is taken to have no cycles, or shorter ones.
+# A gap like the baseline's is awaited until this many times the seconds and this many times the steps of the baseline's cycle
+# have passed. After that, this trial is taken to have no cycles, or shorter ones.
 TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
-MAX_GAPS = 64  # more are of no use
+MAX_GAPS = 64  # the most recent gaps that are kept; more are of no use
 
 
 class Gap(NamedTuple):
@@ -34,8 +36,8 @@ class Gap(NamedTuple):
         steps, end_s: number of steps and seconds from the first step to the gap's end.
         samples: samples from the window's opening to the gap's end.
         size_s: how long the gap took.
-        since_s: seconds from the previous gap's end to this one's; for the first gap, from where its comparison with other
-            steps began.
+        since_s: seconds from the previous gap's end to this one's; for the first gap, seconds since the steps began that it is
+            compared with.
         is_evaluation: whether the model was called in evaluation mode, for rollouts or a validation.
     """
 
@@ -71,7 +73,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Starts the mean anew after a step that must not count, for example because something was compiled in it."""
+        """Starts the mean of normal steps anew, after a step that must not count in it, for example because it compiled."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
@@ -101,7 +103,7 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps that make cycles, or still may: those of the longest recurring kind; [] where there are none."""
+        """Returns the gaps that make cycles or may turn out to: those of the longest recurring kind; [] if there are none."""
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -118,7 +120,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # a rare evaluation is left out of the window
+        if len(kind) > 1 or not kind[0].is_evaluation:  # else a single evaluation: if it is rare, it is left out
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 
@@ -149,7 +151,7 @@ class Whole(NamedTuple):
 
 
 def whole(gaps: List[Gap]) -> Optional[Whole]:
-    """Returns the cycles between gaps; None where there are fewer than two."""
+    """Returns the cycles between gaps; None for fewer than two gaps."""
     if len(gaps) < 2:
         return None
     first, last = gaps[0], gaps[-1]

@@ -22,9 +22,9 @@ from . import adapters
 from .knobs.transfer import as_to, where_to
 from .patches import patches
 
-MIN_VALUES = 256  # of a tensor: with fewer, the arithmetic costs less than recording it
+MIN_VALUES = 256  # a tensor with fewer values is not delayed: its arithmetic costs less than recording it
 Operand = Union[float, Tuple[float, ...]]  # one number for all values, or one per channel
-Steps = Tuple[Tuple[str, Operand], ...]  # name of the in-place operation, operand
+Steps = Tuple[Tuple[str, Operand], ...]  # of each recorded operation, the in-place method's name and the operand
 
 ARITHMETIC = {
     **{name + end: name + "_" for name in ("add", "sub", "mul", "div") for end in ("", "_")},
@@ -117,7 +117,7 @@ class Delayed(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Runs operations that bypass the Python interface on the floats."""
+        """Runs an operation that did not go through `__torch_function__`, with the floats in place of delayed tensors."""
         return func(*tree_map(_floats, args), **tree_map(_floats, kwargs or {}))
 
 
@@ -234,7 +234,7 @@ def _stack(images: Any, stack: Callable[[Any], Any]) -> Any:
 
 
 def _arrived(content: Content, kind: Any = None) -> Any:
-    """Returns what the program gets: a delayed tensor if a device may compute the floats, else the floats."""
+    """Returns what the program gets: a delayed tensor if this process uses a GPU, which can compute the floats; else floats."""
     state.num_batches += 1
     made = Delayed.of(content, kind)
     return made if torch.cuda.is_initialized() else plain(made)  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ def _arrived(content: Content, kind: Any = None) -> Any:
 
 def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     if state.is_on and _is_alike(batch):
-        return _stack(batch, collate_tensor_fn)  # in a worker, straight into shared memory
+        return _stack(batch, collate_tensor_fn)  # a worker stacks straight into shared memory
     return collate_tensor_fn([plain(each) for each in batch])
 
 
@@ -275,7 +275,7 @@ def watch_conversions() -> None:
     def around_to(to: Any) -> Any:
         def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
             if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
-                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own copy
+                return Delayed.of(Content(self.clone(), ()))  # a copy: the program may write to `self` later
             return to(self, *args, **kwargs)
 
         return delaying_to

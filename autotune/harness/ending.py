@@ -16,7 +16,7 @@ from .context import TrialContext
 from .knobs.base import APPLYING
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
-LAST_RANK_S = 5.0
+LAST_RANK_S = 5.0  # how long rank 0 waits for the other ranks' results
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
 
@@ -35,7 +35,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # closed at exit to write the result: the program may have used up all other descriptors
+        if not context.is_applying:  # closed at exit, so that a descriptor is free for the result even if the program uses all
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:

@@ -12,7 +12,7 @@ from .knobs import step as step_knobs
 from .patches import patches
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
-READING = "get_total_norm"
+READING = "get_total_norm"  # only reads gradients
 
 
 def put_in_place(watch: Any) -> None:

@@ -1,10 +1,11 @@
 """Accumulates and scales gradients between `backward()` and the optimizer's step, without changes to the program.
 
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
-backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum once, in the k-th pass
-(`no_sync`), as soon as the program has been seen to leave its gradients alone. Loss scaling for float16: backward passes start
-from the scale as gradient, and the step goes through a GradScaler. Clipping, which comes before the step, is done only in the
-last call, on unscaled gradients.
+backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass
+(the others run in `no_sync`), once the first cycles have shown that the program leaves its gradients alone.
+
+Loss scaling for float16: a backward pass starts from the scale instead of 1 as the loss's gradient, and the step goes through
+a GradScaler. Clipping, which comes before the step, is done only in the last call, on unscaled gradients.
 
 A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
 be driven like that. Such a program is detected in the first steps, by inspecting the gradients, and then left alone.
@@ -25,8 +26,9 @@ from .context import TrialContext
 from .knobs import module as module_knobs
 from .knobs import step as step_knobs
 
-CHECKED_CYCLES = 2  # gradients themselves are inspected only in these cycles, because that waits for the device
-MAX_DISCARDED = 4  # consecutive discarded cycles, after which the program is taken to discard at each step
+# A cycle is the k calls of `step()` that make one real step.
+CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because that waits for the device
+MAX_DISCARDED = 4  # after so many consecutive discarded cycles, the program is taken to discard gradients at each step
 
 
 class Gradients:
@@ -48,7 +50,7 @@ class Gradients:
         self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
-        self.num_calls = self.num_done = self.num_cleared = 0  # step() in whole cycles, real steps, zero_grad()
+        self.num_calls = self.num_done = self.num_cleared = 0  # step() calls in whole cycles, real steps, zero_grad() calls
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0
@@ -61,7 +63,8 @@ class Gradients:
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        may_scale = knobs.get(module_knobs.AMP) == "fp16"  # install before a scheduler wraps an optimizer's step
+        # All is patched now, because a scheduler may wrap an optimizer's step before it is known whether losses are scaled.
+        may_scale = knobs.get(module_knobs.AMP) == "fp16"
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
             entry.put_in_place(self)
@@ -291,7 +294,7 @@ class Gradients:
             self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
-        """Returns the samples of a batch, None if unknown, and the samples of the forward calls since the last step."""
+        """Returns the samples of a batch (None if unknown) and the samples of all forward calls since the last step."""
         context = self._context
         called = max((root.samples for root in context.modules.roots), default=0.0)
         size = context.loaders.touched[-1].batch_size if context.loaders.touched else None

@@ -14,7 +14,7 @@ from typing import List, Optional, Tuple
 
 MIN_BLOCKS = 32  # with fewer, their correlation cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
-MAX_CORRELATION = 0.95
+MAX_CORRELATION = 0.95  # an estimate further from 0, on either side, is reduced to this
 MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this many are left: longer blocks are less correlated
 
 
@@ -40,7 +40,7 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
     if squares <= n * 1e-24:  # equal up to rounding
         return 0.0, ""
     correlation = _correlation(errors, squares)
-    growth = (1 + correlation) / (1 - correlation)  # of the mean's variance
+    growth = (1 + correlation) / (1 - correlation)  # factor by which the correlation increases the mean's variance
     effective = n / growth
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (

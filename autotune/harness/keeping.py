@@ -24,7 +24,7 @@ def keep(folder: str) -> None:
     """Replaces the functions of `os` in this process, until its end.
 
     Args:
-        folder: the trial's.
+        folder: the trial's folder.
     """
     global kept
     kept = Kept(folder)
@@ -57,7 +57,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not become a method when a class holds it, as pathlib's do in Python 3.9."""
+    """A callable that, like a built-in, does not become a method of a class that holds it (pathlib's classes in Python 3.9)."""
 
     __module__ = "os"  # where pickle looks it up
 
@@ -76,7 +76,7 @@ class Kept:
     """The guarded paths, read again when the keeper has changed them.
 
     Args:
-        folder: the trial's.
+        folder: the trial's folder.
     """
 
     def __init__(self, folder: str) -> None:
@@ -208,11 +208,11 @@ def _append(file: str, line: str) -> None:
     try:
         with open(file, "a", encoding="utf-8", errors="surrogateescape") as opened:
             opened.write(line + "\0")
-    except OSError:  # a full disk: goes unrecorded
+    except OSError:  # the disk is full: the path is not recorded
         pass
 
 
-kept: Optional[Kept] = None  # this process's
+kept: Optional[Kept] = None  # the guarded paths of this process
 
 
 def _at(path: Any, dir_fd: Optional[int]) -> str:

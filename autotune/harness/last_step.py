@@ -9,12 +9,12 @@ from typing import Optional
 from . import protocol
 from .context import TrialContext
 
-INSPECT_STEPS = 5  # by then every optimizer has stepped, and there are enough steps for a rough timing
+INSPECT_STEPS = 5  # mode "inspect" ends then: every optimizer has stepped, and there are enough steps for a rough timing
 ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (they run in lockstep)
 
 
 class LastStep:
-    """The last step of a trial; of several ranks, rank 0 announces it in a file."""
+    """The last step of a trial; if there are several ranks, rank 0 announces it in a file."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context

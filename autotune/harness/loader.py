@@ -104,8 +104,8 @@ class Loader:
     def is_rebuilt_as(self, other: "Loader") -> bool:
         """Whether `other` is this loader made anew (each epoch, say), after it has trained: same site and arguments.
 
-        The data set must be the same too. Otherwise the whole call stack must be the same, and the old data set must be gone or
-        of the same length.
+        Besides, either the data set must be the same object, or the whole call stack must be the same and the old data set must
+        be gone or of the same length.
         """
         if self.site != other.site or self.num_steps_fed == 0:
             return False

@@ -34,7 +34,8 @@ class LossWatch:
 
     It records the first losses one by one, then single losses at intervals that double each time. That is enough, since a NaN
     loss stays NaN. A wrapper around every call would cost a microsecond of cold code. The wrapper must not come and go often:
-    each change of a torch class invalidates the interpreter's caches for it, and a thousand do so for good (CPython 3.13).
+    each change of a torch class invalidates the interpreter's caches for this class, and after a thousand changes it has none
+    for the class any more (CPython 3.13).
 
     A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
 

@@ -93,7 +93,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Returns a tensor detached, and as a plain torch.Tensor unless its class holds no values itself (a DTensor)."""
+    """Returns a tensor detached, as a plain torch.Tensor unless its class only wraps other tensors (a DTensor)."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return Tensor.detach(value)
     with torch._C.DisableTorchFunctionSubclass():

@@ -19,10 +19,11 @@ from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # least steps of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
-# A 99 % half-width in multiples of the 95 % one, for five blocks (Student's t, 4.60 / 2.78); with more blocks it is narrower.
+# Slow trials are stopped by a 99 % interval. Its half-width is this many times that of the 95 % interval, for five blocks
+# (Student's t, 4.60 / 2.78); more blocks would need a smaller factor.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # the same for 2 to 4 cycles: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
-CYCLES = 3  # in a window; two if a third would not fit
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # this factor for 2 to 4 cycles: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES = 3  # cycles that a window needs; two are enough if a third would not fit
 
 
 class Meter:
@@ -32,7 +33,7 @@ class Meter:
         rules: thresholds.
         width: max(1, loader workers); a block's steps are a whole multiple of this.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
-        promote_above_per_s: the window continues until its interval is narrower if the rate may reach this; None for never.
+        promote_above_per_s: if the rate may reach this, the window continues until its interval is narrower; None for never.
         cycle: `Spec.cycle`, see cycles.py.
     """
 
@@ -301,7 +302,7 @@ class Meter:
         return whole([gap for gap in self._gaps() if gap.end_s >= self._opened_s])
 
     def _is_decided_by_cycles(self) -> bool:
-        """Ends the window after enough whole cycles; returns whether nothing else may end it."""
+        """Ends the window after enough whole cycles; returns whether the other rules must not end it."""
         gaps = self._gaps()
         if not gaps:
             return self._is_awaited()

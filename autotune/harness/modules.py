@@ -24,7 +24,7 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
-DISCOVERY_STEPS = 3  # in programs that alternate between optimizers, each has stepped by then
+DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
 
 
 class Root:
@@ -254,9 +254,9 @@ class ModuleWatch:
             root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
-        """Returns the samples since the last step of the first root that was called; `unit` says whether they are tokens.
+        """Returns the samples in the calls of one root since the last step; `unit` says whether they are tokens.
 
-        Other roots called in the same step would count the same samples again.
+        It is the first root that was called. Others called in the same step would count the same samples again.
         """
         samples = 0.0
         for root in self.roots:

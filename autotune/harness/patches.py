@@ -160,7 +160,7 @@ def _held(owner: Any) -> Any:
 
 def _renew_lock() -> None:
     global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
+    _lock = threading.RLock()  # in the parent, another thread may have held it during the fork
 
 
 _lock = threading.RLock()

@@ -25,7 +25,8 @@ from .interval import mean_half_width_frac
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
 LOOK_S = 0.1  # between two looks (`Peers.look`) for other processes
 MET = 2  # renewals of another process's claim that we must see to conclude that it trains
-# A peer that has renewed its claim neither for this many seconds nor for this many of our looks no longer trains.
+# A peer is taken to have stopped training once this many seconds, and the time of this many of our looks, have passed since it
+# last renewed its claim.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
 # How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process
 # took to its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.

@@ -70,9 +70,10 @@ class MemoryWatch:
             return
 
     def movement(self) -> Tuple[int, int]:
-        """Returns the segments allocated so far, which rise while the allocator grows, and its retries, which mean thrashing.
+        """Returns the number of segments allocated so far and of the allocator's retries.
 
-        They are read at most twenty times a second, because asking the allocator costs tens of microseconds.
+        The first rises while the allocator grows, the second while memory is too short. They are read at most twenty times a
+        second, because asking the allocator costs tens of microseconds.
         """
         if self._cuda is None:
             return self._movement

@@ -5,8 +5,9 @@ in the program's interpreter, where autotune is not installed. Stored numbers ar
 stored document carries `schema`. History of the schema: 1, the first.
 
     spec.json             tuner -> harness   Spec: which trial this is, its knobs, when to stop measuring
-    progress.jsonl        harness -> tuner   one Progress line at each phase change, at most five a second between; the first,
-                                             "spawn", when the first Python process starts, whether it imports torch or not
+    progress.jsonl        harness -> tuner   a Progress line at each phase change, and at most five a second in between; the
+                                             first, "spawn", is written when the first Python process starts, even if it
+                                             never imports torch
     result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never incomplete
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
@@ -88,16 +89,16 @@ class MeasureRules:
     warmup_quiet_steps: int = 3  # steps without a newly compiled graph
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
-    slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
-    slow_warmup_steps: int = 2
-    slow_min_steps: int = 6
-    slow_max_s: float = 15.0
-    block_min_s: float = 0.05
-    min_blocks: int = 5
+    slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
+    slow_warmup_steps: int = 2  # warm-up of slow steps: this many steps without compilation
+    slow_min_steps: int = 6  # least steps of a window of slow steps, unless slow_max_s has passed
+    slow_max_s: float = 15.0  # longest window of slow steps
+    block_min_s: float = 0.05  # least length of a block
+    min_blocks: int = 5  # least blocks, steps and seconds of a window
     min_steps: int = 20
     min_s: float = 2.0
-    max_s: float = 30.0
-    cycles_max_s: float = 60.0  # longest window for steps that come in cycles, until it holds two whole cycles
+    max_s: float = 30.0  # longest window
+    cycles_max_s: float = 60.0  # longest window if steps come in cycles and it does not hold enough whole cycles yet
     half_width_frac: float = 0.03  # stop once the 95 % half-width, from the blocks' spread, is at most this share of the mean
     # A trial that may be the best so far is measured more precisely. An interval a third as wide takes nine times as many
     # blocks, so this has its own time limit; beyond it the decision is left to the finals.
@@ -196,7 +197,7 @@ class Window:
         is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.
         reason: why the window ended, or why it is not steady.
         is_raced: whether it was stopped early because the rate was certainly below `Spec.race_below_per_s`.
-        clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
+        clock_gap_frac: |seconds between device events, added up - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
         cycles: number of whole cycles in the window, each of which is a block; 0 if the steps do not come in cycles.
     """

@@ -31,7 +31,7 @@ class Communication:
     """Observes the collectives of this process's DistributedDataParallel modules after `begin`.
 
     Args:
-        parallel: the modules.
+        parallel: the handler that knows these modules.
     """
 
     def __init__(self, parallel: ParallelKnobs) -> None:
@@ -42,7 +42,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to add to those that announcing the last step takes; 0 without a wrapper.
+        """Returns how many steps to observe besides those by which the last step is announced ahead; 0 without a wrapper.
 
         Args:
             step_s: seconds per step.
@@ -104,7 +104,7 @@ class Communication:
     def probe(self) -> bool:
         """Measures the bandwidth together with all other ranks; returns whether it could.
 
-        The result must be written before: if a rank has ended, the others wait here until the timeout.
+        The result must be written before this is called: if a rank has ended, the others wait here until the timeout.
         """
         import torch
         import torch.distributed as dist

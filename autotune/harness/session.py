@@ -189,8 +189,8 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # Calls of the model are counted where the batches do not give the samples, in a pass that explains, and for the
-        # clock of a GPU.
+        # Calls of the model are counted if the batches do not show the number of samples, if the trial explains, and on a GPU,
+        # whose clock needs them.
         is_fed = self.loaders.unit_source == "loader" and self.explained is None
         self.modules.is_counting = self.device == "cuda" or not is_fed
         self.modules.settle()

@@ -1,8 +1,9 @@
 """Finds the training loader again in a real run, where the program may be edited, moved or trained for many epochs.
 
 Within a study the program does not change, so file, line and ordinal identify a loader. A file of settings is used later: lines
-may have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So a
-target also contains the code around its construction and its position among the loaders constructed by that code.
+may have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So
+`Spec.target` also contains, for each loader, the code that constructs it and its position among the loaders constructed by
+that code.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from weakref import ref
 from . import members
 from .knobs.loader import LoaderKnobs, Making
 
-NUM_FRAMES = 2  # the constructing line and the one that called its function, since one helper may make all loaders
+NUM_FRAMES = 2  # the line that constructs the loader and the line that called its function: one helper may make all loaders
 HASH_DIGITS = 12
 SHUFFLED = ":shuffled"
-MAX_WRAPPERS = 4  # nested batch samplers
+MAX_WRAPPERS = 4  # levels of batch samplers inside one another that are searched
 
 
 def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:

@@ -1,9 +1,9 @@
 """Runs a warm server: it imports torch in the program's interpreter and forks the trials that may start warm.
 
-The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. It
-imports the modules, torch and perhaps torchvision, and nothing else. It runs no user code, initialises no CUDA and creates no
-tensor: after a single multi-threaded operation, such operations would hang in every child. FD is its end of a socket pair;
-PARENT is the supervisor's process id.
+The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
+MODULE is one that the server imports: torch and perhaps torchvision. FD is the server's end of a socket pair. PARENT is the
+supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single multi-threaded
+operation, such operations would hang in every child.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  for each trial, a byte that carries four descriptors: its standard input, output and error, and the trial's
@@ -38,7 +38,7 @@ SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
-CHECK_S = 20.0  # a child's first computation takes milliseconds
+CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
 LARGE = 1 << 20  # elements; enough for torch to use several threads
 IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
 

@@ -26,7 +26,7 @@ MOST_PASSES = 64
 BELIEVED, BELIEVED_UNSEEN = 3, 12
 MIN_SHARE = 0.25  # of the tensors that change, at least this share must be written together
 NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values compared of each
-PATIENCE = 64  # multiple of the passes per step after which writes are considered no longer visible
+PATIENCE = 64  # after this many times the passes of a step without a write, writes are considered no longer visible
 
 WRITTEN = "parameters that the program writes itself after a backward pass"
 COUNTED = "every {} backward passes, after which the program was seen to write its parameters itself"

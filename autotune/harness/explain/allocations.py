@@ -1,4 +1,4 @@
-"""Follows the allocator for two steps: the highest sum of living allocations, and on a GPU what they are."""
+"""Follows the allocator for two steps: finds the highest sum of living allocations and, on a GPU, what these are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from .kineto import quiet
 from .sources import LIBRARY, OWN, Sources
 
-MAX_ENTRIES = 200_000  # of the CUDA allocator's history
-MAX_POINTS, MAX_ROWS = 500, 50
+MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history
+MAX_POINTS, MAX_ROWS = 500, 50  # points of the timeline, rows of the table of allocations at the peak
 EARLIER = "allocated before the observed steps"
 INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
 
@@ -19,8 +19,8 @@ class Allocations:
     """What an allocator did.
 
     Attributes:
-        peak_bytes: on a GPU, the highest sum of living allocations. On the CPU, the same in the second step, of what was
-            allocated since the first began: what lives longer, as parameters and optimizer state, is not in it.
+        peak_bytes: the highest sum of living allocations. On the CPU it is taken in the second step and counts only what was
+            allocated since the first step began, so parameters and optimizer state are not in it.
         timeline, at_peak, fragmentation_frac, num_retries, notes: as in `documents.Memory`.
     """
 
@@ -43,7 +43,7 @@ class Allocations:
 
 
 class HostAllocations(Allocations):
-    """The CPU allocator, by the profiler's records of it."""
+    """What the CPU allocator did, from the profiler's records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class HostAllocations(Allocations):
                 activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
-            earlier.clear()  # torch warns of what was allocated earlier, but only once
+            earlier.clear()  # torch warns once that it frees an earlier allocation: here, where `quiet` drops the warning
 
     def begin_second(self) -> None:
         """See the base class."""
@@ -84,7 +84,7 @@ class HostAllocations(Allocations):
 
 
 class DeviceAllocations(Allocations):
-    """CUDA's allocator, by its own history. Not measured on a GPU yet."""
+    """What CUDA's allocator did, from its own history. Not measured on a GPU yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class History:
             self._is_highest, self._at_peak = False, list(self._living.values())
 
     def points(self) -> List[List[float]]:
-        """Returns [[seconds, allocated, reserved]], at most MAX_POINTS: of each stretch of the trace its highest."""
+        """Returns [[seconds, allocated, reserved]]: the highest point of each of at most MAX_POINTS stretches of the trace."""
         stretch = -(-len(self._points) // MAX_POINTS) or 1
         parts = [self._points[at : at + stretch] for at in range(0, len(self._points), stretch)]
         return [max(part, key=lambda point: point[1]) for part in parts]
@@ -199,7 +199,12 @@ class History:
 
 
 def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, str]:
-    """Returns the innermost line of the program's own in a recorded stack, innermost first; else the innermost of any."""
+    """Returns the place of the innermost frame in the program's own code or, if there is none, in a library.
+
+    Args:
+        frames: a recorded stack, innermost frame first.
+        sources: tells whose code a file holds.
+    """
     known = [each for each in frames if os.path.isabs(each["filename"])]
     own = [each for each in known if sources.kind_of_file(each["filename"]) == OWN]
     others = [each for each in known if sources.kind_of_file(each["filename"]) == LIBRARY]

@@ -27,7 +27,7 @@ class Pass:
         """Called after the last step of the warm-up, in the training thread."""
 
     def step_done(self) -> None:
-        """Called after each step that is looked at: after each at all if this is no pass LINES."""
+        """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
 
     def finish(self) -> Any:
         """Stops looking and returns the document; None if there is nothing to tell."""

@@ -1,7 +1,7 @@
-"""Defines the files that a trial in mode "explain" writes, one a rank, beside its result.
+"""Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
 
 Like `protocol`, this module needs only Python 3.9 and the standard library, and is read by both sides. Seconds are floats,
-bytes integers; what could not be found out is None and `notes` says why, never 0. Each pass runs in a process of its own:
+bytes are integers. What could not be found out is None, never 0, and `notes` says why. Each pass runs in its own process:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
@@ -44,16 +44,18 @@ class Line:
     """Host time at one line of code.
 
     Attributes:
-        file: absolute path, or "<...>" of code without a file.
+        file: absolute path, or "<...>" for code without a file.
         line, function: where; `function` is the qualified name if known.
         text: the stripped source line; "" if it cannot be read.
         phase: one of STEP_PHASES; "input" for worker processes.
         where: MAIN, WORKER or THREAD.
         is_own: whether the file belongs to the program: not to torch, the standard library or an installed package.
-        self_s: seconds a step while this line itself was the innermost of the program's own lines (what it calls in libraries
-            counts as its own); for lines of libraries, seconds while it was the innermost line of all.
-        total_s: seconds a step while the line was anywhere on the stack. For workers, seconds a step summed over workers.
-        callee: "file name:function" of the library function that it mostly waits in; "" if it is the line itself.
+        self_s: for a line of the program, the seconds per step in which it was the innermost of the program's own lines; the
+            library code that it calls is included. For a line of a library, the seconds per step in which it was the innermost
+            line of all. For workers, summed over workers.
+        total_s: seconds per step in which the line was anywhere on the stack. For workers, summed over workers.
+        callee: "file name:function" of the library function in which most of self_s is spent; "" if most of it is spent in the
+            line itself.
     """
 
     file: str
@@ -75,10 +77,10 @@ class Stage:
     Attributes:
         name: see READ and its neighbours.
         where: MAIN or WORKER.
-        seconds: wall seconds a sample.
-        cpu_s: CPU seconds a sample; None if unknown.
-        blocked_s: seconds a sample neither on a CPU nor waiting for one: storage, network, sleep. None if unknown.
-        count: how many were timed (one in k of cheap stages).
+        seconds: wall seconds per sample.
+        cpu_s: CPU seconds per sample; None if unknown.
+        blocked_s: seconds per sample spent neither on a CPU nor waiting for one: storage, network, sleep. None if unknown.
+        count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
     """
 
@@ -97,14 +99,14 @@ class Stage:
 class Site:
     """A place in the program's own code where the host waits for the device, or would if there were one.
 
-    Copies that block, and tensors that become Python numbers (`.item()`, `.cpu()`, `.tolist()`, `print(tensor)`).
+    Such a place copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
 
     Attributes:
         kind: "item", "cpu", "synchronize", "copy" (pageable, blocking, host to device), "nonzero", ...
         file, line, function, text: as in `Line`.
         phase: of the step.
-        count: calls a step.
-        seconds: seconds a step inside these calls.
+        count: calls per step.
+        seconds: seconds per step inside these calls.
     """
 
     kind: str
@@ -141,17 +143,18 @@ class Lines:
         device: "cuda" or "cpu".
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
-        phases_s: phase of STEP_PHASES -> host seconds a step; they sum to seconds / steps.
-        device_phases_s: the same by CUDA events; None on the CPU.
-        wait_s: seconds a step inside the training loader's __next__; None without a DataLoader.
+        phases_s: phase of STEP_PHASES -> host seconds per step; they sum to seconds / steps.
+        device_phases_s: phase -> device seconds per step, measured with CUDA events; None on the CPU.
+        wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
-        interval_s: mean time between samples of the line sampler; `num_samples` of them in the training thread.
-        lines: by self_s, at most 300 for each `where`; all phases.
+        interval_s: mean seconds between two samples that the line sampler took of the training thread.
+        num_samples: number of these samples.
+        lines: of all phases, the largest self_s first; at most 300 for each `where`.
         stages: of the training loader.
-        syncs: by seconds, at most 50.
-        gc_s, gc_count: seconds and collections of the cyclic garbage collector a step.
+        syncs: the sites with the most seconds, at most 50.
+        gc_s, gc_count: seconds and collections of the cyclic garbage collector per step.
         compiled: None if nothing was compiled.
-        communication: {"exposed_s" a step, "gradient_bytes"} as in RankResult.communication; {} if unknown.
+        communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
         overhead_frac: the sampler's own CPU seconds relative to the observed seconds.
         notes: what could not be found out, and why.
     """
@@ -190,7 +193,7 @@ class Traced:
         file: name of the trace beside this document; "" if there is none, and `notes` says why.
         steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
-        plain_step_s: seconds of a step before it was started, in the same process; None if unknown.
+        plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         annotated: names of the ranges that the harness adds, "autotune::input" and so on for each phase.
         activities: ["CPU"] or ["CPU", "CUDA"].
         notes: for example that CUPTI was refused.
@@ -214,21 +217,23 @@ class Memory:
     """Result of the pass "memory". Bytes of one rank.
 
     Attributes:
-        peak_bytes: peak of what the program's tensors hold: on CUDA the allocator's, on the CPU the sum of the parts below.
-        process_peak_bytes: on the CPU, the process's peak; None on CUDA.
-        parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest on CUDA.
-        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first; each
-            without the modules inside it, "" for the root.
+        peak_bytes: the most bytes that the program's tensors held at once. On CUDA it is the allocator's peak. On the CPU it is
+            the bytes of parameters and optimizer state plus the peak of what the steps allocated. It is at least the sum of
+            the parts below.
+        process_peak_bytes: on the CPU, the peak of the whole process's memory; None on CUDA.
+        parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest of peak_bytes.
+        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first. The
+            numbers of a module do not include the modules inside it; the root's name is "".
         by_operator: [{"operator", "flops", "count"}] of one step.
         flops: of one step, forward and backward; None if not counted.
-        flops_forward: the forward pass alone.
+        flops_forward: FLOPs of the forward pass alone.
         samples: work units of that step, in `unit`.
-        dtypes: dtype -> bytes of activations, as "bfloat16".
+        dtypes: dtype, such as "bfloat16" -> bytes of activations.
         timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
-        alloc_retries: in the observed steps; None on the CPU.
-        capacity_bytes: of the device, or of the process's memory limit.
+        alloc_retries: how often the allocator emptied its cache and tried again in the observed steps; None on the CPU.
+        capacity_bytes: memory of the device; on the CPU, the process's memory limit.
     """
 
     rank: int

@@ -13,8 +13,8 @@ class StepFlops:
     """Counts from `begin` to `end`, in the calling thread and in the backward passes that it starts.
 
     Attributes:
-        total: of the step.
-        forward: of its forward passes.
+        total: FLOPs of the step.
+        forward: FLOPs of its forward passes.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class StepFlops:
 
 
 def plain_name(name: str) -> str:
-    """Returns a module's name without those of wrappers such as DistributedDataParallel."""
+    """Returns a module's name without the parts that wrappers such as DistributedDataParallel add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

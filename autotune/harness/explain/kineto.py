@@ -1,4 +1,4 @@
-"""Keeps what kineto writes to standard error out of the program's log."""
+"""Keeps messages of kineto, the library that torch.profiler uses, out of the program's log."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_KERNELS = "kernels: not known: {}"
 
 @contextlib.contextmanager
 def quiet(notes: List[str]) -> Iterator[None]:
-    """Holds back what is written to standard error meanwhile, and passes on what is not kineto's.
+    """Holds back standard error inside the `with` block, then passes on the lines that kineto did not write.
 
     Args:
-        notes: gets a note if CUPTI was refused.
+        notes: gets a note if CUPTI, which kineto needs to see GPU kernels, reports an error.
     """
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()

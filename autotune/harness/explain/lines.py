@@ -17,7 +17,8 @@ from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0  # of slow steps there are fewer: after so many times the length it is over
+# The pass lasts LENGTH_S (or the trial's `max_s`), and longer until it has MIN_STEPS steps, but at most MOST times that length.
+LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
 NO_DELAYS = "blocked seconds of loader stages: not known, as the kernel does not say how long threads wait for a core"
 NO_LOADER = "no DataLoader feeds the steps: loader stages and waiting for input are not known"
@@ -27,7 +28,7 @@ class Collections:
     """Times the runs of the cyclic garbage collector in the training process.
 
     Args:
-        sampler: which thread runs the collector is chance; its share is none of the sampler's own cost.
+        sampler: the line sampler. A collection may happen to run in its thread; that time is not part of the sampler's cost.
     """
 
     def __init__(self, sampler: LineSampler) -> None:
@@ -85,7 +86,7 @@ class LinesPass(Pass):
         self._sampler.start()
 
     def _now(self) -> Tuple[int, int, float, float]:
-        """Returns the number of steps, of steps fed to the window, and the loader's waiting seconds and batches so far."""
+        """Returns, so far: optimizer steps, steps fed to the window, seconds waited for the loader, batches of the loader."""
         training = self.context.loaders.training
         waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
         return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)
@@ -152,7 +153,7 @@ class LinesPass(Pass):
         )
 
     def _scale(self) -> Dict[str, float]:
-        """Returns phase -> exact seconds over sampled seconds."""
+        """Returns phase -> its seconds by the clock, divided by the seconds that its samples stand for."""
         return {phase: self._marks.seconds[phase] / each for phase, each in self._sampler.phases_s.items() if each > 0}
 
     def _device_phases(self, num_steps: int) -> Optional[Dict[str, float]]:

@@ -11,8 +11,9 @@ from ..context import TrialContext
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
-MAX_EVENTS = 20_000  # of a CUDA stream; later steps are timed on the host alone
-# A loss has no parameters, so it is no training root. These count as forward if called as attributes of `nn.functional`.
+MAX_EVENTS = 20_000  # CUDA events that are recorded; later steps are timed on the host alone
+# Losses are mostly computed outside the module that trains. Calls of these functions count as forward, too, if the program
+# calls them as attributes of `nn.functional`.
 LOSSES = (
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
@@ -26,9 +27,9 @@ class Marks:
         now: the current phase.
         seconds: phase -> host seconds since the marks were installed.
         thread: identifier of the training thread.
-        on_change: called with each new phase; None for nothing.
-        on_result: called with a phase and what the function that it is about has returned; None for nothing.
-        between_steps: called once, as soon as a phase begins outside all others; None for nothing.
+        on_change: if not None, called with each new phase.
+        on_result: if not None, called when a function that makes up a phase returns, with the phase and the function's result.
+        between_steps: if not None, called once, at the next change from OTHER to another phase.
 
     Args:
         context: the trial in this process.
@@ -150,7 +151,7 @@ class Marks:
 
 
 def torch_is_compiling() -> Callable[[], bool]:
-    """Returns the function by which a replacement finds that the compiler reads it, which must see the original alone."""
+    """Returns `torch.compiler.is_compiling`. If it returns true, a replacement only calls the original function."""
     import torch
 
     return torch.compiler.is_compiling

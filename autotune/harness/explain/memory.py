@@ -1,8 +1,8 @@
 """The pass "memory": what holds the memory at the peak, and the FLOPs of one step.
 
-The parts are counted: parameters, gradients and the optimizer's state from their tensors, activations as autograd saves them.
-Each takes a step of its own: what is allocated (by the profiler's records on the CPU, by the allocator's on a GPU), what is
-saved, how many FLOPs.
+Parameters, gradients and the optimizer's state are counted from their tensors, activations as autograd saves them. The first
+two steps show what is allocated (by the profiler's records on the CPU, by the allocator's on a GPU). The third step shows what
+autograd saves, and the fourth how many FLOPs a step has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 
-ROOT = ""  # name of a training root within itself
+ROOT = ""  # the name of an outermost module, as in `named_modules()`
 COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 
@@ -67,15 +67,15 @@ def _tensor_of(saved: Saved) -> Any:
 
 
 class Activations:
-    """What autograd saves in a step, and the gradients that have come meanwhile, when their sum is highest.
+    """Bytes of what autograd saves in a step and of gradients, at the moment when the sum of both is highest.
 
     Attributes:
-        peak_bytes: of both; `saved_bytes`, `input_bytes` and `gradient_bytes` are the parts.
+        peak_bytes: the highest sum; `saved_bytes`, `input_bytes` and `gradient_bytes` are its parts.
         by_module: module -> bytes saved in it, at the peak.
-        dtypes: the same by dtype.
+        dtypes: dtype -> bytes saved, at the peak.
 
     Args:
-        parameters: of the training roots.
+        parameters: of the modules that train and of the optimizers.
         excluded: addresses of storages that are no activations: parameters and buffers.
         module: returns the name of the module that runs.
         is_input: returns whether the storage at an address came from a loader.
@@ -88,7 +88,7 @@ class Activations:
         self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module, dtype]; module None for input
         self._gradients: Dict[int, int] = {}  # parameter -> bytes
         self._saved = self._gradient_sum = 0
-        self._is_highest = False  # now; told apart only once it falls
+        self._is_highest = False  # whether the sum is at its highest now; its parts are noted only when it falls
         self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
         self.by_module: Dict[str, int] = {}
         self.dtypes: Dict[str, int] = {}
@@ -116,7 +116,7 @@ class Activations:
         self._tell_apart()
 
     def count_gradients(self) -> None:
-        """Counts the gradients there are; also called when a forward pass begins, as the program may have cleared them."""
+        """Counts the gradients that exist; also called when a forward pass begins, as the program may have cleared them."""
         self._gradients = {id(each): storage_of(each.grad)[1] for each in self._parameters if each.grad is not None}
         self._gradient_sum = sum(self._gradients.values())
 
@@ -180,7 +180,7 @@ class Running:
         self._handles.append(register_module_forward_hook(self._leave, always_call=True))
 
     def uninstall(self) -> None:
-        """Stops."""
+        """Stops following them."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -197,7 +197,7 @@ class Running:
 
 
 class MemoryPass(Pass):
-    """Looks at allocations for two steps, at what is saved in the next, and counts the FLOPs of the one after."""
+    """Follows allocations for two steps, then what autograd saves in the third, and counts the FLOPs of the fourth."""
 
     which = MEMORY
 
@@ -225,7 +225,7 @@ class MemoryPass(Pass):
         self._marks = Marks(context)
         self._marks.on_result = self._noted
         self._marks.on_change = self._changed
-        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies
+        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies to the device as a phase
         self._syncs.install()
         self._marks.install()
         self._allocations = allocations.recorder(context.device)
@@ -239,7 +239,7 @@ class MemoryPass(Pass):
             found.add(tensor)
         if phase == INPUT:
             self._inputs, self._input_bytes = found.seen, found.num_bytes
-        else:  # on the device
+        else:  # the batch's copy on the device
             self._inputs |= found.seen
 
     def _is_input(self, place: int) -> bool:
@@ -274,7 +274,7 @@ class MemoryPass(Pass):
         self._running = Running(self._names)
         if self.context.modules.num_graphs():
             self.notes.append(COMPILED)
-            warnings.filterwarnings("ignore", message=".*global hooks on modules")  # of torch, when FLOPs are counted
+            warnings.filterwarnings("ignore", message=".*global hooks on modules")  # torch warns when FLOPs are counted
         else:
             self._running.install()
         self._saved = Activations(self._parameters, self._weights.seen, self._running.now, self._is_input)
@@ -366,7 +366,7 @@ class MemoryPass(Pass):
 
 
 def _named(roots: List[Any]) -> Iterator[Tuple[Any, str]]:
-    """Yields modules with their names, without those of wrappers; with several roots, the root's class comes first."""
+    """Yields modules and their names, without the parts that wrappers add; with several roots, the root's class comes first."""
     for root in roots:
         for name, module in members.named_modules(root):
             yield module, plain_name(name if len(roots) == 1 else f"{type(root).__name__}.{name}".rstrip("."))

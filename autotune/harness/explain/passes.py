@@ -14,7 +14,7 @@ from ..meter import WARMUP
 from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
 
-BEGIN_FILE = "explain.json"  # rank 0 -> ranks: {"step": n}, after which all begin
+BEGIN_FILE = "explain.json"  # {"step": n}: rank 0 tells the other ranks after which step all begin the pass
 WARMUP_MAX_S = 20.0  # after the first step; then the pass begins even if the steps are not steady
 NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first: the pass began all the same"
 CUT_SHORT = "the program ended by itself in the middle of the pass"
@@ -46,7 +46,7 @@ class Explained:
         return self._pass.which != LINES
 
     def look(self) -> None:
-        """Called after each step that is looked at."""
+        """Called after every step if `looks_at_every_step`, otherwise after steps at least a tenth of a second apart."""
         if self._has_begun:
             self._pass.step_done()
         elif self._is_due():
@@ -55,7 +55,7 @@ class Explained:
 
     def _is_due(self) -> bool:
         context = self._context
-        if context.world_size == 1 or context.peers.is_joint:  # joint processes step at their own pace
+        if context.world_size == 1 or context.peers.is_joint:  # joint processes (peers.py) do not step together
             return self._is_warm()
         if self._begin_step is None:
             if context.rank == 0 and self._is_warm():

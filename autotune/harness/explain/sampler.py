@@ -1,7 +1,7 @@
 """Samples which lines of Python a thread is at, from a thread of its own.
 
-A sample counts for the time since the one before, so that a sample that comes late, because the thread that is looked at holds
-the interpreter's lock, has the weight of what it stands for. The intervals vary, so that they do not fall in step with the
+A sample counts for the time since the sample before. So if the sampled thread holds the interpreter's lock and a sample comes
+late, that sample counts for all the time that it stands for. The intervals vary, so that they do not fall in step with the
 program. Signals and `faulthandler` were tried: they slow programs down, or crash them.
 """
 
@@ -20,21 +20,22 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from .documents import MAIN, THREAD, WORKER, Line
 from .sources import HARNESS, OWN, Sources, name_of, text_of
 
-SWITCH_S = 0.0005  # the interpreter's switch interval meanwhile: the sampler waits at most this long for Python code
-# A thread in one of these waits for others: it uses no time.
+SWITCH_S = 0.0005  # the interpreter's switch interval while sampling: the sampler waits at most this long for Python code
+# A thread whose innermost frame is in one of these files waits for others, so its time does not count.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
-MAX_LINES = 300
-MAX_COST, MAX_FACTOR = 0.01, 2.5  # a sampler that needs more of a core samples less often, down to this
+MAX_LINES = 300  # lines that are returned for each of MAIN, WORKER and THREAD
+# A sampler that uses more than MAX_COST of a core samples less often; its interval grows at most MAX_FACTOR-fold.
+MAX_COST, MAX_FACTOR = 0.01, 2.5
 
 Key = Tuple[str, str, Any, int]  # phase, where, code, line
 
 
 class LineSampler(threading.Thread):
-    """Looks at a thread at intervals, and at others while it is at it.
+    """Samples the thread that starts it, at intervals; in the training process, the other threads are sampled along with it.
 
     Attributes:
-        num_samples: of the thread.
-        seconds: that these samples stand for.
+        num_samples: number of samples of that thread.
+        seconds: the time that these samples stand for.
         cpu_s: CPU seconds that the sampler itself used.
         collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
         phases_s: phase -> sampled seconds.
@@ -85,7 +86,7 @@ class LineSampler(threading.Thread):
                 self._sample(phase, now_s - last_s)
             last_s = now_s
             self.cpu_s = time.thread_time() - self.collected_s
-            if self.cpu_s > MAX_COST * (now_s - began_s):  # system calls are slow here
+            if self.cpu_s > MAX_COST * (now_s - began_s):  # for example because system calls are slow
                 interval_s = min(1.1 * interval_s, MAX_FACTOR * self._interval_s)
             if self.after_sample is not None:
                 self.after_sample()
@@ -135,8 +136,8 @@ class LineSampler(threading.Thread):
         """Returns the lines, the most seconds first, at most MAX_LINES for each place where lines ran.
 
         Args:
-            num_steps: that the seconds are divided by.
-            scale: phase -> factor by which sampled seconds differ from those of the clock.
+            num_steps: number of steps by which the seconds are divided.
+            scale: phase -> factor by which the sampled seconds are multiplied, to agree with those of the clock.
         """
         scale = scale or {}
 
@@ -157,7 +158,7 @@ class LineSampler(threading.Thread):
 
 
 def most_of_each(lines: List[Line]) -> List[Line]:
-    """Returns the lines with the most seconds of each place, the most first; the program's own come before others."""
+    """Returns the lines, the most seconds first, at most MAX_LINES of each `where`; library lines are left out first."""
     found: List[Line] = []
     for where in (MAIN, WORKER, THREAD):
         here = sorted((line for line in lines if line.where == where), key=lambda line: (-line.self_s, -line.total_s))
@@ -168,13 +169,13 @@ def most_of_each(lines: List[Line]) -> List[Line]:
 def stack_of(thread: int) -> List[Tuple[Any, Optional[int]]]:
     """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended. A line may be unknown.
 
-    All is done in one call of C code, during which no other thread runs: walking the frames of a thread that goes on meanwhile
-    reads freed memory where torch.compile runs frames of its own (seen with Python 3.11).
+    All of it happens in one call of C code, during which no other thread runs. If the thread went on while its frames are
+    walked, freed memory could be read, because torch.compile runs frames of its own (seen with Python 3.11).
     """
     stack: List[Tuple[Any, Optional[int]]] = []
     first = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
     frames = itertools.accumulate(itertools.chain(first, itertools.repeat("f_back")), getattr)
-    with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost frame; the thread has ended
+    with contextlib.suppress(AttributeError, KeyError):  # raised after the outermost frame; if the thread has ended
         stack.extend(map(_PLACE, frames))
     return stack
 

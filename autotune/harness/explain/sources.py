@@ -10,7 +10,7 @@ import sysconfig
 from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
-GENERATED = os.sep + "torchinductor_"  # code that the compiler writes, where no variable says another place
+GENERATED = os.sep + "torchinductor_"  # in the path of code that torch.compile writes, unless a variable sets another folder
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -68,7 +68,7 @@ def _library_folders() -> Tuple[str, ...]:
 
 
 def _main_folder(libraries: Tuple[str, ...]) -> str:
-    """Returns the folder of a main module that is itself in an installed package, whose folder is then the program's own."""
+    """Returns the main module's folder if it is in an installed package: its files then count as the program's own. Else ""."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return ""
@@ -87,7 +87,7 @@ def name_of(code: Any) -> str:
 
 
 def code_of(thing: Any, names: Tuple[str, ...] = ()) -> Optional[Any]:
-    """Returns the code of a function, or of the first of these methods that an object's class has; None if there is none."""
+    """Returns the code of a function, or of the first method in `names` that an object's class has; None if there is none."""
     functions: List[Any] = [thing, *(getattr(type(thing), name, None) for name in names)]
     for function in functions:
         function = getattr(function, "__wrapped__", function)

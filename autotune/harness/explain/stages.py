@@ -1,7 +1,7 @@
 """Times the stages in which a loader makes batches: reading, decoding, each transform, the rest of an item, collating.
 
-The same is done in a worker process and, without workers, in the training process. Seconds of a stage are its own, without
-those of the stages inside it.
+Stages are timed in the loader's worker processes or, without workers, in the training process. A stage's seconds do not
+include those of the stages inside it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..worker import OWN_DELAYS, _delays
 from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, Stage
 from .sources import Sources, code_of, name_of
 
-CHEAP_S = 200e-6  # of cheaper items only some batches are timed
+CHEAP_S = 200e-6  # if a sample takes less time than this, only one batch in ONE_IN is timed
 ONE_IN = 8
-# What reads and decodes, where the program has imported it: module, function, stage.
+# Functions that read or decode, as (module, function, stage). They are timed if the program has imported their module.
 FUNCTIONS = (
     ("builtins", "open", READ),
     ("io", "open", READ),
@@ -37,9 +37,9 @@ FUNCTIONS = (
     ("soundfile", "read", DECODE),
 )
 COMPOSES = ("torchvision.transforms.transforms", "torchvision.transforms.v2._container")
-MAX_DATASETS = 8  # nested in one another
+MAX_DATASETS = 8  # levels of data sets inside data sets that are searched for the program's own code
 
-Place = Tuple[str, int, str]  # file, line, function; ("", 0, "") where it is not the program's own
+Place = Tuple[str, int, str]  # file, line, function; ("", 0, "") if the code is not the program's own
 NOWHERE: Place = ("", 0, "")
 
 
@@ -108,7 +108,7 @@ class Stages:
                 self.num_timed += num * self._is_timing
                 self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
                 if self.num_fetches == 1:
-                    self._patch_libraries()  # what the first batch has imported
+                    self._patch_libraries()  # those that the first batch has imported
                 return batch
             finally:
                 self.is_fetching = self._is_timing = False
@@ -139,7 +139,7 @@ class Stages:
         return os.path.abspath(code.co_filename), code.co_firstlineno, name_of(code)
 
     def _place_of_items(self, dataset: Any) -> Place:
-        for _ in range(MAX_DATASETS):  # a Subset of a data set, and so on
+        for _ in range(MAX_DATASETS):  # a data set may hold another, as Subset does
             for name in ("__getitems__", "__getitem__", "__iter__"):
                 place = self._place(getattr(type(dataset), name, None))
                 if place != NOWHERE:
@@ -203,7 +203,7 @@ class Stages:
         return staged
 
     def _around_load(self, load: Any) -> Any:
-        def staged_load(image: Any) -> Any:  # called again for each use of the pixels: only the first decodes
+        def staged_load(image: Any) -> Any:  # PIL calls it at each use of the pixels; the first call decodes
             return self.timed(DECODE, load, (image,), {}) if self._is_timing and image.tile else load(image)
 
         return staged_load
@@ -256,10 +256,10 @@ class Stages:
 
 
 def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, knows_delays: bool) -> List[Stage]:
-    """Returns the stages, seconds for each sample.
+    """Returns the stages, with their seconds per sample.
 
     Args:
-        counts: as `Stages.counts`, added up over processes.
+        counts: what `Stages.counts` returns, added up over processes.
         places: stage -> its code.
         where: MAIN or WORKER.
         knows_delays: whether the time waited for a core is known.

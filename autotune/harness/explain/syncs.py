@@ -68,7 +68,7 @@ class SyncSites:
         is_compiling, marks, is_on_host = torch_is_compiling(), self._marks, not self._is_on_gpu
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            # Torch's own optimizers read their step numbers: the quick way out comes first.
+            # Torch's own optimizers read their step numbers in every step. On the CPU, the first test lets them through.
             if (is_on_host and marks.now is OPTIMIZER) or is_compiling() or not self._is_counted(args[0] if args else None):
                 return function(*args, **kwargs)
             return self._timed(kind, function, args, kwargs)
@@ -127,7 +127,7 @@ class SyncSites:
         """Returns the places with the most seconds, the most first.
 
         Args:
-            num_steps: that calls and seconds are divided by.
+            num_steps: number of steps by which calls and seconds are divided.
         """
         found = []
         for (kind, code, line, phase), (count, seconds) in self._seen.items():

@@ -15,10 +15,10 @@ from .marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 
-MIN_STEPS, MAX_STEPS = 4, 50
+MIN_STEPS, MAX_STEPS = 4, 50  # steps to trace, unless MAX_EVENTS or MAX_S allows fewer
 WANTED_S = 0.25  # short steps are traced for as long as this
-MAX_EVENTS = 200_000
-MAX_S = 20.0
+MAX_EVENTS = 200_000  # of the whole trace
+MAX_S = 20.0  # after so long under the profiler, no further step is traced
 RANGE = "autotune::"
 
 
@@ -146,7 +146,7 @@ class TracePass(Pass):
         """Writes the trace and returns the name of its file; "" if it could not be written."""
         name = trace_file(self.context.rank)
         path = os.path.join(self.context.spec.folder, name)
-        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # the profiler goes by the name's end
+        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # .gz: the profiler compresses it
         try:
             with quiet(self.notes):
                 self._profiler.export_chrome_trace(temporary)

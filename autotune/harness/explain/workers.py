@@ -17,8 +17,8 @@ from .sources import Sources
 from .stages import Stages, difference, stages_of, together
 
 INTERVAL_S = 0.004  # between samples
-WRITE_S, WRITE_COST = 0.25, 100.0  # at least this long between two writes, and so many times what one takes
-IDS = ("file", "line", "function", "where", "is_own", "phase")
+WRITE_S, WRITE_COST = 0.25, 100.0  # least time between two writes: in seconds, and in multiples of what a write takes
+IDS = ("file", "line", "function", "where", "is_own", "phase")  # these identify a line
 
 
 class ObservedWorker:
@@ -69,11 +69,13 @@ def observe(prefix: str) -> None:
 
 
 def prefix(folder: str, number: int) -> str:
-    """Returns how the files of the workers of a loader begin; called in the training process, which owns a folder for them.
+    """Returns the path with which the names of all files of a loader's workers begin, and makes the folder for them.
+
+    Called in the training process.
 
     Args:
-        folder: of the trial.
-        number: of the loader.
+        folder: the trial's folder.
+        number: the loader's number in this process.
     """
     place = _place(folder)
     with contextlib.suppress(OSError):  # the disk is full: then nothing is known of the workers
@@ -93,7 +95,7 @@ def read(start: str) -> Reading:
     """Returns what workers have written so far.
 
     Args:
-        start: how their files begin.
+        start: the path with which their files begin, as `prefix` returns it.
     """
     found = {}
     for path in glob.glob(f"{glob.escape(start)}.*.json"):
@@ -108,10 +110,10 @@ def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Sta
     Args:
         before: the first reading.
         after: the second.
-        num_steps: that the seconds of lines are divided by.
+        num_steps: number of steps by which the seconds of lines are divided.
     """
     counts = [difference(now["counts"], before[path]["counts"] if path in before else None) for path, now in after.items()]
-    if not any(each["timed"] for each in counts):  # no worker has written meanwhile: since they began
+    if not any(each["timed"] for each in counts):  # no worker has written in between: count from their start
         before, counts = {}, [now["counts"] for now in after.values()]
     places: Dict[str, Any] = {}
     for now in after.values():

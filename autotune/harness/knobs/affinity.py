@@ -114,7 +114,7 @@ class AffinityBinder(KnobHandler):
                 os.sched_setaffinity(int(thread), self._own)
 
     def on_activate(self) -> None:
-        """Binds this process again if its cores have changed since."""
+        """Binds this process again if its cores have changed since the last binding."""
         if self.is_asked and os.sched_getaffinity(0) != self._own:
             self._bind()
 
@@ -185,7 +185,7 @@ def allowed(environment: Mapping[str, str]) -> FrozenSet[int]:
 
 
 def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
-    """Returns the cores of these numbers, neighbours adjacent, as the kernel describes them below `system`."""
+    """Returns the cores with these numbers as the kernel describes them in `system`, sorted so that neighbours are adjacent."""
     nodes: Dict[int, int] = {}
     for path in glob.glob(f"{system}/devices/system/node/node[0-9]*/cpulist"):
         node = int(os.path.basename(os.path.dirname(path))[len("node") :])

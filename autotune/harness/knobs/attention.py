@@ -13,7 +13,7 @@ from .base import KnobHandler
 KEY = "backend.sdpa"
 KINDS = ("flash", "mem_efficient", "cudnn", "math")
 NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}  # part of ScaledDotProduct...Backward0 -> kind
-MAX_NODES = 100_000
+MAX_NODES = 100_000  # of a loss's graph that are searched
 UNSEEN = "no fused scaled_dot_product_attention was seen in the backward pass"
 
 
@@ -45,7 +45,10 @@ class AttentionKnobs(KnobHandler):
     on_activate = on_torch  # again: the program may have changed the switches
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the knob's value by torch's switches: the only kind allowed besides `math`; else "math" or "default"."""
+        """Returns the knob's value as torch's switches show it.
+
+        That is the fused kind if exactly one is allowed, "math" if none is, and "default" if several are.
+        """
         fused = [kind for kind in enabled() if kind != "math"]
         return {KEY: fused[0] if len(fused) == 1 else "default" if fused else "math"}
 
@@ -71,7 +74,7 @@ class AttentionKnobs(KnobHandler):
 
 
 def seen(node: Any) -> Set[str]:
-    """Returns the kinds of fused kernels in the graph behind a loss.
+    """Returns the kinds of fused kernels in the autograd graph of a loss.
 
     Args:
         node: the loss's grad_fn; None if it has none.

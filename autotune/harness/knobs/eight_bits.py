@@ -17,7 +17,7 @@ KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
 NUM_LEVELS = 256  # values of a byte
 MAX_CHANNELS = 16  # a tensor with more is not an image
-MAX_TENSORS, MAX_VALUES = 8, 2**18  # tensors examined of the first batch, values examined of a sample; takes milliseconds
+MAX_TENSORS, MAX_VALUES = 8, 2**18  # examined tensors of the first batch and values of each, so that it takes milliseconds
 MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
     "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
@@ -81,7 +81,8 @@ class EightBitKnobs(KnobHandler):
             return {KEY: KnobReport(APPLIED, "", False)}
         from ..delayed import state
 
-        # Batches are counted as they arrive, a few more than are trained on. If a batch is a list of images, each image counts.
+        # Batches are counted as they arrive, so a few more count than are trained on. If a batch is a list of images, each
+        # image counts.
         num_batches, come, moved = training.total_batches, max(state.num_batches, state.num_on_device), state.num_on_device
         if come <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}

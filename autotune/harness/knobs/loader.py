@@ -47,7 +47,7 @@ class Making(NamedTuple):
     """Facts about a loader that is about to be made.
 
     Attributes:
-        is_chained: whether it is made around an earlier target's batch sampler, which already has the batch size.
+        is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already set.
         is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be changed.
         is_shuffled: whether its samples are drawn at random.
         main_line: the line of the main module that led here; None if the call began elsewhere.
@@ -110,7 +110,7 @@ class LoaderKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # once per study, because it pickles what workers are sent
+        is_asked = self._context.spec.target is None  # only in the baseline: `unforked` pickles what workers are sent
         return {**applicability(training), **(unforked(training) if is_asked else {})}
 
     def verify(self) -> Dict[str, KnobReport]:

@@ -118,7 +118,7 @@ class ModuleKnobs(KnobHandler):
         self._reports[COMPILE] = KnobReport(APPLIED)
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
-        """Returns a wrapper for the calls of a root that enters autocast and sets the inputs' layout; None if not needed."""
+        """Returns a wrapper for a root's calls, which enters autocast or sets the inputs' layout; None if neither is needed."""
         import torch
 
         device, mode = device_of(module), self._knobs.get(AMP)

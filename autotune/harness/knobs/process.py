@@ -38,7 +38,7 @@ class ProcessKnobs(KnobHandler):
         if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
             torch.set_num_threads(int(knobs[INTRA]))
         if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
-            follow_cores(knobs)  # torch may have been imported before (`autotune.apply`)
+            follow_cores(knobs)  # with `autotune.apply`, torch may have been imported before the cores were bound
         if MATMUL in knobs:
             torch.set_float32_matmul_precision(knobs[MATMUL])
         if CUDNN in knobs:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RESHARD = "parallel.reshard_after_forward"
 KEYS = (STRATEGY, RESHARD)
 DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
-HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # modules of FSDP2's class; the second until torch 2.5
+HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # where FSDP2's class is; the second until torch 2.5
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
     "DDP or FSDP decides what the program's optimizer holds and what the program saves: where the program has an argument for "

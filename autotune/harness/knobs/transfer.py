@@ -1,4 +1,4 @@
-"""Copies batches to the device without making the program wait, or one batch ahead.
+"""Copies batches to the device without blocking the program, or copies each batch ahead, during the step before.
 
 The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
 its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
@@ -45,7 +45,7 @@ class Leaf:
         self.tensor = weakref.ref(tensor, forget)
         self.place, self.moves = place, moves
         self.version = tensor._version
-        self.copy: Optional[Tuple[Any, Any]] = None  # on the device, and the event that says it is complete
+        self.copy: Optional[Tuple[Any, Any]] = None  # the copy on the device, the event that says it is complete
 
     def take(self) -> Optional[Tuple[Any, Any]]:
         """Returns and forgets the copy made ahead; None without one."""
