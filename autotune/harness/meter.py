@@ -164,7 +164,7 @@ class Meter:
             is_quiet: whether nothing was compiled in any of them. Otherwise the window restarts, within the warm-up's limit.
         """
         if not is_quiet:
-            self._begin_anew(sum(steps_s), len(steps_s), "graphs are still compiled")
+            self._begin_anew(sum(steps_s), len(steps_s), "graphs are still being compiled")
             if self.phase == WARMUP:
                 if self._left is not None:
                     self._left.is_steady, self._left.reason = False, "a graph was compiled inside the window"

@@ -107,7 +107,7 @@ def test_a_program_that_compiles_in_every_window_is_not_steady() -> None:
     window = meter.window()
     assert window is not None
     assert window.is_steady is False
-    assert window.reason.startswith("graphs are still compiled after 2")
+    assert window.reason.startswith("graphs are still being compiled after 2")
     assert steps * 0.01 < 20 + 10
 
 

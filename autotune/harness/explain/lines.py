@@ -20,8 +20,8 @@ from .syncs import SyncSites
 # The pass lasts LENGTH_S (or the trial's `max_s`), and longer until it has MIN_STEPS steps, but at most MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
-NO_DELAYS = "blocked seconds of loader stages: not known, as the kernel does not say how long threads wait for a core"
-NO_LOADER = "no DataLoader feeds the steps: loader stages and waiting for input are not known"
+NO_DELAYS = "how long loader stages wait for storage is not known: the kernel does not record how long threads wait"
+NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 
 
 class Collections:

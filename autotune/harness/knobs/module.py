@@ -282,7 +282,7 @@ def _is_own_dataclass(value: Any) -> bool:
 
 def _verify_dynamic(knobs: Dict[str, Any], compiled: Optional[KnobReport]) -> KnobReport:
     if compiled is None or compiled.status != APPLIED or knobs[COMPILE] == "off":
-        return KnobReport(NOT_APPLICABLE, "has no effect where compile.mode does not compile the module", None)
+        return KnobReport(NOT_APPLICABLE, "has no effect, because compile.mode did not compile the module", None)
     return KnobReport(APPLIED, "", knobs[DYNAMIC])
 
 

@@ -32,7 +32,7 @@ ARGUMENT = (
     "it, write {parallel.strategy=ddp} in the command"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
-WHOLE = "the model is sharded as one: the backward pass needs all of it at once"
+WHOLE = "the model is sharded as a single unit: the backward pass needs all of it at once"
 FIRST = "FullyShardedDataParallel fixes it when it is built (sharding_strategy)"
 OLD = "this version of torch cannot change it after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
