@@ -45,7 +45,7 @@ def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) 
 @pytest.mark.parametrize(
     ("word", "status", "why"),
     [
-        ("one", NOT_APPLICABLE, "sharded as one"),
+        ("one", NOT_APPLICABLE, "sharded as a single unit"),
         ("ddp", NOT_APPLICABLE, "no module is sharded"),
         ("again", OVERRIDDEN, "3 of 3 sharded modules do otherwise"),
         ("loose", APPLIED, ""),
