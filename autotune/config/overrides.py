@@ -72,7 +72,7 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
             result.problems += error.problems
             result.cause = result.cause or error.__cause__
     result.problems += [
-        f"{key}: both pinned to one value and given a domain. Give one of the two."
+        f"{key}: pinned to one value and tuned over a domain at once, got both. Give one of the two."
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
