@@ -214,7 +214,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns phrases on the file's changes that the program now makes itself: they are not part of today's speed-up."""
+    """Returns a phrase for each of the file's changes that the program now makes itself, which today's speed-up leaves out."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 
