@@ -38,10 +38,10 @@ from autotune.records import Knobs, Outcome
 
 Verdict = tuple[Outcome, str]
 
-MAX_QUOTED_CHARS = 340  # of the program's own text; autotune's words are never cut
+MAX_QUOTED_CHARS = 340  # most characters that are quoted of the program's own text; autotune's words are never cut
 NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
 MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
-MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a steady scaler tries a larger scale every 2000 steps, and skips one then
+MAX_SKIPPED_FRAC = 0.02  # share of the window's steps; a steady scaler skips one in 2000, when it tries a larger scale
 CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
@@ -329,7 +329,7 @@ def _said(result: RankResult) -> str:
     """Returns `_raised` with the further lines of the exception's message, where libraries put their advice."""
     first, message = _raised(result), plain((result.error or {}).get("message", ""))
     lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
-    is_quoted = raised_in(message) or not lines  # a worker's: the message holds its traceback, which ends with this line
+    is_quoted = raised_in(message) or not lines  # a worker's message is its whole traceback, which ends with `first`
     return first if is_quoted else "\n".join([first, *lines[1:]])
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# Share of a step by which one rank's own work may exceed another's before it is a straggler: the threshold at which
-# established profilers call a lost share of the step moderate.
+# A rank is a straggler if its own work takes longer than another rank's by this share of a step. Established profilers call a
+# loss moderate from the same share on.
 STRAGGLER_FRAC = 0.05
-MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is no straggler
-SAME_FRAC = 0.01  # relative tolerance: larger than rounding, smaller than an evaluation
+MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
+SAME_FRAC = 0.01  # two durations of a window count as equal within this share: more than rounding, less than an evaluation
 
 
 class Pace(NamedTuple):
@@ -76,7 +76,7 @@ def _is_whole(first: RankResult) -> bool:
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples per second of all ranks together, over the slowest rank's time; None if a rank's rate is unknown."""
+    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown."""
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):

@@ -20,9 +20,9 @@ MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the s
 MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread
-FASTER_FRAC = 0.005  # "faster" if the whole interval lies above this
+FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
 LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, for 95 % over all: Pocock's table
-MARGIN_FRAC = 0.01  # "same" if the whole interval lies within this, or within the machine's own spread if that is wider
+MARGIN_FRAC = 0.01  # "same" if the whole interval lies within 1 plus or minus this, or the machine's spread if that is more
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]

@@ -26,7 +26,7 @@ from autotune.quantities import (
 )
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
-# Objective -> the word for a verdict of "faster"; what the ratio refers to; the column head.
+# Objective -> the word for a verdict of "faster" (BETTER), what the ratio refers to (GAINS), the column head (HEADS).
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
 GAINS = {
     THROUGHPUT: "",

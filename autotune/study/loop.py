@@ -203,7 +203,7 @@ class _Study:
                 confirm_front(self._session, set(decision.values))
 
     def _explain(self) -> None:
-        """Explains best and baseline. The verdict stands by then, whatever becomes of the passes or an interrupt of them."""
+        """Explains the best trial and the baseline. The verdict is final by then, even if passes fail or are interrupted."""
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
             with contextlib.suppress(Ending, KeyboardInterrupt):
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))

@@ -15,19 +15,24 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.trials.events import Outlook
 
-FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
-LATE_MAX_FRAC = 0.5  # of the search's share: finding a good configuration matters more than trying every compile mode on it
-FINALS_TRIALS = 20  # eight pairs and a choosing round of four
-PARITY_TRIALS = 2  # first steps of the baseline and of the finalists' changes to the numerics
+FINALS_MAX_FRAC = 0.38  # most of the budget for the finals: three pairs and a choosing round of a slow program take about that
+# Most of the search's time for late proposals. A good configuration matters more than trying every compile mode on it.
+LATE_MAX_FRAC = 0.5
+FINALS_TRIALS = 20  # time is reserved for so many finals: eight pairs and a choosing round of four
+PARITY_TRIALS = 2  # time is reserved for so many runs of first steps: the baseline's, and one with the finalists' numerics
 PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
 LEAST_STEPS = MeasureRules.slow_min_steps  # least steps of any window
-SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine, a window waiting for its interval starves other trials
+# Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
+# would take the time of other trials.
+SEARCH_WINDOW_FRAC = 1 / 30
 FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
-ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, plus what the finals leave over
-ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
+ATTRIBUTION_MAX_FRAC = 0.18  # most of the budget for the attribution, besides what the finals leave over
+ATTRIBUTION_TRIALS = 18  # time is reserved for so many: three rounds of a winner with five changes
 ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these trials fit, the less is reserved
-LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
-CONFIRMING_FRAC = 0.10  # of the budget: the most that the search gives up beyond FINALS_MAX_FRAC, for an interval
+# Share of the search's time after which late proposals begin: late enough to have a good configuration, early enough for costly
+# values to fit.
+LATE_FRAC = 0.65
+CONFIRMING_FRAC = 0.10  # most of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is worth more than the last trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns

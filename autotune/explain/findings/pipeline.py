@@ -34,8 +34,8 @@ NUM_WORKERS = "loader.num_workers"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
-# Once a cost of the loader is removed, its seconds and the training thread's differ from what today's seconds predict by these
-# factors: at most, probably, at least.
+# Once a cost of the loader is removed, loader and training thread take so many times the seconds that today's measurements
+# predict: at most, probably, at least.
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
 ENOUGH = 1.1  # there should be workers for so many times the work of a step
@@ -58,7 +58,7 @@ class Part:
         where: place in the code, or name of the stage.
         what: names of the stages.
         cpu_s: seconds on a CPU.
-        blocked_s: seconds neither on a CPU nor waiting for one, but for storage, network or sleep.
+        blocked_s: seconds in which it neither runs on a CPU nor waits for one: storage, network, sleep.
     """
 
     cause: str
@@ -211,8 +211,9 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     two share cores, work that is removed from one also frees cores for the other.
 
     Args:
+        evidence: what is known of the configuration.
         work_s: seconds of this work for each step, summed over all workers.
-        cpu_s: those of them that are spent on a CPU.
+        cpu_s: the part of `work_s` that is spent on a CPU.
     """
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)

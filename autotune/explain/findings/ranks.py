@@ -54,7 +54,7 @@ def _more(slow: Lines, other: Lines, phase: str) -> float:
 
 
 def _different_line(slow: Lines, other: Lines) -> Line | None:
-    """Returns the program's own line that takes longest on the slow rank compared with the other rank; None if none does."""
+    """Returns the program's own line whose time on the slow rank exceeds that on the other rank most; None if none does."""
     usual = {(line.file, line.line, line.where): line.self_s for line in other.lines if line.is_own}
     more = [
         (line.self_s - usual.get((line.file, line.line, line.where), 0.0), line)
