@@ -165,7 +165,7 @@ def _of_results(facts: Facts) -> Verdict:
             if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
-        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # also NaN
+        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is no rate, either
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
         if verdict := _of_window(result, facts):
@@ -309,7 +309,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
-    if worker := error.get("worker"):  # in torch's words for a worker whose end torch notices
+    if worker := error.get("worker"):  # worded as torch words the end of a worker that it notices itself
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)

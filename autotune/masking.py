@@ -80,9 +80,10 @@ class Secrets:
     """Masks known secret values, and whatever else looks like a secret, in what is written.
 
     Args:
-        values: of secret environment variables. Those of at least MIN_CHARS characters are masked inside words, too; shorter
-            ones (at least MIN_WORD_CHARS) only as whole words.
-        typed: given by the user as secrets; matched as whole words from MIN_TYPED_CHARS characters, even plain ones.
+        values: values of secret environment variables. Values of at least MIN_CHARS characters are masked even inside words,
+            shorter ones (at least MIN_WORD_CHARS) only as whole words.
+        typed: values that the user gave as secrets. They are masked as whole words if they have at least MIN_TYPED_CHARS
+            characters, even if they are ordinary words.
 
     Attributes:
         typed: the values given as `typed`, to pass on to another process.

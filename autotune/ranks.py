@@ -46,7 +46,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     if window is not None:
         if not window.steps or result.throughput_per_s is None:
             return None
-        if not result.throughput_per_s > 0:  # also NaN
+        if not result.throughput_per_s > 0:  # NaN is no rate, either
             return Pace(window.seconds / window.steps, 0.0)
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # without a queue's head start
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))

@@ -82,7 +82,7 @@ def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> P
 
     Args:
         space: the search space.
-        winner: what to take apart.
+        winner: the trial to take apart.
         keys: knobs among its changes.
     """
     put_back = frozenset(keys)

@@ -62,7 +62,7 @@ def search_cost(
     Args:
         records: all trials.
         seconds: wall time of the study, including the finals.
-        speedup: as in the summary; None if the baseline is kept.
+        speedup: `speedup` of the summary; None if the baseline is kept.
         dearer_s: how much longer the best's start takes; ignored if the objective is T(N), whose ratio contains it.
         objective: the study's objective or objectives.
 

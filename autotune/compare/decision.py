@@ -21,7 +21,7 @@ NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # least value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # a compile phase this many times as long as another contains a compilation that the other does not
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
-LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must exclude a loss for an unproven finalist to be handed over
+LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
 # runs with 3.5 % noise each.
 ONE_ROUND_FRAC = 0.15
@@ -192,7 +192,7 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
     """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final.
 
     Args:
-        finals: by number.
+        finals: finals, by number.
         why: `why` of these finals, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
@@ -262,7 +262,7 @@ def judge(
         pairs: rates of the finalist and the baseline, one pair per round.
         looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
         num_lost: rounds left out because one of the two trials failed.
-        repeats: the baseline's measurements, in order, for the machine's spread; None for those of the pairs.
+        repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
             over, because two pairs alone give an interval from a tenth to ten times the ratio.
         noise: spread of one measurement, known from other rounds.

@@ -231,7 +231,7 @@ class Finals:
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
         records = [record for record in self._session.records if record.kind is Kind.final]
-        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # also from choosing rounds
+        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds count, too
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)

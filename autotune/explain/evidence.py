@@ -13,7 +13,7 @@ from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.records import KnobValue, TrialRecord
 
-GENERATED = "torchinductor_"  # in the path of code that torch.compile wrote
+GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
 Effect = Callable[[str, KnobValue], Gain | None]
 
 

@@ -65,10 +65,10 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     """Returns the trial to explain, and its role in the study.
 
     Args:
-        number: of the trial; None for the best.
+        number: number of the trial; None for the best.
         records: trials of the study.
-        summary: of the study.
-        study: its name.
+        summary: the study's summary.
+        study: the study's name.
 
     Raises:
         BadInput: there is no such trial, or it has no measurement; names those that can be explained.

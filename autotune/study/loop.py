@@ -49,8 +49,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; short if there is a time budget
-LETTING_GO_S = 5.0  # for the tracker's process to exit after it was terminated
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
+LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:

@@ -37,8 +37,9 @@ LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns
 MARGIN = 1.25  # a search trial may take this many times its expected duration in any case
-EXPLAIN_MAX_FRAC = 0.1  # of the budget, for passes that explain the result
-CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget, to end the last processes, write the verdict, finish tracking
+EXPLAIN_MAX_FRAC = 0.1  # most of the budget for the passes that explain the result
+# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most so many seconds.
+CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
@@ -196,7 +197,7 @@ def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRec
     """Returns the finals' rules, with windows short enough for many rounds: more rounds beat longer windows.
 
     Args:
-        rules: as configured.
+        rules: the configured rules.
         seconds_each: what one final may take.
         baseline: gives the time a trial takes outside its window.
     """
@@ -297,7 +298,7 @@ def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: fl
     """Returns what is left of a study.
 
     Args:
-        budget: of the study; the reserve for the finals is known once the baseline was measured.
+        budget: the study's budget; the reserve for the finals is known once the baseline was measured.
         records: trials so far, at least the baseline, which comes first.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.

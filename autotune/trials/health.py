@@ -36,8 +36,8 @@ SLOWDOWN_FRAC = 0.001  # share of the window under thermal or brake slowdown, by
 MIN_CLOCK_FRAC = 0.75  # least mean clock of the multiprocessors, as a share of their default clock
 DEVICE_FRAC = 0.05  # share of the device's multiprocessors that another process uses
 NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
-DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
-OWN_SHARE = "own_share"  # also in the evidence: CPU time that autotune used during the trial, in words
+DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys
+OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used during the trial, in words
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 
@@ -162,8 +162,8 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
 
     Args:
         use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
-        results: by rank.
-        memory_bytes: of the machine.
+        results: the ranks' results.
+        memory_bytes: memory of the machine.
     """
     loader = (results[0].detected.get("loader") or {}) if results else {}
     samples = sum(result.window.samples for result in results if result.window)
@@ -189,7 +189,7 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
 def own_share(use: CpuUse | None) -> str:
     """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
 
-    It is reported but is no disturbance: all trials that are compared with each other suffer the same.
+    It is reported but is no disturbance, because it slows all trials alike that are compared with each other.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
@@ -229,7 +229,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     counts, too.
 
     Args:
-        records: by number.
+        records: trials, by number.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

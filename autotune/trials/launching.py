@@ -42,7 +42,7 @@ def launch(
     """Returns the launch of the program with the given knobs.
 
     Args:
-        config: of the study.
+        config: the study's configuration.
         command: the program.
         pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
         changed: further knobs to set.
@@ -54,7 +54,7 @@ def launch(
         env: further variables; those of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
-        number: of the trial.
+        number: the trial's number.
         spec: further fields of the harness's Spec.
     """
     everything, wanted = {**command.placeholders, **knobs}, {**pinned, **changed}

@@ -36,7 +36,7 @@ CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
 # Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
-QUIET_BUDGET_FRAC = 0.05  # the same limit as a share of the study's time
+QUIET_BUDGET_FRAC = 0.05  # the longest such wait as a share of the study's time
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 QUIET_LEFT_FRAC = 0.25  # neither wait may take more than this share of the trial's remaining time
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated

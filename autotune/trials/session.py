@@ -139,7 +139,7 @@ class Session:
             knobs: the configuration.
             why: one line on why it is tried.
             origin: what proposed it.
-            repeats: in a recording, number of the trial that measured it before.
+            repeats: in a recording, number of the trial that measured the configuration before.
             round_number: round of the recording.
         """
         changed = self.resolved.changed(knobs)
@@ -247,7 +247,7 @@ class Session:
             rules=rules,
             max_s=self._most_s(expected_s),
             ends_s=self.budget.ends_s(kept_s=kept_s),
-            retry_max_s=0.0,  # as in the finals
+            retry_max_s=0.0,  # a failed trial is not repeated, as in the finals
         )
         return self._run(request).record
 
@@ -265,7 +265,7 @@ class Session:
             changed: changes to the baseline.
             candidate: the trial whose losses are in question.
             why: one line on why it is run.
-            seed: for random, numpy and torch.
+            seed: seed of random, numpy and torch.
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
@@ -318,7 +318,7 @@ class Session:
 
         Args:
             first: the trial that was explained.
-            knobs: its configuration, or the same with the remedy.
+            knobs: that trial's configuration, without or with the remedy.
             cause: cause of the finding.
             round_number: round of the pair.
             why: one line on which side it is.

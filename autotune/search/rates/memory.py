@@ -53,7 +53,7 @@ class Peak:
     """One trial's memory.
 
     Attributes:
-        params: its configuration.
+        params: the trial's configuration.
         peak_bytes: its peak memory; None if unknown.
         is_out: whether it ran out of memory.
     """

@@ -61,7 +61,7 @@ class Step:
         known: past and running trials.
         rules: what the study knows about configurations.
         options: which parts to use.
-        rng: for candidates and samples.
+        rng: random source of candidates and samples.
     """
 
     def __init__(
