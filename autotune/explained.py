@@ -17,7 +17,7 @@ def signed(gain: float) -> str:
 
 
 def gain_text(gain: Mapping[str, Any]) -> str:
-    """Returns a gain with what kind of number it is: "predicted +38 % [30, 47]", "at least +22 %, about +25 %"."""
+    """Returns a gain and how certain it is: "predicted +38 % [30, 47]", "at least +22 %, about +25 %"."""
     kind = str(gain["kind"])
     if kind == "floor":
         return f"at least {signed(gain['low'])}, about {signed(gain['mid'])}"
@@ -32,7 +32,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def size_text(finding: Mapping[str, Any]) -> str:
-    """Returns what removing a finding's cause gains, beside what was predicted if it was tried."""
+    """Returns what removing a finding's cause gains: as predicted and, if it was tried, also as measured."""
     check = finding.get("check")
     return check_text(check) if check else gain_text(finding["gain"])
 

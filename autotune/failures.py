@@ -38,10 +38,10 @@ from autotune.records import Knobs, Outcome
 
 Verdict = tuple[Outcome, str]
 
-MAX_QUOTED_CHARS = 340  # of the program's own text; autotune's words are never cut
+MAX_QUOTED_CHARS = 340  # most characters that are quoted of the program's own text; autotune's words are never cut
 NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
 MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
-MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a steady scaler tries a larger scale every 2000 steps, and skips one then
+MAX_SKIPPED_FRAC = 0.02  # share of the window's steps; a steady scaler skips one in 2000, when it tries a larger scale
 CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
@@ -165,7 +165,7 @@ def _of_results(facts: Facts) -> Verdict:
             if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
-        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # also NaN
+        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is no rate, either
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
         if verdict := _of_window(result, facts):
@@ -309,7 +309,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
-    if worker := error.get("worker"):  # in torch's words for a worker whose end torch notices
+    if worker := error.get("worker"):  # worded as torch words the end of a worker that it notices itself
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)
@@ -329,7 +329,7 @@ def _said(result: RankResult) -> str:
     """Returns `_raised` with the further lines of the exception's message, where libraries put their advice."""
     first, message = _raised(result), plain((result.error or {}).get("message", ""))
     lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
-    is_quoted = raised_in(message) or not lines  # a worker's: the message holds its traceback, which ends with this line
+    is_quoted = raised_in(message) or not lines  # a worker's message is its whole traceback, which ends with `first`
     return first if is_quoted else "\n".join([first, *lines[1:]])
 
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# Shortest values that are masked. A secret-sounding variable may hold "0" or "true", which occur in every log.
-MIN_CHARS = 8  # inside words, too
-MIN_WORD_CHARS = 4  # as a whole word, if the value mixes letters with anything else: "hunter2"
-MIN_TYPED_CHARS = 3  # as a whole word, if the user typed the value as a secret
+# Shorter values are not masked. A secret-sounding variable may hold "0" or "true", which occur in every log.
+MIN_CHARS = 8  # least characters of a value that is masked even inside a word
+MIN_WORD_CHARS = 4  # of a value that is masked as a whole word, if it mixes letters with other characters: "hunter2"
+MIN_TYPED_CHARS = 3  # of a value that is masked as a whole word because the user typed it as a secret
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
@@ -80,9 +80,10 @@ class Secrets:
     """Masks known secret values, and whatever else looks like a secret, in what is written.
 
     Args:
-        values: of secret environment variables. Those of at least MIN_CHARS characters are masked inside words, too; shorter
-            ones (at least MIN_WORD_CHARS) only as whole words.
-        typed: given by the user as secrets; matched as whole words from MIN_TYPED_CHARS characters, even plain ones.
+        values: values of secret environment variables. Values of at least MIN_CHARS characters are masked even inside words,
+            shorter ones (at least MIN_WORD_CHARS) only as whole words.
+        typed: values that the user gave as secrets. They are masked as whole words if they have at least MIN_TYPED_CHARS
+            characters, even if they are ordinary words.
 
     Attributes:
         typed: the values given as `typed`, to pass on to another process.

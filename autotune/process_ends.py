@@ -19,7 +19,7 @@ class Killed(NamedTuple):
     Attributes:
         name: "SIGSEGV"; "" if there was none.
         is_relayed: whether a shell or another parent reported it.
-        rank: of the process; None when unknown.
+        rank: rank of the process; None when unknown.
     """
 
     name: str

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# Share of a step by which one rank's own work may exceed another's before it is a straggler: the threshold at which
-# established profilers call a lost share of the step moderate.
+# A rank is a straggler if its own work takes longer than another rank's by this share of a step. Established profilers call a
+# loss moderate from the same share on.
 STRAGGLER_FRAC = 0.05
-MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is no straggler
-SAME_FRAC = 0.01  # relative tolerance: larger than rounding, smaller than an evaluation
+MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
+SAME_FRAC = 0.01  # two durations of a window count as equal within this share: more than rounding, less than an evaluation
 
 
 class Pace(NamedTuple):
@@ -46,7 +46,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     if window is not None:
         if not window.steps or result.throughput_per_s is None:
             return None
-        if not result.throughput_per_s > 0:  # also NaN
+        if not result.throughput_per_s > 0:  # NaN is no rate, either
             return Pace(window.seconds / window.steps, 0.0)
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # without a queue's head start
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
@@ -76,7 +76,7 @@ def _is_whole(first: RankResult) -> bool:
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples per second of all ranks together, over the slowest rank's time; None if a rank's rate is unknown."""
+    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown."""
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):

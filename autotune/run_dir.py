@@ -21,7 +21,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # between retries on a full disk: another program may free space
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, in which another program may free space
 PROBE_BYTES = 4096
 CUT_OFF = "autotune was ended before the study was over"
 
@@ -307,7 +307,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
     Args:
         runs: the runs folder.
-        name: as typed.
+        name: the name as typed.
         without: folder of a study to leave out.
 
     Raises:

@@ -180,7 +180,7 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without those that have no effect next to the others, and with the derived accumulation."""
+        """Returns `knobs` without knobs that have no effect given the others, and with the derived accumulation."""
         return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -245,7 +245,7 @@ class ResolvedSpace:
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
-        """Returns {key: of the values above the baseline's, the nearest to `factor` times it}; {} if there is none."""
+        """Returns {key: value}, with the value above the baseline's that is nearest to `factor` times that; {} without any."""
         own = self.reference.get(key)
         if key not in self.domains or not isinstance(own, int):
             return {}
@@ -368,7 +368,7 @@ def _readable(key: str, observed: Any) -> KnobValue | None:
 
 
 def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
-    """Returns the domains with knobs that may be inactive last, so that the knobs they depend on are sampled first."""
+    """Returns the domains; those of knobs that may be inactive come last, so the knobs they depend on are sampled first."""
     settings = [{}, *({key: value} for key, domain in domains.items() for value in domain.values)]
     return dict(sorted(domains.items(), key=lambda item: not all(map(knob(item[0]).is_active, settings))))
 

@@ -20,9 +20,9 @@ MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the s
 MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread
-FASTER_FRAC = 0.005  # "faster" if the whole interval lies above this
+FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
 LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, for 95 % over all: Pocock's table
-MARGIN_FRAC = 0.01  # "same" if the whole interval lies within this, or within the machine's own spread if that is wider
+MARGIN_FRAC = 0.01  # "same" if the whole interval lies within 1 plus or minus this, or the machine's spread if that is more
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
@@ -68,7 +68,7 @@ def block_half_width_frac(
     if squares <= n * 1e-24:  # equal up to rounding
         return 0.0, ""
     correlation = _lag1_correlation(errors, squares)
-    growth = (1 + correlation) / (1 - correlation)  # of the mean's variance
+    growth = (1 + correlation) / (1 - correlation)  # by this factor, correlation increases the variance of the mean
     effective = n / growth
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
@@ -218,7 +218,7 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
         now: the ratio measured now; without an interval, the quotient has none.
         then: the ratio measured earlier. If the number of its rounds is unknown, its interval is taken as one of the normal
             distribution, which gives a larger standard error.
-        confidence: of the intervals given and returned.
+        confidence: confidence of the given intervals and of the returned one.
     """
     ratio = now.ratio / then.ratio
     if now.ci is None:
@@ -282,7 +282,7 @@ def margin_frac(baseline_repeats: Sequence[float]) -> float:
     """Returns the equivalence margin: 1 %, or the machine's own spread when that is wider.
 
     Args:
-        baseline_repeats: as in `spread_frac`.
+        baseline_repeats: rates of the baseline, as `repeats` of `spread_frac`.
     """
     return max(MARGIN_FRAC, spread_frac(baseline_repeats))
 

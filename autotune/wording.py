@@ -26,7 +26,7 @@ from autotune.quantities import (
 )
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
-# Objective -> the word for a verdict of "faster"; what the ratio refers to; the column head.
+# Objective -> the word for a verdict of "faster" (BETTER), what the ratio refers to (GAINS), the column head (HEADS).
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
 GAINS = {
     THROUGHPUT: "",
@@ -71,9 +71,9 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
     """Describes a configuration by its difference from a similar one, "as 0003 with batch 64, without bf16", or by its changes.
 
     Args:
-        changed: its changes to the baseline.
-        before: the other's changes to the baseline.
-        number: the other's trial number.
+        changed: the configuration's changes to the baseline.
+        before: the similar configuration's changes to the baseline.
+        number: trial number of the similar configuration.
     """
     added = {key: value for key, value in changed.items() if before.get(key) != value}
     gone = {key: value for key, value in before.items() if key not in changed}
@@ -87,7 +87,7 @@ def communication_text(ranks: dict[str, Any]) -> str:
     """Returns a sentence on the time that communication adds to a step of several ranks, and the time that it needs alone.
 
     Args:
-        ranks: as `ranks.joined` returns it.
+        ranks: what `ranks.joined` returned for the trial.
     """
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
@@ -133,7 +133,7 @@ def objective_of(summary: Summary) -> str:
 
 
 def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
-    """Returns (value, interval) of a baseline or best: the deciding objective, with the rate behind it."""
+    """Returns (value, interval) of a baseline or best: the deciding objective's value, followed by the rate."""
     name, unit = objective_of(summary), str(summary.get("unit") or "samples")
     rate, interval = rate_text(side.get("value"), unit), interval_text(side.get("ci"))
     value = (side.get("objectives") or {}).get(name)

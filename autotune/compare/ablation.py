@@ -27,18 +27,19 @@ MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
 SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
 MAX_ROUNDS = 16  # after these, the intervals narrow too slowly to be worth the time
-DECIDED_AFTER = 8  # after so many rounds of a part and the winner, the point estimate decides if it is within the margin
-SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
-ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain may be left out: one measurement varies as much
-NARROW_FRAC = 0.25  # of the gain: once half of an effect's interval is no wider, the effect is known well enough
-# The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. In replays (50 studies of
-# each recorded table), a limit of 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18, a limit of 0.02 in
-# three. In return, more changes without an effect stay with 0.02: in a simulation of 200 winners at 5 % noise, each with one
-# change worth 30 % and three without an effect, one of the three stayed in 16 % of the studies instead of 2 %.
+DECIDED_AFTER = 8  # after so many rounds of a part and the winner, the point estimate decides instead of the interval
+SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most so many margins
+ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
+NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
+# The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. This was chosen in replays
+# of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
+# studies, a limit of 0.02 in three. The price of the lower limit is that more changes without an effect stay. This was
+# simulated with 200 winners at 5 % noise, each with one change that gains 30 % and three without an effect: with 0.02, one of
+# the three stayed in 16 % of the studies, with 0.05 in 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
 TRAINING_GAIN_FRAC = 0.03  # least gain for which a change of the training is handed over, even on a machine that varies less
-MOST_LOST_TRAINING_FRAC = 0.3  # the same for a change of the training, which needs more reason to stay
+MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
 FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
 MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
@@ -46,12 +47,12 @@ MAX_FAILURES = 2  # after so many failures a part counts as impossible to measur
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget to leave for the reporting rounds; the less is known, the fewer.
+    """Seconds of the budget to leave for the reporting rounds. While less is known about the changes, fewer are left.
 
     Attributes:
-        least_s: while some change has no estimate yet.
-        rounds_s: during the ablation rounds.
-        enough_s: during further trials that only make effects more precise.
+        least_s: seconds left while some change has no estimate yet.
+        rounds_s: seconds left during the ablation rounds.
+        enough_s: seconds left during further trials that only make effects more precise.
     """
 
     least_s: float = 0.0
@@ -65,7 +66,7 @@ class Part:
 
     Attributes:
         keys: knobs that are reverted to the baseline's values.
-        also: changes that are lost as well because they depend on these knobs, as prefetch_factor does on workers.
+        also: changes that are lost as well because they depend on the reverted knobs, as prefetch_factor does on workers.
         knobs: full configuration that is left.
         key: identity of the configuration.
     """
@@ -81,7 +82,7 @@ def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> P
 
     Args:
         space: the search space.
-        winner: what to take apart.
+        winner: the trial to take apart.
         keys: knobs among its changes.
     """
     put_back = frozenset(keys)
@@ -99,7 +100,7 @@ class Change:
     Attributes:
         knob: its key.
         before, after: the baseline's value and the winner's.
-        also: knobs that depend on it.
+        also: knobs that depend on this knob, so that their changes are lost without it.
         ratio: the winner over the winner without it; None if unknown.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
             measured) or "not measured" (not estimated either).
@@ -205,9 +206,9 @@ class AblationResults:
         return found.ratio if found else math.inf
 
     def vagueness(self, knob: str) -> float:
-        """Returns half the width of an effect's interval, on the log scale; infinite without one.
+        """Returns half the width of an effect's interval, on the log scale; infinite without an interval.
 
-        That is the narrower of the measured and the estimated one, as `changes` tells it.
+        Of the measured and the estimated interval, the narrower one counts.
         """
         return min(_width(self._estimates.get(knob)), _width(self.ratio(self.parts[knob]))) / 2
 
@@ -249,9 +250,9 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
 
         This is the part with the fewest changes among those that were measured against the winner, are within the margin (at
-        most MAX_LOSS_FRAC) and have every change with a proven effect. `idle()`, or a part that lacks only some of the changes
-        that it lacks, is preferred if it has even fewer changes. One measurement of it is enough, since there may have been no
-        time for more rounds.
+        most MAX_LOSS_FRAC) and have every change with a proven effect. A part with even fewer changes is preferred if all the
+        changes that it lacks are also left out by `idle()`. One measurement of such a part is enough, since there may have been
+        no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -271,7 +272,10 @@ class AblationResults:
         return found
 
     def _measured_without(self, idle: Part | None) -> list[Part]:
-        """Returns the parts that were measured and lack only changes that `idle` lacks; those of the training in any case."""
+        """Returns the parts that were measured and lack no change that `idle` has.
+
+        A part must also lack every change of the training that `idle` lacks because the change gains too little.
+        """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []
         for key in self._known:
@@ -286,8 +290,8 @@ class AblationResults:
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected
-        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, must in any case be shown to gain
-        something, and gain more than the machine's spread.
+        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, is dropped in addition. It
+        stays only if it is likely to gain more than the machine's spread, or if too little is known of it.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -302,7 +306,7 @@ class AblationResults:
         return part if put_back and part.key and not self._is_missed(part) else None
 
     def _is_too_little_for_training(self, knob: str) -> bool:
-        """Whether a change alters the training, and is not shown to gain something, and more than the machine's spread."""
+        """Whether a change of the training is known well enough, and unlikely to gain more than the machine's spread."""
         worth = self.worth(knob)
         found = self.ratio(self.parts[knob]) if worth in MEASURED else self._estimates.get(knob)
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE) if found else None
@@ -362,8 +366,8 @@ class AblationResults:
         failure, ratio = self.failure(part), self.ratio(part)
         basis: Basis = "" if failure or worth == "not measured" else "measured"
         estimate = self._estimates.get(knob)
-        # An estimate from all trials is often more precise than two rounds. The narrower interval is used, whatever the values
-        # are, so that the choice favours no result.
+        # An estimate from all trials is often more precise than two rounds. The choice depends only on which interval is
+        # narrower, not on the values in it, so it favours no result.
         is_vague = (
             worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
         )

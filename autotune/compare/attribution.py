@@ -36,10 +36,10 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # most rounds without a time budget: as many as the finals have pairs
-UNTIMED_FRAC = 1 / 3  # most time without a time budget, as a share of the seconds that the search took
+UNTIMED_ROUNDS = 8  # most ablation rounds without a time budget: as many as the finals have pairs
+UNTIMED_FRAC = 1 / 3  # most time for the ablation without a time budget, as a share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
-MORE_TRIALS = 3  # for each change at most, after all rounds, while its effect is vague
+MORE_TRIALS = 3  # after all rounds, at most so many more trials for each change whose effect is still vague
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -53,7 +53,7 @@ class Attribution:
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds with both; None if there are none.
         num_rounds: number of ablation rounds.
-        margin: dropping changes may cost up to this fraction.
+        margin: the most that dropping changes may cost, as a fraction of the rate.
     """
 
     winner: TrialRecord
@@ -122,7 +122,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial of each change is worth more than a second round of some
+        if skipped and unknown:  # one trial without each change tells more than a second round with only some of them reverted
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -160,7 +160,7 @@ class Attributor:
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
 
-        An effect is the difference of two configurations, so whichever of them was measured less often is measured.
+        An effect is the difference of two configurations, so the one that was measured less often is measured again.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
@@ -191,7 +191,7 @@ class Attributor:
             self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
-        """Reverts each change once: the spread is known from other rounds, so one trial gives an estimate."""
+        """Reverts each change once. One trial is enough for an estimate, since the spread is known from other rounds."""
         session, evidence = self._session, self._evidence(winner)
         is_announced = False
         for knob in knobs:
@@ -212,7 +212,7 @@ class Attributor:
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation; without a time budget, a share of those that the search took."""
+        """Returns the seconds left for ablation; without a time budget, from a share of the seconds that the search took."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
@@ -270,7 +270,7 @@ class Attributor:
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # two trials a round: the winner, and the winner without its ineffective changes
+        spare_s = left_s - 2 * winner_s  # each round also runs the winner, and the winner without its ineffective changes
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)

@@ -10,14 +10,16 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-MIN_DEARER_S = 2.0  # starts of the same program vary by as much
-MIN_DEARER_FRAC = 0.2  # of the baseline's start, since long starts vary by more than two seconds
+MIN_DEARER_S = 2.0  # a start counts as slower only if it takes so much longer: starts of the same program vary by as much
+MIN_DEARER_FRAC = 0.2  # and by this share of the baseline's start, since long starts vary by more than two seconds
 
 
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns the N at which T(N) = start + compile + N / throughput equals the baseline's; None if the start is not slower.
+    """Returns N, the samples after which a slower start is repaid; None if the start is not slower.
+
+    T(N) = start + compile + N / throughput is the time to train N samples. At this N it equals the baseline's T(N).
 
     Args:
         records: all trials; those of the search show what compiling costs without a cache.
@@ -60,7 +62,7 @@ def search_cost(
     Args:
         records: all trials.
         seconds: wall time of the study, including the finals.
-        speedup: as in the summary; None if the baseline is kept.
+        speedup: `speedup` of the summary; None if the baseline is kept.
         dearer_s: how much longer the best's start takes; ignored if the objective is T(N), whose ratio contains it.
         objective: the study's objective or objectives.
 

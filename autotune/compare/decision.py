@@ -14,13 +14,17 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
-CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain a larger gap
-NEAR_FRAC = 0.95  # for a configuration with a part as fast: in replays, 0.95 found the best in 86 % of cases, 0.85 in 76 %
-MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
+CONTENDER_FRAC = 0.85  # least value of a finalist, as a share of the best value: noise alone does not explain a larger gap
+# The same limit for a configuration of which a part, with fewer changes, measured as fast. In replays, 0.95 found the best
+# configuration in 86 % of cases, 0.85 in 76 %.
+NEAR_FRAC = 0.95
+MIN_GAIN_FRAC = 0.97  # least value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # a compile phase this many times as long as another contains a compilation that the other does not
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
-LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must exclude a loss for an unproven finalist to be handed over
-ONE_ROUND_FRAC = 0.15  # gain a single round must show: three standard deviations of the difference of two runs with 3.5 % noise
+LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
+# Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
+# runs with 3.5 % noise each.
+ONE_ROUND_FRAC = 0.15
 
 
 @dataclass(kw_only=True)
@@ -53,7 +57,7 @@ class Decision:
     def rate(self, number: int) -> tuple[float, stats.Interval | None]:
         """Returns the mean rate of the reporting rounds of one of the two trials, per second, and its interval.
 
-        Two values alone have one degree of freedom. The other trial's rounds and `noise` add theirs.
+        Two values alone have one degree of freedom. The other trial's rounds and `noise` add more.
         """
         others = [stats.spread_of(values) for key, values in self.values.items() if key != number]
         return stats.log_mean_interval(self.values[number], noise=stats.pooled([*others, self.noise]))
@@ -97,9 +101,9 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
-    # A configuration with fewer changes that measured as fast goes first. One measurement each is no proof, so the
-    # configuration with more changes follows if there is a place left. If its further changes include a compilation, it must
-    # have shown a gain.
+    # If two configurations measured equally fast, and one has only some of the other's changes, the one with fewer changes goes
+    # first. One measurement each is no proof, so the one with more changes follows if a place is left. If its further changes
+    # include a compilation, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
@@ -188,7 +192,7 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
     """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final.
 
     Args:
-        finals: by number.
+        finals: finals, by number.
         why: `why` of these finals, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
@@ -258,7 +262,7 @@ def judge(
         pairs: rates of the finalist and the baseline, one pair per round.
         looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
         num_lost: rounds left out because one of the two trials failed.
-        repeats: the baseline's measurements, in order, for the machine's spread; None for those of the pairs.
+        repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
             over, because two pairs alone give an interval from a tenth to ten times the ratio.
         noise: spread of one measurement, known from other rounds.

@@ -26,11 +26,11 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1)  # standard deviation of the interaction of two knobs, on the log scale
-NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; weighted by `noise`
+NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; their prior is `noise`
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that nothing is assumed of it
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
-QUANTILE = 2.3  # of a 95 % interval: 1.96, widened because the winner was picked for its measurements
-MAX_CONFIGURATIONS = 60  # the nearest ones; those farther away add almost nothing
+QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
+MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; those farther away add almost nothing
 
 Feature = tuple[str, Any]
 
@@ -82,7 +82,7 @@ def _averaged(
     noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
-    shared_changes = design @ design.T  # number that two trials share; every pair of them is a shared interaction
+    shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     weights, means, variances, priors = [], [], [], []
     centred = logs - logs.mean()

@@ -28,13 +28,14 @@ MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
-CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the leader
-SINGLE_SPREADS = 2 * math.sqrt(2)  # by which two single measurements must differ: two standard deviations of their difference
-SLACK_PAIRS = 0.5  # also left by the ablation, since one pair that does not fit may be half of the evidence
+CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
+# How many spreads of one measurement two single measurements must differ by: two standard deviations of their difference.
+SINGLE_SPREADS = 2 * math.sqrt(2)
+SLACK_PAIRS = 0.5  # the ablation leaves time for so many pairs more than needed, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
-KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
-WELL_KNOWN_TO_FRAC = 0.25  # the same before time goes to effects that are known, but vague
-MAX_KEPT_FRAC = 0.5  # of the time left: the most that is kept for reporting pairs
+KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
+WELL_KNOWN_TO_FRAC = 0.25  # the same, but needed before time is spent on effects that are known only vaguely
+MAX_KEPT_FRAC = 0.5  # the most that is kept for reporting pairs, as a share of the time left
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
 
 
@@ -44,7 +45,7 @@ class Finals:
     Args:
         session: the study.
         apart: ablates the chosen configuration, leaving the given time; returns the part of it to report.
-        known_part: returns that part as far as it is known, without measuring.
+        known_part: returns the part that would be reported by what is known so far, without measuring.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Finals:
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone is not enough to win
+        measured = {number for found in rounds for number in _rates_of(found)}  # without a choosing round, no candidate wins
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
@@ -183,7 +184,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time for the effects of the winner's changes, which are worth more.
+        """Whether a choosing round leaves time to measure the effects of the winner's changes, which are worth more.
 
         The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
         """
@@ -230,7 +231,7 @@ class Finals:
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
         records = [record for record in self._session.records if record.kind is Kind.final]
-        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # also from choosing rounds
+        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds count, too
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
@@ -279,9 +280,9 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns the expected seconds of measuring a configuration again, from its finals, else from the search.
+        """Returns the expected seconds of measuring a configuration again, from its finals, or else from the search.
 
-        Code compiled in the search now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
+        What the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
         counts only if there is no other.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]

@@ -13,8 +13,8 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 class Interleaving:
     """Measures rounds of one configuration against another.
 
-    The order is ABBA or BAAB: it is drawn at random for the first of every two rounds and reversed in the second, so that a
-    steady drift of the machine affects both configurations alike.
+    Every two rounds run in the order ABBA or BAAB. The order in the first round is drawn at random, and the second reverses it,
+    so that a steady drift of the machine affects both configurations alike.
 
     Attributes:
         pairs: the complete rounds so far; a round in which one of the two failed is left out.

@@ -16,10 +16,12 @@ from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
-MAX_FREEDOM = 6.0  # limit for everything but the pairs, so that the spread of eight pairs counts at least as much
-SAME_PROGRAM_FREEDOM = 4.0  # limit for earlier studies of the same program on this machine
-OTHER_PROGRAM_FREEDOM = 2.0  # limit for studies of other programs, whose noise may be half or twice as large
-# For plans and estimates while nothing was measured twice; the verdict never uses it. Development machines had 1 to 5 %.
+# Limits on the degrees of freedom that evidence may add.
+MAX_FREEDOM = 6.0  # for everything but the pairs, so that the spread of eight pairs counts at least as much
+SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
+OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
+# Plans and estimates use this until a configuration was measured twice; the verdict never does. Development machines had 1 to
+# 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 
 Round = Mapping[Hashable, float]

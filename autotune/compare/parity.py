@@ -35,7 +35,7 @@ NO_LOSS = "no loss was seen: backward() was not called on a single number"
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip
-SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # the most likely cause of a failure first
+SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # likely causes of a failure, the likeliest first
 
 
 def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
@@ -67,7 +67,7 @@ class Parity:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:
-        """Whether a configuration's arithmetic changes still need a comparison that is possible in the time left."""
+        """Whether a configuration's arithmetic changes still need a comparison, and there is time for it."""
         arithmetic_changes = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]

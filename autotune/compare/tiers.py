@@ -35,7 +35,8 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 class TierFinals:
     """Measures the best of each tier below the winner's against the baseline, with the time that is left.
 
-    The search picked these configurations, not the rounds measured here, so the reported speed-ups are not overstated.
+    These configurations were picked by their rates in the search. The rounds measured here played no part in that, so the
+    reported speed-ups are not overstated.
 
     Attributes:
         decisions: number of the search trial -> decision from its rounds.
@@ -69,7 +70,7 @@ class TierFinals:
         rules, numbers = self._rules(num_rounds), itertools.count(2 * begun + 2)
 
         def measure(first: TrialRecord) -> TrialRecord:
-            round_number = next(numbers) // 2  # two trials a round
+            round_number = next(numbers) // 2  # each round has two trials
             return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
 
         order = random.Random(session.inputs.config.study.seed + begun)

@@ -22,7 +22,7 @@ FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, lon
 MAX_TEXT = 100  # characters of a value from the file
 MIN_ROUNDS = 2  # a single round has no spread
 MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed, before verification gives up
-KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: the least that must be shown for a claim to hold
+KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
 
 Verdict = Literal["holds", "no longer holds", "ambiguous"]
@@ -214,7 +214,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns phrases on the file's changes that the program now makes itself: they are not part of today's speed-up."""
+    """Returns a phrase for each of the file's changes that the program now makes itself, which today's speed-up leaves out."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 

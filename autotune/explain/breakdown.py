@@ -1,7 +1,9 @@
-"""Splits the time of a step into categories. Each instant belongs to the first category that holds, so they sum to the step.
+"""Splits the time of a step into categories.
+
+The categories are ordered. If several hold at the same instant, only the first counts, so their seconds sum to the step.
 
 On a GPU the device comes first: what the host does counts only while the device has nothing to do. On the CPU the innermost
-operator of the training thread counts, and of autograd's threads while the training thread waits for them.
+operator of the training thread counts. While that thread only waits for autograd's threads, theirs counts.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ GPU_CATEGORIES = (*ON_DEVICE, INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_W
 CPU_CATEGORIES = (INPUT_WAIT, COMPILING, *OPERATOR_KINDS, COLLECTIVES, PYTHON, OTHER)
 MAX_OTHER_FRAC = 0.05  # of a step: above it, the parts of "other" are listed
 MAX_OTHER_PARTS = 5
-MIN_PART_FRAC = 0.005  # of the step, of a part that is named
+MIN_PART_FRAC = 0.005  # of a step: smaller parts of "other" are not listed
 
-Layer = tuple[str, Floats]  # category, when it holds
+Layer = tuple[str, Floats]  # a category, and the intervals in which it holds (a union, see `intervals`)
 
 
 @dataclass(kw_only=True)
@@ -51,11 +53,12 @@ class Breakdown:
     """Seconds of a step by category.
 
     Attributes:
-        is_gpu: whether a device's events decide.
+        is_gpu: whether a GPU's events come first.
         seconds: category -> mean seconds a step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
         by_step: seconds of each step, shape (steps, categories).
         step_s: mean seconds of a step.
-        other_parts: where "other" lies, ("between forward and backward", seconds a step), if it is above MAX_OTHER_FRAC.
+        other_parts: parts of "other" by place, ("between forward and backward", seconds a step); [] unless "other" is above
+            MAX_OTHER_FRAC.
         busy_s: seconds a step in which the device did anything; on the CPU, in which an operator ran.
         collective_s: seconds a step in which a collective ran, exposed or not.
     """
@@ -103,7 +106,7 @@ def categories_of(trace: Trace) -> tuple[str, ...]:
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
-    """Returns when each category holds, in order of priority; "other" is the rest. A category may stand twice."""
+    """Returns when each category holds, in order of priority; "other" is the rest. A category can have several layers."""
     return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
 
 
@@ -154,7 +157,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Floats:
-    """Returns the index in WIDTHS of each event that is a kernel; that of BITS_UNKNOWN for all others."""
+    """Returns each event's index in WIDTHS; an event that is no kernel gets the index of BITS_UNKNOWN."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     known: dict[tuple[int, int], int] = {}
     for event, launcher in zip(host.device.tolist(), host.launchers.tolist(), strict=True):
@@ -183,7 +186,7 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
 
 
 def _owner_kinds(trace: Trace, host: Host) -> Floats:
-    """Returns the index in OPERATOR_KINDS of the innermost operator of each piece of host time; -1 for ranges without one."""
+    """Returns, for each piece of host time, the index in OPERATOR_KINDS of its innermost operator; -1 outside operators."""
     by_name = np.array([OPERATOR_KINDS.index(operator_kind(text)) for text in trace.texts], dtype=np.int64)
     events = host.nesting.chosen[host.nesting.owners]
     if not len(events):
@@ -219,7 +222,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns the seconds a step that no category covers, by the ranges before and after, the longest first."""
+    """Returns where no category holds, as (the ranges before and after it, seconds a step), the longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

@@ -20,11 +20,11 @@ class Check:
 
     Attributes:
         trial: number of the explained trial.
-        cause, where: of the finding.
-        remedy: what was tried: "loader.num_workers=2", or the command of the fixed program.
-        how: TRIALS, PAIRS or FIXED.
-        predicted, measured: gains.
-        num_pairs: pairs measured for it; 0 for TRIALS.
+        cause, where: cause and place of the finding.
+        remedy: what was tried, such as "loader.num_workers=2" or the command of the fixed program.
+        how: how the gain was measured: TRIALS, PAIRS or FIXED.
+        predicted, measured: the gain as it was predicted and as it was measured.
+        num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
     trial: int
@@ -55,7 +55,10 @@ class Check:
 
 
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
-    """Returns the findings that the study's trials do not refute, with gains as these measured them, and the checks made."""
+    """Returns the findings with the gains that the study's trials give, where they give one, and the checks made.
+
+    A finding is left out if the trials show that its gain is below LEAST_GAIN.
+    """
     kept, checks = [], []
     for finding in findings:
         known = evidence.effect(finding.knob, finding.value) if finding.knob and finding.value is not None else None
@@ -73,7 +76,7 @@ def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Fin
 
 
 def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: str = "", num_pairs: int = 0) -> Check:
-    """Returns the check of a finding."""
+    """Returns a check that compares a finding's predicted gain with a measured one."""
     return Check(
         trial=trial,
         cause=finding.cause,
@@ -87,7 +90,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def with_check(finding: Finding, check: Check) -> Finding:
-    """Returns a finding with its measured gain."""
+    """Returns a finding whose gain is replaced by the one that a check measured."""
     return replace(finding, gain=check.measured, basis=_basis(check), check=check.as_json())
 
 

@@ -13,12 +13,12 @@ from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.records import KnobValue, TrialRecord
 
-GENERATED = "torchinductor_"  # in the path of code that torch.compile wrote
+GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
 Effect = Callable[[str, KnobValue], Gain | None]
 
 
 def nothing_known(_: str, __: KnobValue) -> Gain | None:
-    """Returns None: no trial says what a knob's value would gain."""
+    """Returns None. Stands for `Evidence.effect` if no trial says what a knob's value would gain."""
     return None
 
 
@@ -27,12 +27,12 @@ class Operations:
     """What the trace says of the operators of a step, for one rank.
 
     Attributes:
-        count: operators that a step calls from the program or from other operators.
+        count: calls of operators in a step, including those by other operators.
         host_s: seconds a step that the host spends in them.
         by_operator: [{"operator", "count", "seconds"}] a step, the most seconds first. The seconds are the GPU's if the program
             trains on one, else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
-        is_distorted: whether the profiler slowed the step so much that shares are not claimed.
+        is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
 
     count: float
@@ -50,10 +50,11 @@ class Evidence:
         record: the trial that measured it first.
         cwd: folder of the program; places in it are named relative to it.
         host_context: machine and program.
-        lines, traced, memory: documents of the passes, by rank; () for a pass that has none.
-        operations: of the trace, by rank; () if there is none.
+        lines, traced, memory: documents of the passes, by rank; () for a pass that wrote none.
+        operations: what the traces say of operators, by rank; () without a trace.
         domains: knob key -> values that the study may set.
-        effect: returns what the study's trials say of setting one more knob, (key, value); None if they say nothing.
+        effect: function of (key, value) that returns the gain of setting one more knob, by the study's trials; None if they
+            do not say.
     """
 
     record: TrialRecord
@@ -78,19 +79,19 @@ class Evidence:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
+        """Seconds of a step under the pass "lines"."""
         return self.first.seconds / max(1, self.first.steps)
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step as the trial measured it, without a look inside; those of the pass if the trial has no rate."""
+        """Seconds of a step as the trial measured it, without any pass; as under the pass "lines" if the trial has no rate."""
         samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
         is_alike = self.record.value and self.record.unit == self.first.unit
         return samples / self.record.value if is_alike and self.record.value else self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds a step without waiting for input, or the time of a step at the device rate D if that is shorter."""
+        """Seconds of a step less its wait for input, or the seconds of a step at the device rate D if those are fewer."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
         is_alike = self.record.device_rate and self.record.unit == self.first.unit
@@ -106,7 +107,7 @@ class Evidence:
 
     @property
     def wait_s(self) -> float:
-        """Seconds a step that the training thread waits for input, or makes it itself."""
+        """Seconds a step in which the training thread waits for input or, without workers, makes the input itself."""
         return self.first.phases_s.get(INPUT, 0.0) if self.first.wait_s is None else self.first.wait_s
 
     @property
@@ -139,6 +140,6 @@ class Evidence:
         return self.record.knobs.get(knob)
 
     def may_set(self, knob: str, value: KnobValue) -> bool:
-        """Returns whether a knob can be set to another value here."""
+        """Returns whether a knob can be set to this value here, and is not set to it already."""
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
         return not is_blocked and (knob in self.domains and value in self.domains[knob])

@@ -41,7 +41,10 @@ def entry(
 
 
 def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Check]) -> Document:
-    """Returns a document with one more explained trial and its checks; an earlier entry and checks by trials are replaced."""
+    """Returns a document with one more explained trial and its checks.
+
+    They replace an earlier entry of the trial, and earlier checks of the same finding and remedy.
+    """
     number = added["trial"]
     kept = [one for one in document["explained"] if one["trial"] != number]
     new = [check.as_json() for check in checks]
@@ -51,7 +54,7 @@ def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Ch
 
 
 def with_check(document: Document, check: Check) -> Document:
-    """Returns a document with a check of a finding; the finding keeps it."""
+    """Returns a document with one more check, which is also written into its finding."""
     new = check.as_json()
     explained = [_noted(one, new) if one["trial"] == check.trial else one for one in document["explained"]]
     old = [one for one in document["checks"] if _key(one) != _key(new)]
@@ -80,7 +83,7 @@ def entry_of(document: Mapping[str, Any] | None, number: int) -> dict[str, Any] 
 
 
 def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:
-    """Returns pass -> trial that ran it for a configuration; the latest that worked, else the latest."""
+    """Returns pass -> trial that ran the pass for a configuration: the latest that worked, or else the first that failed."""
     found: dict[str, TrialRecord] = {}
     for record in records:
         is_of = record.kind is Kind.explain and record.repeats == number and record.outcome is not Outcome.interrupted
@@ -93,7 +96,7 @@ def folders_of(passes: Mapping[str, TrialRecord], place: Path) -> dict[str, Path
     """Returns pass -> folder of the trial that ran it.
 
     Args:
-        passes: of one configuration.
+        passes: pass -> trial that ran it, for one configuration.
         place: folder of the study's trials.
     """
     return {name: place / f"{record.number:04d}" for name, record in passes.items()}

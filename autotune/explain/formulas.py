@@ -1,7 +1,8 @@
 """Gives the FLOPs and the bytes of an operator from the shapes that torch.profiler recorded.
 
-FLOPs count a multiplication and an addition as two, as torch.utils.flop_count does; only matrix products, convolutions and
-attention have any. Bytes are the least traffic: each input read once, each output written once. None means unknown.
+A multiplication and an addition count as two FLOPs, as in torch.utils.flop_count. Only matrix products, convolutions and
+attention count as having FLOPs. Bytes are the least traffic: each input read once, each output written once. None stands for
+unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ DTYPES = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
     "c10::Float8_e4m3fn": "float8", "c10::Float8_e5m2": "float8",
 }  # fmt: skip
-_WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")  # as its largest input
+# Kinds of operators whose output counts as being as large as their largest input.
+_WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")
 _READS_ALL = (*_WRITES_AS_MUCH, "reduction", "pooling")
 _VIEWS = re.compile(
     r"::(view|reshape|_unsafe_view|t|transpose|permute|expand|expand_as|slice|select|detach|as_strided|narrow|split\w*|chunk|"
@@ -32,7 +34,8 @@ _VIEWS = re.compile(
     r"resolve_conj|resolve_neg|contiguous|unfold|movedim|result_type|item|_local_scalar_dense|is_\w+|size|stride)_?$"
 )
 _ATTENTION = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention\w*")
-# The backends' own operators, inside those that have a formula, as only the outer ones have arguments in one order.
+# Operators of the backends. They have no formula, because each orders its arguments in its own way. They run inside operators
+# of ATen that have one.
 BACKEND = re.compile(
     r"::(mkldnn|cudnn|miopen|mps)_\w*convolution|slow_conv|conv_depthwise|thnn_conv|"
     r"::_(flash|efficient|cudnn)_attention_(forward|backward)"
@@ -43,8 +46,8 @@ def flops_of(name: str, arguments: Mapping[str, Any]) -> float | None:
     """Returns the FLOPs of one call; None if there is no formula for it, or its shapes are not known.
 
     Args:
-        name: of the operator.
-        arguments: as in `Trace.arguments`.
+        name: name of the operator.
+        arguments: the call's arguments, as in `Trace.arguments`.
     """
     formula = FORMULAS.get(name) or (_attention if _ATTENTION.search(name) else None)
     if formula is None:
@@ -71,13 +74,13 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
 
 
 def dtype_of(arguments: Mapping[str, Any]) -> str | None:
-    """Returns the dtype that an operator computes in, that of its first floating-point tensor; None if unknown."""
+    """Returns the dtype that an operator computes in: the one of its first floating-point tensor. None if unknown."""
     dims, types = arguments.get("dims") or [], arguments.get("types") or []
     return next((DTYPES[kind] for kind, shape in zip(types, dims, strict=False) if shape and kind in DTYPES), None)
 
 
 def _input_bytes(arguments: Mapping[str, Any]) -> list[int] | None:
-    """Returns the bytes of each tensor argument that is no scalar; None if one has an unknown type or nothing was recorded."""
+    """Returns the bytes of each tensor argument but scalars; None if a tensor's type is unknown or nothing was recorded."""
     if "dims" not in arguments:
         return None
     found = []
@@ -131,7 +134,7 @@ def _convolution(_: str, arguments: Mapping[str, Any]) -> float:
 
 
 def _convolved(arguments: Mapping[str, Any]) -> int:
-    """Returns how often the kernel is laid over the batch: its size times the positions of the output (input if transposed)."""
+    """Returns how often the kernel is applied: batch size times the positions of the output (of the input if transposed)."""
     inputs: list[int] = arguments["dims"][0]
     weight: list[int] = arguments["dims"][1]
     batch, places, kernel = inputs[0], inputs[2:], weight[2:]
@@ -162,7 +165,7 @@ def _attention(name: str, arguments: Mapping[str, Any]) -> float:
 
 
 def _values(arguments: Mapping[str, Any]) -> list[Any]:
-    """Returns the arguments that are no tensors; None in the place of a tensor."""
+    """Returns the values of the arguments, with None in place of each tensor."""
     return [ast.literal_eval(text) if text else None for text in arguments["values"]]
 
 

@@ -1,4 +1,4 @@
-"""Sizes what a change would gain, with an interval and what kind of number it is."""
+"""Computes how much a change would gain: an estimate, its interval, and whether it is a bound, predicted or measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Kind = Literal["bound", "floor", "predicted", "measured"]
 LEAST_GAIN = 0.03  # smaller gains are not claimed
-LEAST_STEP_FRAC = 0.02  # of a step that is assumed to remain, whatever is removed
+LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much of it is removed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Saved:
 
 
 def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
-    """Returns the gain of a step that takes `step_s` seconds and would take less by `saved`."""
+    """Returns the gain if a step that takes `step_s` seconds became shorter by `saved`."""
 
     def gain(seconds: float) -> float:
         return step_s / max(step_s - seconds, LEAST_STEP_FRAC * step_s) - 1
@@ -61,5 +61,5 @@ def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
 
 
 def gain_of_ratio(ratio: float, half: float, kind: Kind) -> Gain:
-    """Returns the gain of a ratio of two rates whose logarithm is known to plus or minus `half`."""
+    """Returns the gain for a ratio of two rates; `half` is the half-width of the interval of its logarithm."""
     return Gain(low=ratio * math.exp(-half) - 1, mid=ratio - 1, high=ratio * math.exp(half) - 1, kind=kind)

@@ -1,4 +1,4 @@
-"""Says what the host was doing: the containment of its events, the phase of each, and which of them launched which kernel."""
+"""Finds out what the host was doing: which of its events contain which, the phase of each, and which launched which kernel."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Host:
     """The host's operators, ranges and runtime calls.
 
     Attributes:
-        nesting: of all of them.
-        phases: index in STEP_PHASES of each, by position in `nesting.chosen`; -1 outside all phases.
+        nesting: which of these events contain which.
+        phases: index in STEP_PHASES of each event, in the order of `nesting.chosen`; -1 outside all phases.
         device: indices of the device's events in the trace.
-        launchers: position of the innermost operator or range that launched each of `device`; -1 if unknown.
+        launchers: for each of `device`, the position in `nesting.chosen` of the innermost operator that launched it; -1 if
+            unknown.
     """
 
     nesting: Nesting
@@ -51,7 +52,7 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
-    """Joins device events and runtime calls by their correlation; the operator is what contains the call."""
+    """Returns the launchers. A device event and its runtime call have the same correlation; the operator contains the call."""
     chosen = nesting.chosen
     calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
     if not len(calls) or not len(device):
@@ -64,6 +65,6 @@ def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
 
 
 def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns the position of the innermost operator that each event is or is in; -1 for those in none."""
+    """Returns, for each event, its own position if it is an operator, else that of the operator around it; -1 for none."""
     is_operator = trace.categories[nesting.chosen] == OPERATOR
     return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))

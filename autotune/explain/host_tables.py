@@ -10,7 +10,7 @@ from autotune.explain.table import Row, Table
 from autotune.harness.explain.documents import WORKER, Lines, Memory
 from autotune.plain_text import one_line
 
-WORKER_MARGIN = 1.1  # more workers than the mean service time asks for, as service times vary
+WORKER_MARGIN = 1.1  # so many times the workers that the mean service time asks for, since service times vary
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
 
@@ -66,7 +66,8 @@ def step_s(lines: Lines) -> float:
 def demand_per_s(lines: Lines) -> float | None:
     """Returns D, the samples a second that the program would take if the loader never made it wait; None if unknown.
 
-    The unit of work may be tokens; a sample is an item of the loader's batch where its size is known.
+    A sample is an item of the loader's batch if the batch size is known, even if the rate is counted in another unit, such as
+    tokens.
     """
     busy_s = step_s(lines) - (lines.wait_s or 0.0)
     samples = float(lines.batch_size) if lines.batch_size else (lines.samples / lines.steps if lines.steps else 0.0)
@@ -74,7 +75,7 @@ def demand_per_s(lines: Lines) -> float | None:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns the workers that supply a demand, at least one: ceil(1.1 x D x service seconds); None without a demand.
+    """Returns the number of workers that a demand needs, at least one: ceil(1.1 x D x service_s). None without a demand.
 
     Args:
         demand: D, samples a second.
@@ -128,7 +129,7 @@ def compile_table(found: Mapping[int, Lines]) -> Table:
 
 
 def stages_table(found: Mapping[int, Lines]) -> Table:
-    """Returns the stages of the input pipeline, of all ranks, each rank's sum as stage "all"."""
+    """Returns the stages of the input pipeline of all ranks. Stage "all" is the sum of a rank's stages."""
     rows = [row for rank, document in sorted(found.items()) for row in _stage_rows(rank, document)]
     return Table(name="stages", title="Stages of the input pipeline", columns=STAGE_COLUMNS, rows=rows, notes=_notes(found))
 
@@ -160,7 +161,7 @@ def _stage_rows(rank: int, document: Lines) -> list[Row]:
 
 
 def syncs_table(found: Mapping[int, Lines]) -> Table:
-    """Returns where the host waits for the device or makes tensors into Python numbers, of all ranks."""
+    """Returns the lines of all ranks in which the host waits for the device or turns tensors into Python numbers."""
     rows = [
         {
             "rank": rank, "kind": site.kind, **_place(site), "text": one_line(site.text, MAX_TEXT_CHARS), "phase": site.phase,

@@ -1,4 +1,4 @@
-"""Adds up intervals of time: unions, their seconds inside windows, and the gaps between them.
+"""Adds up intervals of time: their unions, the seconds of a window that a union covers, and the gaps in it.
 
 A union is an array of shape (n, 2): start and end seconds, sorted, disjoint, none empty.
 """
@@ -58,7 +58,7 @@ def seconds_in(covered: Floats, windows: Floats) -> Floats:
 
 
 def gaps(covered: Floats, windows: Floats) -> Floats:
-    """Returns what a union leaves uncovered of disjoint, sorted windows, as a union."""
+    """Returns the parts of disjoint, sorted windows that a union does not cover, as a union."""
     found = []
     for start, end in windows:
         inside = covered[(covered[:, 1] > start) & (covered[:, 0] < end)]

@@ -1,4 +1,4 @@
-"""Makes the table of kernels: how often and how long each runs, how it is launched, and whether Tensor Cores do its work."""
+"""Makes the table of kernels: how often and how long each runs, how it is launched, and whether it uses Tensor Cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.explain.table import Row
 from autotune.explain.trace import KERNEL, Trace
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # of a rank; the longest
+MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
 
 COLUMNS = {
@@ -40,7 +40,7 @@ COLUMNS = {
 def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], list[str]]:
     """Returns the rows of the table, the most seconds first, and notes on what is left out.
 
-    Each row is one name, launch configuration and operator.
+    Launches with the same name, launch configuration and operator share a row.
     """
     steps = trace.steps()
     start, end = (steps[0, 0], steps[-1, 1]) if len(steps) else (-np.inf, np.inf)

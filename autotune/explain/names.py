@@ -1,6 +1,6 @@
-"""Says what kernels, runtime calls and operators are by their names, as Kineto, CUPTI, cuBLAS, cuDNN and ATen write them.
+"""Finds out what kernels, runtime calls and operators do by the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen give them.
 
-Whatever no rule matches is "unknown" and is shown as that.
+A name that no rule matches is "unknown" and is shown as unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from autotune.harness.explain.documents import INPUT, OPTIMIZER, STEP_PHASES
 
-RANGE = "autotune::"  # of the harness: RANGE + a phase of STEP_PHASES
+RANGE = "autotune::"  # the harness names its ranges RANGE + a phase of STEP_PHASES
 BITS_16, BITS_32, BITS_UNKNOWN = "compute_16bit", "compute_32bit", "compute_unknown"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
@@ -32,7 +32,8 @@ _NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|\bfloat\b|\bdouble\b|fp32
 _TYPES_16 = ("c10::Half", "c10::BFloat16", "c10::Float8", "half", "bfloat16")
 _TYPES_32 = ("float", "double")
 
-# Substrings from torch_tb_profiler's tensor_core.py and XProf's kernel_stats_utils.cc, then those of Hopper and of attention.
+# Kernels on Tensor Cores: substrings from torch_tb_profiler's tensor_core.py and XProf's kernel_stats_utils.cc, then
+# those of Hopper and of attention.
 _TENSOR_CORE = re.compile(
     r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|wgmma|nvjet|tcgen05|flash_fwd|flash_bwd|fmha_cutlass|"
     r"cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
@@ -42,7 +43,7 @@ _CUDA_CORES = re.compile(
     r"sgemm(?!.*(tensorop|1688))|dgemm|simt|scudnn|winograd|fft2d|_alg\d_engine|implicit_convolve_sgemm|conv2d_grouped|"
     r"(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
 )  # fmt: skip
-# Anything but products of matrices.
+# Kernels that do no matrix products.
 _NO_MATRIX = re.compile(
     r"elementwise|reduce_kernel|softmax|layer_norm|rms_norm|batch_norm|bn_(fw|bw)|multi_tensor_apply|index|gather|scatter|"
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
@@ -95,7 +96,7 @@ def operator_kind(name: str) -> str:
 
 
 def copy_kind(name: str) -> str:
-    """Returns "d2h", "h2d" or "d2d" for a copy of Kineto, "Memcpy DtoH (Device -> Pinned)"; fills and peers count as d2d."""
+    """Returns "d2h", "h2d" or "d2d" for a name like "Memcpy DtoH (Device -> Pinned)"; fills and peer copies count as d2d."""
     words = name.lower()
     return "d2h" if "dtoh" in words else "h2d" if "htod" in words else "d2d"
 
@@ -104,8 +105,8 @@ def width_of(kernel: str, types: tuple[str, ...] = ()) -> str:
     """Returns the width of the numbers that a kernel computes with: BITS_16 (or fewer), BITS_32 (or more) or BITS_UNKNOWN.
 
     Args:
-        kernel: its name, which decides if it names a type.
-        types: of the inputs of the operator that launched it, as Kineto writes them.
+        kernel: name of the kernel. If it contains a type, this type decides.
+        types: input types of the operator that launched it, as Kineto writes them.
     """
     if _NAMED_16.search(kernel):
         return BITS_16

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
-RESOLUTION_S = 1e-9  # of Kineto: an event that begins less than this before the end of another comes after it
+RESOLUTION_S = 1e-9  # Kineto's; if two events overlap by less than this, the second comes after the first, not inside it
 
 
 @dataclass(kw_only=True)
@@ -19,8 +19,8 @@ class Nesting:
     Attributes:
         chosen: indices of these events in the trace, ascending, shape (n,).
         parents: position in `chosen` of the event that directly contains each; -1 at the top. A parent precedes its children.
-        self_s: seconds of each that are in none of its children.
-        pieces: the moments when each thread's innermost event changes: columns (start, end) in seconds, shape (m, 2).
+        self_s: seconds of each event that are in none of its children.
+        pieces: intervals in which a thread's innermost event stays the same: columns (start, end) in seconds, shape (m, 2).
         owners: position in `chosen` of the innermost event during each piece, shape (m,).
     """
 
@@ -31,7 +31,7 @@ class Nesting:
     owners: Ints
 
     def spread_down(self, values: Ints) -> Ints:
-        """Returns each event's value, or its nearest ancestor's where it has none (-1)."""
+        """Returns each event's value; an event without a value (-1) gets the one of its nearest ancestor with a value."""
         found = values.tolist()
         for at, parent in enumerate(self.parents.tolist()):  # a parent comes first
             if found[at] < 0 and parent >= 0:
@@ -39,7 +39,7 @@ class Nesting:
         return np.array(found, dtype=np.int64)
 
     def summed_up(self, values: Floats) -> Floats:
-        """Returns each event's value and those of all events in it."""
+        """Returns, for each event, the sum of its value and of those of all events inside it."""
         found, parents = values.tolist(), self.parents.tolist()
         for at in range(len(found) - 1, -1, -1):
             if parents[at] >= 0:
@@ -50,17 +50,17 @@ class Nesting:
 def nested(trace: Trace, chosen: Ints) -> Nesting:
     """Returns which of some events contain which, thread by thread.
 
-    An event that begins inside another and ends after it, as rounded times show, is cut at the end of the other.
+    Because times are rounded, an event may begin inside another and end after it. It is then cut at the end of the other.
 
     Args:
-        trace: it has them in order of their start, the longest first.
+        trace: the trace, in which events are sorted by start, then longest first.
         chosen: indices of the events, ascending.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)
     open_events: dict[int, list[int]] = {}  # thread -> stack of positions
     pieces: list[tuple[float, float, int]] = []
-    since: dict[int, float] = {}  # thread -> when its innermost event became that
+    since: dict[int, float] = {}  # thread -> when its present innermost event became innermost
 
     def close_until(thread: int, now: float) -> list[int]:
         stack = open_events.setdefault(thread, [])

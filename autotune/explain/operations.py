@@ -1,4 +1,4 @@
-"""Reads the passes of a configuration, makes their tables, and picks from both what the rules of `findings` look at."""
+"""Reads what the passes of a configuration wrote, makes tables of it, and picks what the rules of `findings` need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from autotune.explain.evidence import Operations
 from autotune.explain.tables import Tables, explained, write_tables
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Lines, Memory, Traced
 
-MAX_DISTORTION = 1.5  # a profiled step over a plain one; if it is slower still, shares say little of the plain program
+# Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
+MAX_DISTORTION = 1.5
 
 
 @dataclass(kw_only=True)
@@ -20,9 +21,9 @@ class Documents:
     """What the passes of one configuration found, by rank.
 
     Attributes:
-        lines, traced, memory: documents of a pass; [] if it did not run or nothing of it can be read.
+        lines, traced, memory: documents of each pass; [] if the pass did not run or nothing that it wrote can be read.
         operations: what the traces say of operators; [] without a trace.
-        notes: what is missing, and why; what the passes could not find out.
+        notes: sentences on what is missing and why, and on what the passes could not find out.
     """
 
     lines: list[Lines] = field(default_factory=list)
@@ -35,7 +36,7 @@ class Documents:
 def read_documents(folders: Mapping[str, Path], mask: Callable[[str], str]) -> Documents:
     """Reads what the passes of a configuration wrote; writes its tables as CSV and JSON if there is a trace.
 
-    What cannot be read is a sentence in the notes, never a zero.
+    If something cannot be read, a sentence in the notes says so; no zeros are made up for it.
 
     Args:
         folders: pass -> folder of the trial that ran it; the trace's folder gets the tables.

@@ -17,7 +17,7 @@ from autotune.explain.trace import KERNEL, OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # of a rank; the longest
+MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
 LAUNCH_BOUND = "launch"  # the host needs longer to start it than the device to do it
 
@@ -48,11 +48,11 @@ class Operators:
     """What each call of an operator in the steps took.
 
     Attributes:
-        places: positions in `host.nesting.chosen`, shape (n,).
-        groups: number of the row of each, shape (n,).
-        flops, num_bytes: of each call; nan if unknown or counted elsewhere.
-        device_self_s, device_total_s: seconds of kernels.
-        num_steps: in the trace.
+        places: position of each call in `host.nesting.chosen`, shape (n,).
+        groups: for each call, the number of its row in the table, shape (n,).
+        flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted at another call.
+        device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all launched in it.
+        num_steps: number of steps in the trace.
     """
 
     places: Ints
@@ -168,7 +168,7 @@ def shapes_text(arguments: dict[str, Any]) -> str:
 
 
 def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: bool) -> Row:
-    """Adds flops_per_s, bound and roofline_frac; sets work that is 0 because nothing is known to None."""
+    """Adds flops_per_s, bound and roofline_frac. FLOPs or bytes of 0 mean that nothing is known, so they become None."""
     seconds = row["device_self_s"] if has_device else row["host_self_s"]
     row["flops"], row["bytes"] = row["flops"] or None, row["bytes"] or None
     over = roof(row["flops"], row["bytes"], peaks.of(row["dtype"], is_tf32=is_tf32) if peaks else None, peaks)
@@ -180,7 +180,7 @@ def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: boo
 
 
 def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
-    """Returns FLOPs and bytes of each host event, each piece of work once; nan where unknown or counted elsewhere."""
+    """Returns FLOPs and bytes of each host event, counting all work once; nan if unknown or counted at another event."""
     nesting = host.nesting
     events = nesting.chosen
     flops, num_bytes = np.full(len(events), np.nan), np.full(len(events), np.nan)
@@ -196,7 +196,7 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     flops[inside] = np.nan
     num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
-    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # aten::relu only calls aten::clamp_min
+    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # counted at its callees already
     _move_into_backends(trace, host, flops, num_bytes)
     return flops, num_bytes
 
@@ -216,7 +216,7 @@ def _is_inside(parents: Ints, marked: Mask) -> Mask:
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
-    """Gives the work of a convolution or of attention to the backend's operator in it, where the time is."""
+    """Counts the work of a convolution or of attention at the backend's operator inside it, which takes the time."""
     parents, events = host.nesting.parents, host.nesting.chosen
     backends = trace.is_named(BACKEND.search)[events] & (trace.categories[events] == OPERATOR)
     for place in np.flatnonzero(backends).tolist():
@@ -229,7 +229,7 @@ def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floa
 
 
 def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
-    """Returns which calls are made directly by the same operator with the same shapes, whose total holds them already."""
+    """Returns which calls an operator makes directly to itself with the same shapes: its total includes them already."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
     nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])
@@ -237,7 +237,7 @@ def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
 
 
 def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
-    """Returns for each group the phase that it spends the most time in; -1 if in none."""
+    """Returns, for each row of the table, the phase in which it spends the most time; -1 if that is outside all phases."""
     width = len(STEP_PHASES) + 1
     cells = found.groups * width + host.phases[found.places] + 1
     sums = np.bincount(cells, weights=host.nesting.self_s[found.places] + 1e-12, minlength=num_groups * width)

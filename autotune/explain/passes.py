@@ -27,7 +27,7 @@ class Passes:
     Attributes:
         lines, traced, memory: rank -> document.
         traces: rank -> path of its trace.
-        absent: pass -> why it, or a rank of it, is missing.
+        absent: pass -> why what it wrote is missing, for all ranks or for one.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Passes:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the program, also of those that wrote nothing; 0 if nothing was written."""
+        """Number of ranks of the program, including ranks that wrote nothing; 0 if no rank wrote anything."""
         everything: list[Lines | Traced | Memory] = [*self.lines.values(), *self.traced.values(), *self.memory.values()]
         return max((each.world_size for each in everything), default=0)
 
@@ -51,7 +51,7 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
     """Returns what the passes wrote.
 
     Args:
-        folders: of the trials that ran them; each pass is in one of them. Of a document in two folders the last counts.
+        folders: folders of the trials that ran the passes. If a document is in two folders, the last one counts.
         mask: removes secrets from texts.
     """
     found = Passes()
@@ -89,7 +89,7 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     """Returns a document.
 
     Raises:
-        Unreadable: it is not there, cut short, not JSON or not such a document.
+        Unreadable: the file does not exist, is cut short, is not JSON or holds another kind of document.
     """
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
@@ -114,7 +114,7 @@ def _masked(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _value(raw: Any, kind: Any) -> Any:
-    """Returns a value of a field's type; further keys of a document are ignored, missing ones get their default.
+    """Returns a JSON value as a field's type. Unknown keys are ignored, and missing ones get their default.
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.

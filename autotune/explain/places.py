@@ -1,4 +1,4 @@
-"""Tells lines of a training step apart by the program's source: inner loops, tensor operations, logging."""
+"""Finds out what a line of a training step does from the program's source: whether it is in an inner loop, or calls torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines
 
 MAX_SOURCE_BYTES = 1_000_000
-WHOLE_STEP_FRAC = 0.5  # of a step: a loop that holds a line with so much of it is the training loop
+WHOLE_STEP_FRAC = 0.5  # a line with this share of a step or more is in the training loop itself, not in an inner loop
 STEPPING = {"backward", "step", "zero_grad"}  # methods that a training loop calls
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -34,24 +34,24 @@ def named(file: str, line: int, cwd: str) -> str:
 
 
 def is_torch(line: Line, lines: Lines) -> bool:
-    """Returns whether a line of the program mostly waits in a function of torch."""
+    """Returns whether a line of the program spends most of its time in a function of torch."""
     return bool(line.callee) and "/torch/" in file_of(line.callee, lines)
 
 
 def file_of(callee: str, lines: Lines) -> str:
-    """Returns the path of a library function that is named as `Line.callee`; "" if it is not among the lines."""
+    """Returns the file of a library function, given as in `Line.callee`; "" if no line is in this function."""
     name, _, function = callee.partition(":")
     found = (line for line in lines.lines if not line.is_own and line.function == function)
     return next((line.file for line in found if os.path.basename(line.file) == name), "")
 
 
 def is_tensor_work(line: Line, lines: Lines) -> bool:
-    """Returns whether a line calls torch: its time is computation, not Python."""
+    """Returns whether a line calls torch, so that its time is computation rather than Python."""
     return is_torch(line, lines) or bool(TENSOR_WORK.search(line.text))
 
 
 def is_in_inner_loop(line: Line, lines: Lines) -> bool:
-    """Returns whether a line repeats within a step: a loop or comprehension around it is not the training loop."""
+    """Returns whether a line repeats within a step: it is in a loop or comprehension other than the training loop."""
     training = _training_lines(lines)
     for (first, last), is_stepping in _loops(line.file):
         if first <= line.line <= last and not is_stepping and not _holds(training, line.file, first, last):
@@ -60,7 +60,7 @@ def is_in_inner_loop(line: Line, lines: Lines) -> bool:
 
 
 def _training_lines(lines: Lines) -> list[Line]:
-    """Returns lines that only the training loop holds: those on the stack for most of a step, and those that fetch input."""
+    """Returns lines that no loop but the training loop can hold: those that take most of a step, and those that fetch input."""
     step_s = lines.seconds / max(1, lines.steps)
     own = [line for line in lines.lines if line.is_own and line.where == MAIN]
     return [line for line in own if line.total_s >= WHOLE_STEP_FRAC * step_s or line.phase == INPUT]

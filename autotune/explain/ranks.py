@@ -29,10 +29,10 @@ class Skew:
 
     Attributes:
         slowest: the rank that the others wait for.
-        lost_s: seconds a step that the fastest rank waits for it: a bound for what evening them out would save.
-        lost_frac: the same, relative to the step.
-        phase: of STEP_PHASES, in which the slowest is furthest behind the median of the others; "" if unknown.
-        phase_s: seconds a step that it is behind there.
+        lost_s: seconds a step that the fastest rank waits for the slowest. Making the ranks equally fast saves at most this.
+        lost_frac: `lost_s` relative to the step.
+        phase: the one of STEP_PHASES in which the slowest is furthest behind the median of the others; "" if unknown.
+        phase_s: seconds a step that the slowest is behind in this phase.
     """
 
     slowest: int
@@ -43,14 +43,14 @@ class Skew:
 
 
 def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown], bandwidth_bytes_per_s: float | None = None) -> Table:
-    """Returns one row a rank.
+    """Returns a table with a row for each rank.
 
-    Ranks of a synchronous program take equally long for a step; what tells them apart is how long each waits for the others.
+    In a synchronous program a step takes equally long on all ranks. They differ in how long each waits for the others.
 
     Args:
         passes: documents by rank.
-        breakdowns: of the traces, by rank.
-        bandwidth_bytes_per_s: between ranks; None if unknown.
+        breakdowns: rank -> breakdown of its trace.
+        bandwidth_bytes_per_s: bandwidth between ranks; None if unknown.
     """
     rows = [_row(passes, breakdowns, rank, bandwidth_bytes_per_s) for rank in sorted({*passes.lines, *breakdowns})]
     owns = [row["own_s"] for row in rows if row["own_s"] is not None]
@@ -124,5 +124,5 @@ def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int, bandwid
 
 
 def all_reduce_bound_s(num_bytes: float | None, bandwidth_bytes_per_s: float | None) -> float | None:
-    """Returns the seconds that reducing gradients takes at least: bytes (parameters x 4) over bandwidth; None if unknown."""
+    """Returns the least seconds in which gradients can be reduced: their bytes divided by the bandwidth; None if unknown."""
     return num_bytes / bandwidth_bytes_per_s if num_bytes and bandwidth_bytes_per_s else None

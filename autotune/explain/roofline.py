@@ -1,6 +1,7 @@
 """Compares FLOPs and bytes a second with what a device can do at most.
 
-Roofline: Williams et al., 2009. MFU: Chowdhery et al., 2022, the model's FLOPs over what the device could do in that time.
+The roofline model is by Williams et al., 2009. MFU (model FLOPs utilisation) is by Chowdhery et al., 2022: the model's FLOPs
+divided by those that the device could have done in the same time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Peaks:
 
     Attributes:
         flops_per_s: dtype ("float32", "tf32", "bfloat16", "float16", "float8") -> dense FLOPs a second.
-        bytes_per_s: of its memory.
-        source: a data sheet, or "measured".
+        bytes_per_s: bandwidth of its memory; None if unknown.
+        source: the data sheet that says so, or "measured".
     """
 
     flops_per_s: Mapping[str, float]
@@ -28,7 +29,7 @@ class Peaks:
     source: str
 
     def of(self, dtype: str | None, *, is_tf32: bool = False) -> float | None:
-        """Returns the peak of a dtype; of TF32 where float32 products use it. None if unknown."""
+        """Returns the peak of a dtype; for float32, the peak of TF32 if `is_tf32`. None if unknown."""
         if dtype == "float32" and is_tf32 and "tf32" in self.flops_per_s:
             return self.flops_per_s["tf32"]
         return self.flops_per_s.get(dtype or "")
@@ -36,11 +37,11 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """How near a piece of work comes to what the device can do.
+    """How fast the device could do a piece of work at its peaks.
 
     Attributes:
         bound: "compute" or "memory", whichever alone would take longer; "" if neither is known.
-        least_s: seconds that it would take at the peak; None if unknown.
+        least_s: seconds that the work would take at the peaks; None if unknown.
     """
 
     bound: str = ""
@@ -51,10 +52,10 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
     """Returns the roof over some work.
 
     Args:
-        flops: of the work; None if unknown.
-        num_bytes: that it moves; None if unknown.
-        peak_flops_per_s: of its dtype.
-        peaks: of the device.
+        flops: FLOPs of the work; None if unknown.
+        num_bytes: bytes that the work moves; None if unknown.
+        peak_flops_per_s: the device's peak in the dtype of the work; None if unknown.
+        peaks: peaks of the device; None if unknown.
     """
     computing = flops / peak_flops_per_s if flops is not None and peak_flops_per_s else 0.0
     moving = num_bytes / peaks.bytes_per_s if num_bytes is not None and peaks and peaks.bytes_per_s else 0.0
@@ -76,7 +77,8 @@ def _of(source: str, gb_per_s: float, float32: float, **tflops: float) -> Peaks:
     return Peaks(flops_per_s=flops, bytes_per_s=gb_per_s * G, source=source)
 
 
-# Dense rates: data sheets that give only the rate "with sparsity" are halved. First match counts, so the special stand first.
+# These are dense rates: if a data sheet gives only the rate "with sparsity", half of it is used. The first pattern that matches
+# counts, so special names come before general ones.
 _DOCUMENTED: tuple[tuple[str, Peaks], ...] = (
     (r"\bB300\b", _of("NVIDIA Blackwell Ultra data sheet (2025)", 8000, 80, tf32=1250, bfloat16=2500, float8=5000)),
     (r"\bG?B200\b", _of("NVIDIA Blackwell (HGX B200) data sheet (2024)", 8000, 80, tf32=1125, bfloat16=2250, float8=4500)),

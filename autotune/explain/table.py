@@ -12,7 +12,8 @@ from typing import Any
 Cell = str | int | float | bool | None
 Row = dict[str, Any]  # column -> Cell
 
-# What a spreadsheet would take for a formula (OWASP, "CSV Injection"); names of operators and files are a program's own.
+# First characters that make a spreadsheet read a cell as a formula (OWASP, "CSV Injection"). The program chooses the names of
+# operators and files, so they cannot be trusted.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -21,10 +22,10 @@ class Table:
     """One table of an explanation.
 
     Attributes:
-        name: of its files.
-        title: in a few words.
-        columns: name -> what it says, with its unit; in order.
-        rows: column -> value; every row has every column.
+        name: name of its files, without the ending.
+        title: title in a few words.
+        columns: column -> what it says, with its unit, in order.
+        rows: the rows, each column -> value; every row has every column.
         notes: what is left out, or how something was found.
     """
 
@@ -43,7 +44,7 @@ class Table:
         return dataclasses.asdict(self)
 
     def as_csv(self) -> str:
-        """Returns the table as CSV, with a header; unknown values are empty, texts never begin a formula."""
+        """Returns the table as CSV with a header. Unknown values are empty, and no text is read as a formula."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)

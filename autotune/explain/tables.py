@@ -38,8 +38,9 @@ from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.run_dir import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"
-SCHEMA = 1  # 1: the first
-MAX_DISTORTION = 1.5  # profiled over plain step, above which a trace's shares say little of the plain program
+SCHEMA = 1  # version of the index; 1 is the first
+# Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
+MAX_DISTORTION = 1.5
 TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
 LINES_TABLES = ("phases", "lines", "stages", "syncs", "compile")
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
@@ -72,10 +73,10 @@ class Tables:
         tables: name -> table.
         absent: name -> why there is no such table.
         skew: how unevenly ranks work; None for one rank.
-        timeline: of one step of one rank, `timeline_rank`.
-        distortion: rank -> profiled over plain seconds of a step.
+        timeline: what happened in one step of the rank `timeline_rank`.
+        distortion: rank -> seconds of a profiled step divided by those of a plain one.
         traces: rank -> path of its trace, for ui.perfetto.dev.
-        other_parts: rank -> where "other" lies, [(place, seconds a step)], if it is above 5 %.
+        other_parts: rank -> parts of "other" by place, [(place, seconds a step)], for ranks with more than 5 % of "other".
     """
 
     tables: dict[str, Table] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Tables:
         return [] if table is None else table.rows if rank is None else table.of_rank(rank)
 
     def add(self, table: Table, reason: str = "") -> None:
-        """Adds a table, or why it is absent if it has no rows."""
+        """Adds a table. If it has no rows, records `reason` as why it is absent."""
         if table.rows:
             self.tables[table.name] = table
         else:
@@ -125,10 +126,10 @@ def explained(
     """Returns the explanation of one configuration. What cannot be read makes its tables absent, and never raises.
 
     Args:
-        folders: of the trials that ran its passes.
+        folders: folders of the trials that ran its passes.
         mask: removes secrets from names, paths and source lines.
-        peaks: measured on this device; used where none are documented, that is for CPUs and unknown GPUs.
-        bandwidth_bytes_per_s: between ranks, for the bound of an all-reduce; None if unknown.
+        peaks: peaks measured on this device, used if no documented ones are known: for CPUs and unknown GPUs.
+        bandwidth_bytes_per_s: bandwidth between ranks, for the least seconds of an all-reduce; None if unknown.
     """
     passes = read_passes(folders, mask)
     made = _OfTraces(passes, peaks)
@@ -292,12 +293,15 @@ class _OfTraces:
         }
 
     def _step_s(self, rank: int) -> float:
-        """Returns the seconds of a step without a profiler if they are known."""
+        """Returns the seconds of a step without a profiler if they are known, else of a profiled step."""
         lines, traced = self._passes.lines.get(rank), self._passes.traced[rank]
         return (step_s(lines) if lines else 0.0) or traced.plain_step_s or self.breakdowns[rank].step_s
 
     def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
-        """Returns a step's FLOPs, counted if the pass "memory" did, scaled to the samples of a mean step."""
+        """Returns a step's FLOPs and where they are from: counted by the pass "memory", or else computed from shapes.
+
+        The pass counts one step, so its FLOPs are scaled to the samples of a mean step.
+        """
         memory, lines = self._passes.memory.get(rank), self._passes.lines.get(rank)
         if memory is None or memory.flops is None:
             return by_shapes, TRACE if by_shapes is not None else ""
@@ -357,11 +361,11 @@ def write_tables(tables: Tables, folder: Path) -> list[Path]:
 
 
 def read_tables(folder: Path) -> Tables:
-    """Returns the tables that `write_tables` wrote; one that cannot be read is absent.
+    """Returns the tables that `write_tables` wrote; a table that cannot be read counts as absent.
 
     Raises:
-        OSError: nothing was written there, or it cannot be read.
-        ValueError: the index is not one.
+        OSError: there is no index of tables, or it cannot be read.
+        ValueError: the file of the index holds something else.
     """
     target = folder / FOLDER
     index = read_json(target / INDEX)

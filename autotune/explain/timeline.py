@@ -14,7 +14,7 @@ from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, T
 from autotune.plain_text import one_line
 
 MAX_RECTANGLES = 400
-MERGED_FRAC = 0.001  # rectangles of one category that are closer than this part of the step become one
+MERGED_FRAC = 0.001  # rectangles of one category with a gap of less than this share of the step are merged
 MAX_NAME_CHARS = 100
 PHASES, TRAINING, AUTOGRAD, STREAM = "phases", "training thread", "autograd thread", "stream"
 
@@ -25,11 +25,11 @@ class Rectangle:
 
     Attributes:
         lane: "phases", "training thread", "autograd thread 1", "stream 7", ...
-        name: of what it shows; of the longest if it shows several.
-        start_s: since the step's begin.
+        name: name of the event that it shows; of the longest one if it shows several.
+        start_s: seconds from the start of the step.
         seconds: its length.
-        category: as in the breakdown, for the device; kind of operator or phase for the host.
-        count: events that it shows.
+        category: on the device, a category of the breakdown; on the host, the kind of operator or the phase.
+        count: number of events that it shows.
     """
 
     lane: str
@@ -44,9 +44,9 @@ def timeline(trace: Trace, host: Host, step: int | None = None) -> list[Rectangl
     """Returns the rectangles of one step, by lane and start; [] if the trace has no steps.
 
     Args:
-        trace: of one rank.
-        host: its host events.
-        step: number of the step in the trace; that of median length by default.
+        trace: the trace of one rank.
+        host: what its host was doing.
+        step: number of the step in the trace; None for the step of median length.
     """
     windows = trace.steps()
     if not len(windows):
@@ -79,7 +79,7 @@ def _phases(trace: Trace) -> Iterator[Rectangle]:
 
 
 def _operators(trace: Trace, host: Host) -> Iterator[Rectangle]:
-    """Yields the outermost operators of the training thread and of autograd's."""
+    """Yields the outermost operators of the training thread and of autograd's threads."""
     events, parents = host.nesting.chosen, host.nesting.parents
     is_operator = trace.categories[events] == OPERATOR
     is_outermost = is_operator & ((parents < 0) | ~is_operator[parents])
@@ -107,7 +107,7 @@ def _rectangle(trace: Trace, event: int, lane: str, category: str) -> Rectangle:
 
 
 def _merged(lane: Iterable[Rectangle], gap_s: float) -> Iterator[Rectangle]:
-    """Yields a lane's rectangles, neighbours of one category as one, named after the longest of them."""
+    """Yields a lane's rectangles. Close neighbours of one category are merged and named after the longest of them."""
     group: list[Rectangle] = []
     for each in sorted(lane, key=lambda rectangle: rectangle.start_s):
         if group and (each.category != group[0].category or each.start_s > _end(group) + gap_s):

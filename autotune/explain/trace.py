@@ -1,7 +1,8 @@
 """Reads a trace of torch.profiler (Chrome's format as Kineto writes it) into compact columns.
 
-The file is decompressed and parsed event by event, so memory grows with the number of events that are kept (about 150 bytes
-each) and of different names and shapes, not with the size of the file. Format: pytorch/kineto, libkineto/src/output_json.cpp.
+The file is decompressed and parsed event by event. So memory does not grow with the size of the file, but with the number of
+events that are kept (about 150 bytes each) and of different names and shapes. The format is defined by pytorch/kineto,
+libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from autotune.errors import Unreadable
 from autotune.explain.intervals import Floats, Ints, Mask
 from autotune.plain_text import plain
 
-MAX_EVENTS = 2_000_000  # kept ones; a pass profiles at most 200,000
-MAX_TEXT_BYTES = 4 << 30  # decompressed
-MAX_VALUE_CHARS = 32 << 20  # of one event
-MAX_INTERNED_BYTES = 128 << 20  # of different names, and of different shapes
-MAX_NAME_CHARS = 2_000  # C++ kernel names have been seen with 1,500
+# Limits, so that a damaged or huge file cannot use up the memory.
+MAX_EVENTS = 2_000_000  # events that are kept; a pass profiles at most 200,000
+MAX_TEXT_BYTES = 4 << 30  # bytes of the decompressed file
+MAX_VALUE_CHARS = 32 << 20  # characters of one event
+MAX_INTERNED_BYTES = 128 << 20  # bytes of all different names, and likewise of all different shapes
+MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
 MAX_LANE_NAMES = 10_000
 BLOCK_BYTES = 1 << 20
 
@@ -54,15 +56,15 @@ class Trace:
         categories: OPERATOR, ANNOTATION, ...
         names: index into `texts`.
         threads: index into `lanes`; for device events the lane is (device, stream).
-        correlations: number that a runtime call shares with the device event that it caused; -1 without.
-        details: index into `arguments`; -1 without.
-        texts: masked names.
-        lanes: (process, thread) as texts.
+        correlations: number that a runtime call shares with the device event that it caused; -1 for events without one.
+        details: index into `arguments`; -1 for events without arguments.
+        texts: the different names, masked.
+        lanes: the different (process, thread) pairs, as texts.
         lane_names: lane -> name of the thread.
-        arguments: different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
+        arguments: the different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
-        device_name: of the first device; "" on the CPU.
-        num_events: in the file, of all kinds; `num_skipped` of them had no usable time.
+        device_name: name of the first device; "" on the CPU.
+        num_events: number of events of all kinds in the file; `num_skipped` of them had no usable name or time.
         notes: what was left out.
     """
 
@@ -92,11 +94,11 @@ class Trace:
         return self.ends_s - self.starts_s
 
     def is_of(self, *categories: int) -> Mask:
-        """Returns which events have one of some categories."""
+        """Returns which events belong to any of these categories."""
         return np.isin(self.categories, categories)
 
     def is_named(self, accept: Callable[[str], Any]) -> Mask:
-        """Returns the events whose name is accepted; called once for each different name."""
+        """Returns which events have a name that `accept` accepts; it is called once for each different name."""
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
         return accepted[self.names] if len(self) else np.zeros(0, dtype=bool)
 
@@ -107,7 +109,7 @@ class Trace:
 
     @property
     def main_thread(self) -> int:
-        """Lane of the training thread: of the steps' ranges, else that with the most operators; -1 in an empty trace."""
+        """Lane of the training thread: the one with the steps' ranges, else with the most operators; -1 in an empty trace."""
         steps = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP))
         candidates = self.threads[steps] if steps.any() else self.threads[self.is_of(OPERATOR)]
         return int(np.bincount(candidates).argmax()) if len(candidates) else -1
@@ -127,11 +129,11 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
     """Returns a trace.
 
     Args:
-        path: JSON, compressed by gzip or not.
+        path: the JSON file, which may be compressed by gzip.
         mask: removes secrets from names.
 
     Raises:
-        Unreadable: no such file, cut short, damaged, not JSON, not a trace, or larger than the limits above.
+        Unreadable: the file does not exist, is cut short or damaged, is not JSON or no trace, or exceeds the limits above.
     """
     columns = _Columns()
     try:
@@ -184,7 +186,7 @@ class _Text:
         """Consumes and returns the next character, one of `allowed`.
 
         Raises:
-            ValueError: it is another one.
+            ValueError: the next character is another one.
         """
         found = self.next()
         if found not in allowed:
@@ -204,7 +206,7 @@ class _Text:
             problem = ""
             try:
                 value, end = self._scan(self._buffer, self._at)
-                if end < len(self._buffer) or self._is_over:  # the end of "12" may be the middle of 123
+                if end < len(self._buffer) or self._is_over:  # at the end of a block, "12" may be the start of "123"
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
@@ -264,7 +266,7 @@ def _read_events(text: _Text, columns: _Columns) -> None:
 
 
 class _Interned:
-    """Gives equal values the same number; what no longer fits gets -1."""
+    """Gives equal values the same number. Once MAX_INTERNED_BYTES are used, new values get -1."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -275,7 +277,7 @@ class _Interned:
         found = self.numbers.get(value)
         if found is not None:
             return found
-        self._num_bytes += len(value) + 100  # with the dictionary's own
+        self._num_bytes += len(value) + 100  # about 100 bytes for the dictionary's own entry
         if self._num_bytes > MAX_INTERNED_BYTES:
             self.is_full = True
             return -1
@@ -412,5 +414,5 @@ def _shapes(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clean(text: str, mask: Callable[[str], str]) -> str:
-    """Returns a masked text without control characters, and without halves of characters, which no file could hold."""
+    """Returns a masked text without control characters, and without lone surrogates, which cannot be written to a file."""
     return mask(plain(text)).encode("utf-8", "replace").decode()

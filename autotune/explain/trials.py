@@ -1,4 +1,4 @@
-"""Says what a study's own trials tell of changing one knob of a configuration."""
+"""Finds out from a study's own trials what changing one knob of a configuration gains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
 
-USUAL_NOISE = Noise(spread=0.02, freedom=3.0)  # of one measurement in a fresh process, where no rounds have shown it
-NORMAL_95 = 2.2  # standard errors of a 95 % interval with few degrees of freedom
+USUAL_NOISE = Noise(spread=0.02, freedom=3.0)  # assumed for a measurement in a fresh process if no rounds have shown its spread
+NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
 def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
@@ -24,14 +24,15 @@ def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
 
 
 def effects(record: TrialRecord, records: Sequence[TrialRecord], space: ResolvedSpace, noise: Noise) -> Effect:
-    """Returns a function that says what setting one more knob gains, (knob, value) -> gain.
+    """Returns a function (knob, value) -> what setting this knob in addition gains.
 
-    It is measured where the study ran both configurations, and otherwise predicted from trials near them; None if neither.
+    The gain is measured if the study ran both configurations. Otherwise it is predicted from trials near them, or None if that
+    is impossible.
 
     Args:
         record: the configuration to change.
         records: all trials of the study.
-        space: of the study.
+        space: the study's search space.
         noise: spread of one measurement.
     """
     here = _logs(record.changed, records)

@@ -27,7 +27,7 @@ from autotune.search.samplers import Distributions
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
 MIN_MEMORY_VIOLATION = 0.01
-UNKNOWN_MEMORY_VIOLATION = 0.1  # a process killed for memory leaves no peak behind
+UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, as after a process was killed for memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from autotune.quantities import number_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
-HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # of the time, waiting for input; common profilers use these thresholds
-HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # thresholds for communication that no computation hides
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # shares of the time spent waiting for input; common profilers use the same
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # shares of the time in communication that no computation hides
 LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
 
 Finding = dict[str, str]

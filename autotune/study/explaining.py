@@ -29,13 +29,15 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # of a pass itself, at most for programs of fast steps
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # the same for slow steps
-MAX_SHOWN = 12  # trials named in a message
-MAX_CHECKS = 3  # findings of one trial that are tried
-MAX_SLOWDOWN = 1.5  # of a step under the pass "lines", above which its shares are not those of the measured program
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself ...
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
+MAX_SHOWN = 12  # most trials that a message names
+MAX_CHECKS = 3  # most findings of one trial that are tried
+# How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
+# those of the measured program.
+MAX_SLOWDOWN = 1.5
 SIDES = ("with the remedy", "as it was")
-ORDER = (True, False, False, True)  # whether the remedy is measured, ABBA: a drift of the machine affects both alike
+ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +46,11 @@ class Wanted:
 
     Attributes:
         trial: number of the trial; None for the best.
-        passes: to run, unless they have run before.
+        passes: passes to run, unless they have run before.
         minutes: wall time after which no check begins.
-        fixed: another program to measure against the study's own; None for none.
-        finding: place of the finding that it fixes, from 1.
-        pairs: pairs to measure of the two.
+        fixed: a fixed version of the program, to measure against the study's program; None for none.
+        finding: number of the finding that `fixed` fixes, from 1.
+        pairs: number of pairs of the two programs to measure.
     """
 
     trial: int | None = None
@@ -63,10 +65,10 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     """Returns the trial to explain, and its role in the study.
 
     Args:
-        number: of the trial; None for the best.
+        number: number of the trial; None for the best.
         records: trials of the study.
-        summary: of the study.
-        study: its name.
+        summary: the study's summary.
+        study: the study's name.
 
     Raises:
         BadInput: there is no such trial, or it has no measurement; names those that can be explained.
@@ -90,12 +92,12 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
 
 
 def pass_s(record: TrialRecord, which: str) -> float:
-    """Returns the expected seconds of a pass over a configuration."""
+    """Returns the expected seconds of a trial that runs one pass of a configuration."""
     return without_window_s(record) + max(PASS_S[which], PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0))
 
 
 def planned_s(baseline: TrialRecord) -> list[float]:
-    """Returns the expected seconds of each pass at the end of a study, in order, as far as the baseline tells."""
+    """Returns the expected seconds of each pass at the end of a study, in order, if the best takes as long as the baseline."""
     return [pass_s(baseline, which) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
 
 
@@ -113,7 +115,7 @@ class Explaining:
     # At the end of a study --------------------------------------------------------------------------------------------------
 
     def run(self, best: TrialRecord) -> None:
-        """Explains best and baseline in a tenth of the study's time at most; what does not fit is left out."""
+        """Explains the best trial and the baseline in at most a tenth of the study's time. What does not fit is left out."""
         session, baseline = self._session, self._session.baseline
         ends_s, session.budget.explain_s = self._ends_s(), 0.0
         targets = [best] if best is baseline else [best, baseline]
@@ -126,7 +128,7 @@ class Explaining:
         for record, which in missing:
             if self._is_time_for(pass_s(record, which), ends_s):
                 session.explain(record, which, ends_s=ends_s)
-        for record in reversed(targets):  # the best's entry comes last, so that its checks may use what is left
+        for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 
     def _ends_s(self) -> float:
@@ -220,7 +222,7 @@ class Explaining:
     def _tried(
         self, record: TrialRecord, findings: Sequence[Finding], ends_s: float | None
     ) -> tuple[list[Finding], list[checks.Check]]:
-        """Measures one ABBA round for each untried setting that is found, the largest gains first, while there is time."""
+        """Tries the settings that findings propose, while there is time: one ABBA round each, the largest gains first."""
         kept: list[Finding] = []
         made: list[checks.Check] = []
         for finding in findings:
@@ -248,7 +250,7 @@ class Explaining:
         return checks.check_of(finding, gain, trial=record.number, how=checks.PAIRS, num_pairs=len(pairs))
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns why a setting that is found was not tried, with the command that tries it."""
+        """Returns why the setting that a finding proposes was not tried, and the command that tries it."""
         needed_s = len(ORDER) * record.fresh_s
         command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
         return f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `{command}` tries it"
@@ -261,10 +263,10 @@ class Explaining:
         return None
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
-        """Measures another program and the study's own in turn, and compares with what a finding predicted.
+        """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.
 
         Raises:
-            BadInput: the trial was not explained, or there is no such finding of it.
+            BadInput: the trial was not explained, or has no finding with this number.
         """
         session = self._session
         finding = _chosen(explanation.entry_of(self.document, record.number), wanted, session.folder.name)
@@ -309,7 +311,7 @@ class Explaining:
 
 
 def _paired(scores: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Returns (new, old) of the pairs in ORDER in which both were measured."""
+    """Returns (new score, old score) of each pair in which both were measured; `scores` are in the order of ORDER."""
     pairs = []
     for index in range(0, len(ORDER), 2):
         one, other = scores[index : index + 2]

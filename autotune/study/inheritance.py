@@ -34,9 +34,9 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # the latest studies, which have themselves taken over results of older ones
+MAX_SOURCES = 8  # only the latest studies are used: they have themselves taken over results of older ones
 MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
-DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # of damaged studies; must not end this study
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
 MAX_OUT = 20  # kept small because each is compared with every proposal
 # Parts of the identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
@@ -229,7 +229,7 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline. First those that finals proved; each group by ratio."""
+    """Returns the configurations that beat their baseline, by ratio; those that finals proved come before all others."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):

@@ -15,8 +15,9 @@ from autotune.trials.session import Session, configuration_key
 
 NUM_EARLIER_SEEDS = 3  # in replays of two recordings, 3 gave 1 % more than 1 did in short studies, and no less in long ones
 NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
-DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower value
-FITS_FRAC = 0.97  # of the memory, as in the sampler; a configuration is expected to need as much here as in the earlier study
+DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's
+# A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
+FITS_FRAC = 0.97
 BATCH = "loader.batch_size"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 

@@ -49,8 +49,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; short if there is a time budget
-LETTING_GO_S = 5.0  # for the tracker's process to exit after it was terminated
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
+LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
@@ -203,7 +203,7 @@ class _Study:
                 confirm_front(self._session, set(decision.values))
 
     def _explain(self) -> None:
-        """Explains best and baseline. The verdict stands by then, whatever becomes of the passes or an interrupt of them."""
+        """Explains the best trial and the baseline. The verdict is final by then, even if passes fail or are interrupted."""
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
             with contextlib.suppress(Ending, KeyboardInterrupt):
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))

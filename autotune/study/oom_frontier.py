@@ -9,7 +9,7 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 
 BATCH = "loader.batch_size"
-# Knobs whose larger values need more memory: on a device the batch size, on the host also those of the workers.
+# Knobs whose larger values need more memory: on a device the batch size; on the host also the knobs of the workers.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
 # Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
 # among them, since a program may read them.

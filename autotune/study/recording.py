@@ -22,7 +22,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # the most that are measured more often; the fraction of the best value they must reach
+MAX_BEST, BEST_FRAC = 5, 0.8  # the best few are at most so many, and each has at least this share of the best value
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 

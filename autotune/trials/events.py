@@ -17,7 +17,7 @@ class Outlook:
 
     Attributes:
         left_s: time left for everything; None for unlimited.
-        search_s: of that, time for search trials; None for unlimited, or once the search is over.
+        search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
         num_trials: search trials that roughly fit, at most what `study.budget.trials` leaves; None without a limit, or once
             the search is over.
         trial_s: typical duration of a search trial.
@@ -78,7 +78,7 @@ class Listener:
         """A trial is launched.
 
         Args:
-            number: its number.
+            number: the trial's number.
             kind: baseline, search, attribution, parity or final.
             knobs: what it changes.
             why: one line on why it is tried.

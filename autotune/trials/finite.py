@@ -25,7 +25,7 @@ def loss_words(records: Sequence[TrialRecord]) -> str:
     """Returns a clause saying since when the program's own loss is not finite; "" if it is finite.
 
     Args:
-        records: by number; the first one that saw it counts.
+        records: trials, by number; the first of them with a loss that was not finite counts.
     """
     if not (since := _first(records, LOSS)):
         return ""
@@ -36,7 +36,7 @@ def caveat(records: Sequence[TrialRecord]) -> str:
     """Returns a caveat, in sentences, for a program whose own loss or gradients are not finite; "" for any other.
 
     Args:
-        records: by number.
+        records: trials, by number.
     """
     said = []
     if words := loss_words(records):

@@ -21,20 +21,23 @@ from autotune.monitors.cpu import CpuUse, describe
 from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
-MOSTLY_FRAC = 0.5  # share of the bytes read that came from disk; above it the trial did not read from memory
-DRIFT_FACTOR = 1.5  # fastest over slowest repeat of a configuration; of 272 recorded ones with three repeats, 18 reach it
+MOSTLY_FRAC = 0.5  # if a larger share of the bytes read came from disk, the trial did not read from memory
+# Rate of a configuration's fastest repeat divided by that of its slowest; 18 of 272 recorded configurations, with three repeats
+# each, reach it.
+DRIFT_FACTOR = 1.5
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
-FOREIGN_CORES = 0.1  # cores used by other programs on a busy machine; with more, a step waits for them
-FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle
-WAITING_CORES = 0.1  # the trial's threads that were runnable but had no core; with fewer, others did not take its cores
-ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all: with so many idle, others are not the cause of waiting
-STEAL_CORES = 0.1  # given to others by the hypervisor
-SLOWDOWN_FRAC = 0.001  # of the window under thermal or brake slowdown, by NVML's counters
-MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
-DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
+# Limits beyond which something is a disturbance. Other programs on the CPU disturb a trial only if it lacked cores.
+FOREIGN_CORES = 0.1  # cores that other programs use; with more, a step waits for them
+FOREIGN_FRAC = 0.01  # the same as a share of the machine's cores, if that is more: a large machine is never quite idle
+WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; with fewer, no program took its cores
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all cores; with so many idle, no program took its cores
+STEAL_CORES = 0.1  # cores that the hypervisor gave to others
+SLOWDOWN_FRAC = 0.001  # share of the window under thermal or brake slowdown, by NVML's counters
+MIN_CLOCK_FRAC = 0.75  # least mean clock of the multiprocessors, as a share of their default clock
+DEVICE_FRAC = 0.05  # share of the device's multiprocessors that another process uses
 NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
-DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
-OWN_SHARE = "own_share"  # also in the evidence: CPU time that autotune used during the trial, in words
+DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys
+OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used during the trial, in words
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 
@@ -106,8 +109,8 @@ class Level:
     A machine that is never quiet must not make the tool useless. A disturbance that lasts through both attempts of the
     baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed only if the disturbance
     gets worse. Search rates from before and after that moment are not comparable. The finals' rates are, since their
-    configurations take turns. On a fully loaded machine no increase is visible, so only the turns and their interval protect
-    the comparison.
+    configurations take turns. On a fully loaded machine no increase is visible, so only the turns and the ratio's
+    interval protect the comparison.
 
     Attributes:
         amounts: kind -> accepted amount.
@@ -159,8 +162,8 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
 
     Args:
         use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
-        results: by rank.
-        memory_bytes: of the machine.
+        results: the ranks' results.
+        memory_bytes: memory of the machine.
     """
     loader = (results[0].detected.get("loader") or {}) if results else {}
     samples = sum(result.window.samples for result in results if result.window)
@@ -186,7 +189,7 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
 def own_share(use: CpuUse | None) -> str:
     """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
 
-    It is reported but is no disturbance: all trials that are compared with each other suffer the same.
+    It is reported but is no disturbance, because it slows all trials alike that are compared with each other.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
@@ -226,7 +229,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     counts, too.
 
     Args:
-        records: by number.
+        records: trials, by number.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

@@ -42,7 +42,7 @@ def about(
 
     Args:
         inputs: the study's inputs.
-        folder: its folder.
+        folder: the study's folder.
         before: an earlier version of the record, which keeps its start time and sequence number.
         space: what is searched here; None before the baseline.
         first: rank 0's result of the baseline; None before there is one.
@@ -154,8 +154,8 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     identities have them. The script is compared if it was recorded, which earlier versions did not do.
 
     Args:
-        was: as recorded.
-        now: as it is.
+        was: the recorded identity.
+        now: the present identity.
     """
     reported = [f"program.{name}" for name in PROGRAM_FACTS]
     is_reported = all(any(parts.get(name) for name in reported) for parts in (was, now))

@@ -19,7 +19,7 @@ from autotune.launchers.base import Launch
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # to list values that a program may have set itself
+ANYWHERE = HostContext(num_cores=8)  # an assumed machine, to list the values that a program may have set itself
 
 
 def launch(
@@ -42,19 +42,19 @@ def launch(
     """Returns the launch of the program with the given knobs.
 
     Args:
-        config: of the study.
+        config: the study's configuration.
         command: the program.
         pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
         changed: further knobs to set.
         knobs: all known knobs of the configuration; the program decides the rest.
         machine: `machine.host_facts()`.
-        hidden: the secret values behind the stand-ins.
+        hidden: the secret values of knobs, which are written as stand-ins (`***1`) everywhere else.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
         env: further variables; those of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
-        number: of the trial.
+        number: the trial's number.
         spec: further fields of the harness's Spec.
     """
     everything, wanted = {**command.placeholders, **knobs}, {**pinned, **changed}

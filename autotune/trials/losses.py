@@ -19,11 +19,13 @@ MIN_STEPS = 5  # fewer say nothing about what follows
 # steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32 and bf16 alike, so
 # means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
-FLOOR_FRAC = 0.5  # of the largest loss: least scale of a relative difference, or a loss near 0 would make everything differ
-FIRST_FACTOR = 3.0  # times the tolerance, for the first loss: a single batch on unchanged weights
-CHANCE_FACTOR = 2.0  # times the difference between two baseline runs: what chance explains
-MAX_CHANCE_FRAC = 0.15  # the most that chance may excuse; beyond it the program's own runs differ too much to tell
-EXPLODED_FACTOR = 10.0  # times any earlier loss, which no batch explains
+# Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
+# difference from a loss near 0 would be large.
+FLOOR_FRAC = 0.5
+FIRST_FACTOR = 3.0  # the first loss has so many times the tolerance, because it is of a single batch
+CHANCE_FACTOR = 2.0  # chance explains so many times the difference between two runs of the baseline
+MAX_CHANCE_FRAC = 0.15  # the most that chance can excuse; beyond it the program's own runs differ too much to tell
+EXPLODED_FACTOR = 10.0  # no batch explains a loss of so many times any earlier loss
 MIN_EXPLODING_STEPS = 8
 
 

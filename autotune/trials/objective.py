@@ -42,7 +42,7 @@ class Goal:
         names: objectives, the deciding one first.
         samples: length of the real training; None if not given.
         epoch_samples: length of an epoch; None when unknown.
-        price_per_hour: of the machine; None if not given.
+        price_per_hour: price of an hour of the machine; None if not given.
         limits: key of a constraint -> its limit.
         capacity_bytes: memory that `constraints.memory_free_frac` is a share of; None when unknown.
     """
@@ -75,7 +75,7 @@ class Goal:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """The inputs of objective and constraints, for study.json, without those not given or not needed."""
+        """The inputs of objective and constraints, for study.json. Inputs that are not given or not needed are left out."""
         found = {
             "samples": self.samples,
             "epoch_samples": self.epoch_samples if COST in self.names else None,
@@ -88,7 +88,7 @@ class Goal:
         """Learns what the baseline found out about the program.
 
         Args:
-            results: of its ranks.
+            results: results of the baseline's ranks.
             capacity_bytes: memory of the device.
         """
         self.capacity_bytes = capacity_bytes
@@ -100,7 +100,7 @@ class Goal:
 
         Args:
             record: the trial, its numbers in place.
-            results: of its ranks.
+            results: results of the trial's ranks.
             cold_compile_s: seconds that compiling such a configuration took with an empty cache.
         """
         if record.value is None:

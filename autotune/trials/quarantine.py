@@ -85,9 +85,9 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     """Returns the quarantine of a study's device.
 
     Args:
-        inputs: of the study.
-        folder: of the study.
-        executable: returns the program's own interpreter; None while it is unknown, and then the device passes.
+        inputs: the study's inputs.
+        folder: the study's folder.
+        executable: returns the program's own interpreter; None while it is unknown, in which case the device passes.
     """
     gpus, index = inputs.machine.get("gpus") or [], inputs.config.device.index
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []

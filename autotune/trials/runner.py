@@ -36,12 +36,13 @@ CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
 # Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
-QUIET_BUDGET_FRAC = 0.05  # the same limit as a share of the study's time
+QUIET_BUDGET_FRAC = 0.05  # the longest such wait as a share of the study's time
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 QUIET_LEFT_FRAC = 0.25  # neither wait may take more than this share of the trial's remaining time
-BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a disturbed baseline that took longer is not repeated
+BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 TIME_UP = "the study's time was up"
-LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # a window ends LEAVE_S plus the baseline's exit time before the deadline, at most LEAVE_MAX_S
+# Before its deadline, a trial ends its window early by LEAVE_S plus the time the baseline took to exit, at most by LEAVE_MAX_S.
+LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # least rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
@@ -60,8 +61,8 @@ class Request:
         ends_s: moment on the study's clock at which it must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
-        first_steps: spec fields of a run that measures nothing: mode, seed, max_steps and max_s of one that ends after its
-            first steps; mode and explain of one that explains; {} to measure.
+        first_steps: fields of the spec for a run that measures nothing; {} for a run that measures. A run that ends after its
+            first steps has mode, seed, max_steps and max_s; a run that explains has mode and explain.
     """
 
     number: int
@@ -305,7 +306,7 @@ class TrialRunner:
         health.note(record, found)
         if why := health.own_share(self._watch.cpu_use):
             record.evidence[health.OWN_SHARE] = why
-        is_repeated = self._inputs.command.is_recipe and not self._inputs.config.data.root  # a recipe's own data are few files
+        is_repeated = self._inputs.command.is_recipe and not self._inputs.config.data.root  # a recipe's own data fit in memory
         memory_bytes = int(self._inputs.machine.get("memory_bytes") or 0)
         if not is_repeated and (why := health.page_cache(self._watch.cpu_use, results, memory_bytes)):
             record.evidence[health.PAGE_CACHE] = why

@@ -24,9 +24,9 @@ from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
-LEAST_CYCLES = 2  # least cycles in a window, since a window opens in the middle of a cycle
+LEAST_CYCLES = 2  # least cycles of steps in a window, since a window opens in the middle of a cycle
 MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
-RACED_FRAC = 0.8  # of the best so far: a trial certainly below it is stopped early
+RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, as a multiple of other trials': only it looks for cycles
 OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected
 
@@ -139,7 +139,7 @@ class Session:
             knobs: the configuration.
             why: one line on why it is tried.
             origin: what proposed it.
-            repeats: in a recording, number of the trial that measured it before.
+            repeats: in a recording, number of the trial that measured the configuration before.
             round_number: round of the recording.
         """
         changed = self.resolved.changed(knobs)
@@ -247,7 +247,7 @@ class Session:
             rules=rules,
             max_s=self._most_s(expected_s),
             ends_s=self.budget.ends_s(kept_s=kept_s),
-            retry_max_s=0.0,  # as in the finals
+            retry_max_s=0.0,  # a failed trial is not repeated, as in the finals
         )
         return self._run(request).record
 
@@ -265,7 +265,7 @@ class Session:
             changed: changes to the baseline.
             candidate: the trial whose losses are in question.
             why: one line on why it is run.
-            seed: for random, numpy and torch.
+            seed: seed of random, numpy and torch.
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
@@ -318,9 +318,9 @@ class Session:
 
         Args:
             first: the trial that was explained.
-            knobs: its configuration, or the same with the remedy.
-            cause: of the finding.
-            round_number: of the pair.
+            knobs: that trial's configuration, without or with the remedy.
+            cause: cause of the finding.
+            round_number: round of the pair.
             why: one line on which side it is.
             ends_s: as in `explain`.
         """

@@ -19,7 +19,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns the fields of a TrialRecord that come from its ranks' results.
 
     Args:
-        results: by rank; empty if the trial died before it wrote any.
+        results: the ranks' results; empty if the trial died before it wrote any.
     """
     if not results:
         return {}
@@ -93,7 +93,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
     """Returns further numbers for the tracker: step times, compilation, and metrics of the machine.
 
     Args:
-        results: by rank.
+        results: the ranks' results.
         seen: metrics from the machine's watch, name with unit -> value.
     """
     found = dict(seen)

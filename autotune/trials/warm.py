@@ -52,8 +52,8 @@ class WarmStarts:
         """Returns the modules that are imported before a trial starts; () for a fresh start.
 
         Args:
-            kind: of the trial.
-            changed: its knobs that differ from the baseline.
+            kind: kind of the trial.
+            changed: the trial's knobs that differ from the baseline.
             pinned: knobs set in every trial; the process that trials are forked from has their environment variables, too.
         """
         is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
@@ -70,7 +70,7 @@ class WarmStarts:
 
         Args:
             doubtful: the trial as started warm.
-            again: the same trial started fresh.
+            again: the trial as started fresh afterwards.
         """
         if not again.outcome.has_value:
             self._num_in_vain += 1

@@ -19,7 +19,7 @@ from autotune.monitors.waiting import WaitingWatch
 from autotune.trials import health
 from autotune.trials.health import Disturbance
 
-PAUSE_S = 1.0  # between two samples of the device
+PAUSE_S = 1.0  # least time between two samples of the device
 STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
 
 
@@ -157,7 +157,7 @@ class MachineWatch:
         self._device.compute_processes()  # discarded: each query reports the shares since the query before
 
     def _look_at_sharers(self) -> None:
-        """Notes foreign processes on the device. They count only if the trial's pids are among NVML's."""
+        """Notes foreign processes on the device. They count only if NVML also lists the trial's own processes."""
         found = self._device.compute_processes()
         if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started late
             self._own |= tree(read_processes(), os.getpid())

@@ -22,17 +22,18 @@ AMP, OPTIMIZER_KNOB, BATCH, COMPILE, DYNAMIC = (
 )
 MATRIX = re.compile(r"conv|addmm|\bmm\b|bmm|matmul|linear|attention", re.IGNORECASE)
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
-LEAST_FLOPS_PER_S = 2e10  # of a CPU: below that, a step is not made of large matrix products
-MATRIX_FRAC = 0.7  # of forward and backward, where no trace says more
-OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, with its autograd node
-LAUNCH_FRAC = 0.6  # of a step in that: the step is bound by launches
-LARGER_BATCH = 4  # times, to try
-FASTER_16_BIT = (1.1, 1.7, 3.0)  # at least, usually, at most
-FASTER_OPTIMIZER = (1.5, 3.0, 8.0)
+LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
+MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no trace shows their share
+OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
+# A step is bound by launches if, for at least this share of it, the GPU has nothing to do or the CPU only calls operators.
+LAUNCH_FRAC = 0.6
+LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
+FASTER_16_BIT = (1.1, 1.7, 3.0)  # how many times as fast 16-bit matrix products are: at least, usually, at most
+FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 
 
 def low_precision(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if matrix products run in 32 bits where units for 16 bits idle."""
+    """Yields a finding if matrix products run in 32 bits although the device has units for 16 bits."""
     can = evidence.is_cuda or bool(FAST_16_BIT & evidence.host_context.cpu_isa)
     if not (can and evidence.lines and evidence.value(AMP) == "off" and evidence.may_set(AMP, "bf16")):
         return
@@ -100,7 +101,7 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
 
 
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if a step is mostly the cost of calling many small operators."""
+    """Yields a finding if most of a step goes to calling many small operators, not to what they compute."""
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None or not evidence.lines:
         return

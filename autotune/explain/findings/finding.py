@@ -20,8 +20,8 @@ class Finding:
         where: "file:line", a stage of the input pipeline, a kernel, or "rank 1".
         evidence: what was seen, with numbers.
         gain: what removing the cause would gain.
-        basis: how the gain was sized.
-        knob, value: setting that removes the cause; "" and None if only code does.
+        basis: what the size of the gain is based on.
+        knob, value: setting that removes the cause; "" and None if only a change of the code removes it.
         code: what to change in the program, in words.
         check: what became of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
@@ -65,5 +65,5 @@ def ms(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a share: "38 %"."""
+    """Returns a share in percent: "38 %"."""
     return f"{share:.0%}".replace("%", " %")

@@ -26,10 +26,10 @@ LOGS = re.compile(
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
-LEAST_CALLS = 2  # numbers fetched in a step; one, of the loss, is usual and costs nothing on a CPU
-NOISE_TIMES = 2.0  # standard errors of a sampled share
-OFF_FRAC = 0.02  # of a step: the sampler may be that far off besides its noise
-FREED_FRAC = 0.35  # of the seconds removed: caches and cores that they freed may save as much again
+LEAST_CALLS = 2  # least numbers fetched in a step for a finding; fetching one, the loss, is usual and costs nothing on a CPU
+NOISE_TIMES = 2.0  # a sampled share can be wrong by so many standard errors ...
+OFF_FRAC = 0.02  # ... and by this share of a step more, since the sampler has errors besides noise
+FREED_FRAC = 0.35  # removing work can save this share of its seconds in addition, because it frees caches and cores
 CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
@@ -40,7 +40,7 @@ CODE = {
 
 
 def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
-    """Yields a finding for each function whose lines cost time in the step for one cause."""
+    """Yields a finding for each function with lines that cost time in the step for the given cause."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in evidence.own_lines() if evidence.lines else ():
         if cause_of(line, evidence) == cause:
@@ -50,7 +50,7 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def collections(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for the cyclic garbage collector, called or by itself."""
+    """Yields a finding if the cyclic garbage collector takes time, whether the program calls it or Python starts it."""
     called = max(costs(evidence, COLLECTION), key=lambda finding: finding.gain.mid, default=None)
     if called and not evidence.first.gc_s:
         yield called
@@ -67,7 +67,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
 
 
 def cause_of(line: Line, evidence: Evidence) -> str:
-    """Returns for which cause a line of the training thread costs time; "" for computation, input and the optimizer."""
+    """Returns the cause for which a line of the training thread costs time; "" in computation, input and the optimizer."""
     if line.phase in (INPUT, OPTIMIZER):
         return ""
     if "gc.collect" in line.text:
@@ -85,7 +85,7 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
     sites = [site for site in evidence.first.syncs if _is_at(site, line)]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
-    # On a GPU the only wait of a step is the device's own time.
+    # On a GPU, a number that is fetched only once a step waits for nothing but the device's own work.
     return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
 
 
@@ -94,7 +94,7 @@ def _is_at(site: Site, line: Line) -> bool:
 
 
 def _is_python(line: Line, evidence: Evidence) -> bool:
-    """Whether a line's time goes to Python or other libraries rather than to torch, or to many small calls of torch."""
+    """Whether a line spends its time in Python, in libraries other than torch, or in many small calls of torch."""
     if line.phase == OTHER and is_in_inner_loop(line, evidence.first):
         return True
     if is_tensor_work(line, evidence.first):
@@ -132,7 +132,7 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
         return Saved(low=0.0, mid=min(seconds, idle_s), high=min(most, idle_s))
     if evidence.num_workers and is_behind(
         evidence
-    ):  # the loader is behind: less work in the training thread is more waiting, but for the cores it frees
+    ):  # the training thread waits for the loader: with less work it only waits longer, though the work's cores become free
         shared = 0.5 if evidence.is_shared else 0.0
         return Saved(low=0.0, mid=shared * seconds, high=most)
     return Saved(low=least, mid=seconds, high=most)

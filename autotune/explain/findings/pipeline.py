@@ -31,13 +31,14 @@ from autotune.records import KnobValue
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
 NUM_WORKERS = "loader.num_workers"
-LEAST_BLOCKED_FRAC = 0.1  # of a stage's work: what it waits for storage is a cause of its own
-WAITS_FRAC = 0.05  # of a step that waits for input: less is not worth a look
-BEHIND_FRAC = 0.75  # of a step in which the workers make its samples: the loader may set the pace
-# Seconds of loader and training thread once a cost of the loader is gone, over what today's say: at most, probably, at least.
+LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
+WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
+BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
+# Once a cost of the loader is removed, loader and training thread take so many times the seconds that today's measurements
+# predict: at most, probably, at least.
 LOADER_TIMES = (1.3, 1.0, 0.85)
-ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that need not wait finds its caches warm; measured 0.8 to 0.9
-ENOUGH = 1.1  # times the work per step that workers should be able to do
+ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
+ENOUGH = 1.1  # there should be workers for so many times the work of a step
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
 CODE = {
@@ -53,11 +54,11 @@ class Part:
     """Work of the input pipeline that has one cause, in seconds a sample.
 
     Attributes:
-        cause: of it, if it is too much.
+        cause: cause of a finding, if the part takes too long.
         where: place in the code, or name of the stage.
         what: names of the stages.
-        cpu_s: on a CPU.
-        blocked_s: neither on a CPU nor waiting for one: storage, network, sleep.
+        cpu_s: seconds on a CPU.
+        blocked_s: seconds in which it neither runs on a CPU nor waits for one: storage, network, sleep.
     """
 
     cause: str
@@ -68,7 +69,7 @@ class Part:
 
     @property
     def work_s(self) -> float:
-        """Seconds without those that a worker waited for a core, which other work took."""
+        """Seconds of the part, without those in which a worker waited for a core that other work used."""
         return self.cpu_s + self.blocked_s
 
 
@@ -80,7 +81,7 @@ def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def parts(evidence: Evidence) -> list[Part]:
-    """Returns what the input pipeline's work goes to, the most first: each transform, decoding, storage, collating."""
+    """Returns the parts of the input pipeline's work, the largest first: each transform, decoding, storage, collating."""
     found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
     least_s = LEAST_BLOCKED_FRAC * service_s(evidence)
     for stage in stages(evidence):
@@ -107,13 +108,13 @@ def service_s(evidence: Evidence) -> float:
 
 
 def _work(stage: Stage) -> tuple[float, float]:
-    """Returns the seconds of a stage on a CPU and blocked, a sample."""
+    """Returns the seconds that a stage spends on a CPU and those that it is blocked, for each sample."""
     cpu_s = stage.seconds if stage.cpu_s is None else stage.cpu_s
     return cpu_s, max(0.0, stage.seconds - cpu_s) if stage.blocked_s is None else stage.blocked_s
 
 
 def supply_s(evidence: Evidence) -> float:
-    """Returns the seconds in which the workers make a step's samples, were the step to wait for nothing else."""
+    """Returns the seconds that the workers need to make a step's samples if nothing holds them up."""
     rate = evidence.record.loader_rate
     ranks = max(1, len(evidence.lines))
     samples = evidence.first.samples / max(1, evidence.first.steps)
@@ -123,14 +124,14 @@ def supply_s(evidence: Evidence) -> float:
 
 
 def is_behind(evidence: Evidence) -> bool:
-    """Returns whether the step waits because the loader is slow, and not just while it takes a finished batch."""
+    """Returns whether the step waits because the loader is slow, and not only to take over a finished batch."""
     if evidence.wait_s < WAITS_FRAC * evidence.step_s:
         return False
     return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
 
 
 def _cause(stage: Stage, evidence: Evidence) -> str:
-    """Returns for which cause a stage's work on a CPU is too much."""
+    """Returns the cause that a stage's work on a CPU belongs to."""
     if stage.name == COLLATE:
         return COLLATING
     if stage.name == DECODE:
@@ -142,7 +143,7 @@ def _cause(stage: Stage, evidence: Evidence) -> str:
         cause = _cause_of_line(line)
         if cause in seconds:
             seconds[cause] += line.self_s
-    for other in stages(evidence):  # what libraries do in a stage of its own counts at the item's line that calls them
+    for other in stages(evidence):  # library work with a stage of its own is also in the lines that call it: subtract it here
         if other.name == DECODE or (other.name.startswith(TRANSFORM) and not other.function):
             seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.batch
     return DECODING if seconds[DECODING] > seconds[AUGMENTATION] else AUGMENTATION
@@ -156,7 +157,7 @@ def _cause_of_line(line: Line) -> str:
 
 
 def _item_lines(evidence: Evidence, stage: Stage) -> list[Line]:
-    """Returns the program's own lines that make an item, most seconds first, without those of stages timed apart."""
+    """Returns the program's own lines that make an item, most seconds first, but not those of stages that are timed apart."""
     apart = [other for other in stages(evidence) if other.name != ITEM and other.function]
     lines = [line for line in evidence.own_lines(stage.where) if line.phase == INPUT]
     return [line for line in lines if not any(_is_of(line, other) for other in apart)]
@@ -204,10 +205,15 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
 
 
 def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
-    """Returns the gain without some seconds of input work a step, all workers together.
+    """Returns the gain of removing some input work.
 
-    Without workers the step itself gets shorter. With workers, the step waits for the slower of loader and training thread;
-    where both share cores, each also gets the cores that the other leaves.
+    Without workers the step itself gets shorter. With workers, the slower of loader and training thread sets the pace. If the
+    two share cores, work that is removed from one also frees cores for the other.
+
+    Args:
+        evidence: what is known of the configuration.
+        work_s: seconds of this work for each step, summed over all workers.
+        cpu_s: the part of `work_s` that is spent on a CPU.
     """
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
@@ -218,7 +224,7 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     if not is_behind(evidence):
         return gain_of(step_s, Saved(low=0.0, mid=0.6 * freed_s, high=1.2 * freed_s), "predicted")
     step_s, busy_s = evidence.trial_step_s, evidence.busy_s
-    loader_s = step_s * (1 - work_s / whole_s)  # the loader sets the pace now
+    loader_s = step_s * (1 - work_s / whole_s)  # today the loader sets the pace, so a step takes as long as the loader
     left = [
         max(loader_s * slower, busy_s * alone - share * freed_s)
         for slower, alone, share in zip(LOADER_TIMES, ALONE_TIMES, (0.0, 0.5, 1.3), strict=True)
@@ -249,7 +255,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _wanted(evidence: Evidence) -> int | None:
-    """Returns the number of workers to try: the best that trials know, or what the work needs; None for no more than now."""
+    """Returns a larger number of workers to try: the best one by the trials, or what the work needs; None if there is none."""
     more = [int(value) for value in evidence.domains.get(NUM_WORKERS, ()) if int(value) > evidence.num_workers]
     more = [value for value in more if evidence.may_set(NUM_WORKERS, value)]
     if not more:
@@ -262,7 +268,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
-    """Returns the gain of hiding input work behind the step, whose cores it may share."""
+    """Returns the gain of more workers, which make the input while the step runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s = step_s - wait_s
     if evidence.num_workers:
@@ -270,10 +276,10 @@ def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / int(workers))
         return gain_of(step_s, Saved(low=0.0, mid=0.7 * max(0.0, step_s - least_s), high=wait_s), "predicted")
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # that so many workers can hide
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # what so many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
     blocked_s = wait_s - cpu_s
-    hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # the step needs the cores, too
+    hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # else the step needs the cores, too
     low = 0.6 * (0.8 * wait_s if evidence.is_cuda or cores > 2 else blocked_s)
     saved = Saved(low=min(low, most_s), mid=min(0.9 * hidden_s, most_s), high=min(wait_s, most_s))
     return gain_of(step_s, saved, "predicted")

@@ -12,7 +12,7 @@ from autotune.explain.places import place_of
 from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
-SKEW_FRAC = 0.05  # of a step
+SKEW_FRAC = 0.05  # one rank must need longer by at least this share of a step
 EXPOSED_FRAC = 0.05
 
 
@@ -54,7 +54,7 @@ def _more(slow: Lines, other: Lines, phase: str) -> float:
 
 
 def _different_line(slow: Lines, other: Lines) -> Line | None:
-    """Returns the program's own line that takes the most longer on the slow rank."""
+    """Returns the program's own line whose time on the slow rank exceeds that on the other rank most; None if none does."""
     usual = {(line.file, line.line, line.where): line.self_s for line in other.lines if line.is_own}
     more = [
         (line.self_s - usual.get((line.file, line.line, line.where), 0.0), line)
@@ -72,7 +72,7 @@ def communication(evidence: Evidence) -> Iterator[Finding]:
     known = [float(seconds) for seconds in exposed if isinstance(seconds, int | float)]
     if len(evidence.lines) < 2 or not known or min(known) < EXPOSED_FRAC * evidence.step_s:
         return
-    seconds = min(known)  # of the rank that waits least: the others' waiting is skew
+    seconds = min(known)  # the rank that waits least waits only for the exchange; the others also wait for slower ranks
     size = evidence.first.communication.get("gradient_bytes")
     yield Finding(
         cause="communication",

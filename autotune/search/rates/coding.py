@@ -26,9 +26,12 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 
 NUM_RANGE_LEVELS = 9  # number of levels of a range, which lists no values
 BATCH = "loader.batch_size"
-HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b; b = t0/t1 gives half of the largest rate
-STEP_VARIANCE = 1 / 3  # prior variance of a doubling, relative to a switch: three doublings may change as much as a switch
-BATCH_STEP_VARIANCE = 0.05  # the same for a doubling of the batch: the curves of HALF_BATCHES explain most of its effect
+# Each curve has another batch size that gives half of the largest rate: b = t0 / t1 if a step of b samples takes t0 + t1 b.
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
+# Prior variance of the effect of doubling a number; that of choosing another unordered value is 1. So three doublings may
+# change as much as one such choice.
+STEP_VARIANCE = 1 / 3
+BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether the levels are numbers.
-        step: for a ladder, where each value includes the previous one: prior spread of later steps, relative to the first.
+        step: for a ladder, in which each value includes the previous one: prior spread of each later step, relative to the
+            first. None for other knobs.
     """
 
     key: str
@@ -114,7 +118,7 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: other configurations, whose values inside a range become levels, too.
-        ladders: knob -> its values, ordered so that each includes the previous one, and its `Levelled.step`.
+        ladders: knob -> (its values, ordered so that each includes the previous one; its `Levelled.step`).
     """
 
     def __init__(
@@ -194,7 +198,7 @@ class Coding:
 
 
 def _steps(count: int) -> Array:
-    """Returns the cumulative coding of `count` levels: 1 for each step up to the level. The last row is for absence."""
+    """Returns the cumulative coding of `count` levels, in which steps up to the level are 1. The last row is for absence."""
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 

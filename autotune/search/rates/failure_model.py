@@ -22,7 +22,7 @@ class FailureModel:
 
     Args:
         worked: configurations with a measurement; the first is the baseline if it gives all knobs.
-        failed: configurations that failed; of each, only the knobs that may be the cause, if these are known.
+        failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
@@ -48,7 +48,7 @@ class FailureModel:
 
     @property
     def pairs(self) -> Mapping[frozenset[Value], float]:
-        """Pair of values that may not work together -> probability that it does."""
+        """Pair of values that may not work together -> probability that they do work together."""
         return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:

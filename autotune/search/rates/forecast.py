@@ -28,7 +28,7 @@ READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where 
 UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by this factor
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
-BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, which amortises a step's fixed cost: (b/(b + half))**trend
+BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch b, which amortises a step's fixed cost: (b/(b + half))**trend
 MIN_DEVICE_RATES = 2
 
 
@@ -131,7 +131,7 @@ class Forecast:
     def expected(self, codes: Codes, reference: Codes) -> Expected:
         """Returns the forecasts for configurations.
 
-        Spreads are to first order: those of D and L are multiplied by the slopes of the rate with respect to D and L.
+        Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
 
         Args:
             codes: the configurations.
@@ -208,7 +208,7 @@ class Forecast:
         return features.with_effect(shared_frac(*self._processes(codes), self._machine) * CROWDING_SPREAD / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
-        """Returns each trial's D and its noise. If cores were shared, D is derived from the rate; if unknown, it is NaN."""
+        """Returns each trial's D and its noise. If cores were shared, D is derived from the rate. An unknown D is NaN."""
         device = np.array([np.nan if trial.device_rate is None else trial.device_rate for trial in measured])
         noise = np.ones(len(measured))
         is_hidden = np.array([trial.is_shared for trial in measured], dtype=bool) & ~np.isfinite(device) & np.isfinite(loader)

@@ -20,7 +20,7 @@ class Seen:
     """One trial as the models use it.
 
     Attributes:
-        params: its searched knobs.
+        params: the trial's searched knobs with their values.
         score: what the study maximises; None without a measurement.
         rate: samples per second; None without a measurement.
         device_rate, loader_rate: D and L; None when unknown.

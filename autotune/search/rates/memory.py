@@ -31,15 +31,15 @@ SPARED = {
 FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
 SAFE_CHANCE = 0.75  # least chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # least chance to fit for any proposal, however large its gain
-SAFE_FRAC = 0.93  # `fills` proposes only batches with a chance of one half or more to take at most this share of the memory
-NOISE_FRAC = 0.02  # of a peak: allocators round, and on a CPU peaks are sampled; repeats differed by 0.1 to 2 %
+SAFE_FRAC = 0.93  # `fills` proposes a batch only if it is likelier to stay within this share of the memory than to exceed it
+NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
 MOST_PROCESS_FRAC = 0.95  # PROCESS_BYTES is taken as at most this share of the smallest peak
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch: mean, spread
 CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
-THREADS_BYTES = 40e6  # spread of what a number of threads adds on a CPU: stacks, and buffers of the kernels
+THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
 MOST_PEAKS = 100  # largest number of peaks that are fitted
 NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply
 MAX_FACTOR = 1.5  # largest change of the logarithm of a factor in one step
@@ -53,7 +53,7 @@ class Peak:
     """One trial's memory.
 
     Attributes:
-        params: its configuration.
+        params: the trial's configuration.
         peak_bytes: its peak memory; None if unknown.
         is_out: whether it ran out of memory.
     """
@@ -72,7 +72,7 @@ class MemoryModel:
 
     Args:
         peaks: past trials.
-        capacity_bytes: memory that a trial may fill; None to judge only by the outcomes of past trials.
+        capacity_bytes: memory that a trial can fill; None to judge only by the outcomes of past trials.
         is_cpu: whether peaks and capacity are host memory of the processes rather than a device's memory.
     """
 
@@ -107,8 +107,8 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        It is 0 if a trial that needs at most as much memory as this configuration ran out. Otherwise it is 1 if a trial that
-        needs at least as much fitted. Otherwise the model decides; without a model it is 1.
+        It is 0 if a trial ran out of memory although it needs no more than this configuration. It is 1 if a trial that needs at
+        least as much fitted. In all other cases the model decides; without a model it is 1.
         """
         return float(self.chances([params])[0])
 

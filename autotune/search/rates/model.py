@@ -15,7 +15,7 @@ FACTORS = (
     (0.4, 1.0, 2.5, 6.0),
     (0.4, 1.0, 2.5),
     (0.4, 1.0, 2.5, 6.0),
-)  # to try on each of these
+)  # factors of these spreads that are tried, to find the most likely ones
 DOUBT = 1.0  # prior spread of the factors' natural logarithms, whose prior mean is 0
 BIAS = 2.0  # prior spread of the level, which is almost unknown
 JITTER = 1e-9

@@ -11,11 +11,11 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D that is considered and its largest uncertainty, both relative to the rate's
+MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D that is considered, and its largest uncertainty, as multiples of the rate's
 # Share of the rate that remains if threads and workers compete for cores, because threads wait for one another. Measured with
 # four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
-SHARPNESS = 8.0  # of the transition from loader-bound to device-bound: batch times vary, so both wait a little if D = L
+SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: batch times vary, so both wait a little near D = L
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,16 @@ from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
-NUM_OPEN = 60  # candidates that are examined closely: those with the largest expected gains for their time
+NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
-NEAR_FRAC = 0.5  # share of the largest expected gain for its time; above it, the number of changes decides
+NEAR_FRAC = 0.5  # of candidates with at least this share of the largest gain per cost, the one with the fewest changes wins
 MOST_WINNERS = 30  # number of fastest trials among which the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # below this chance to fit, a candidate needs an expected gain of RISK_GAIN
 RISK_GAIN = 0.02
-FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
-COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
-POSSIBLE_Z = 1.2816  # standard deviations to the gain shown as "up to", which one in ten such changes exceeds
-RELIEF = 0.1  # a side limits a configuration if the rate would grow at least by this, in logarithms, if the side cost nothing
+FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
+COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
+POSSIBLE_Z = 1.2816  # standard deviations above the mean of the gain shown as "up to"; one in ten such changes exceeds it
+RELIEF = 0.1  # a side limits a configuration if the log rate would grow by at least this if the side cost nothing
 BELONGS = 0.3  # a knob belongs to a side if it matters to it at least this much
 
 
@@ -61,7 +61,7 @@ class Step:
         known: past and running trials.
         rules: what the study knows about configurations.
         options: which parts to use.
-        rng: for candidates and samples.
+        rng: random source of candidates and samples.
     """
 
     def __init__(
@@ -167,7 +167,11 @@ class Step:
         return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
 
     def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
-        """Whether each configuration has no costly values, or equals one of the best in all costly knobs or in all others."""
+        """Whether each configuration is worth a compilation, or needs none.
+
+        It needs none without costly values. It is worth one if it equals one of the best configurations either in all costly
+        knobs or in all other knobs.
+        """
         costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
@@ -191,7 +195,7 @@ class Step:
 
 
 def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> Array:
-    """Returns whether some columns of each configuration are those of one of the others."""
+    """Returns whether each configuration equals one of the others in the given columns."""
     known = {row.tobytes() for row in others[:, columns]}
     return np.array([row.tobytes() in known for row in codes[:, columns]], dtype=bool)
 
