@@ -165,8 +165,10 @@ def test_a_tree_is_a_process_and_all_below_it():
 def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_is():
     plain = subprocess.Popen([sys.executable, __file__, "--password=hunter2"], stdin=subprocess.PIPE)
     environment = {**os.environ, "AUTOTUNE_MARK": "/data/runs/other:7"}
-    study = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    waiting = [sys.executable, "-c", "print('started', flush=True); input()"]
+    study = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
+        assert study.stdout.readline()  # before its first line the kernel may not show its environment yet
         said = describe(plain.pid)
         assert "hunter2" not in said
         assert "test_cpu.py" in said
