@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.api import Study, run
 
 __version__ = "0.1.0"
-__all__ = ["apply", "trial_step"]
+__all__ = ["Study", "apply", "run", "trial_step"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `run` and `Study` when they are first used: a training script that calls `trial_step` needs neither."""
+    if name in ("Study", "run"):
+        from autotune import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def apply(file: str | os.PathLike[str]) -> None:

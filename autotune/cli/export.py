@@ -25,7 +25,7 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
         output: file to write; None or "-" for standard output.
         as_json: print the file's text and the settings it lacks as one JSON document, and write no file.
     """
-    exported = render(read_summary(folder), format_, _tier(tier), file=str(output or ""))
+    exported = render(read_summary(folder), format_, tier_named(tier), file=str(output or ""))
     if as_json:
         notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}
         print_json({"study": folder.name, "format": format_, "text": exported.text, **notes})
@@ -51,7 +51,12 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
     return 0
 
 
-def _tier(name: str | None) -> Tier | None:
+def tier_named(name: str | None) -> Tier | None:
+    """Returns the tier of that name; None for None.
+
+    Raises:
+        BadInput: there is no such tier.
+    """
     if name is None:
         return None
     if name not in list(Tier):

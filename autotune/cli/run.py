@@ -68,9 +68,20 @@ def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
         Interrupted: by the user; all measurements are kept.
         FolderLost: the study's folder cannot be written any more.
     """
+    from autotune.study import run_study
+
+    inputs, folder = prepare(asked)
+    return carry_out(run_study, inputs, folder, as_json=as_json, is_quiet=is_quiet)
+
+
+def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
+    """Returns a new study's inputs and folder. Prints what the configuration is to be warned of on standard error.
+
+    Raises:
+        BadInput: the request is invalid.
+    """
     from autotune.machine import host_facts
     from autotune.run_dir import create
-    from autotune.study import run_study
     from autotune.study.inheritance import check_named
 
     facts = host_facts()
@@ -80,7 +91,7 @@ def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
-    return carry_out(run_study, inputs, folder, as_json=as_json, is_quiet=is_quiet)
+    return inputs, folder
 
 
 def carry_out(
@@ -109,11 +120,11 @@ def carry_out(
             print_json(folder.read_summary())
         raise
     except KeyboardInterrupt:
-        raise _interrupted(folder, "stopped by the user") from None
+        raise interrupted(folder, "stopped by the user") from None
     if as_json:
         print_json(summary)
     if summary["status"] == "interrupted":
-        raise _interrupted(folder, str(summary.get("reason") or "stopped by the user"))
+        raise interrupted(folder, str(summary.get("reason") or "stopped by the user"))
     if verification := summary.get("verification"):
         judge(verification)
     return 0
@@ -137,7 +148,8 @@ def judge(verification: dict[str, Any]) -> None:
         print(f"autotune: {verification['file']}: {claims.explanation(verification)}", file=sys.stderr)
 
 
-def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
+def interrupted(folder: StudyFolder, why: str) -> Interrupted:
+    """Returns the exception that says that a study was interrupted and how to continue it."""
     go_on = f"To continue: autotune resume {call(folder)}"
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 

@@ -1,0 +1,241 @@
+"""Runs and reads studies from Python: `autotune.run` and `autotune.Study`, for notebooks and pipelines.
+
+It stands above the command line and uses the same functions: a study started here cannot be told from one started in a shell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli import show, verdict
+from autotune.cli.began import begin
+from autotune.cli.export import tier_named
+from autotune.cli.options import runs_folder
+from autotune.cli.plain import PlainLines, Quiet, View
+from autotune.cli.run import Asked, interrupted, prepare
+from autotune.errors import BadInput
+from autotune.export import render
+from autotune.records import Knobs, Summary, TrialRecord
+from autotune.run_dir import StudyFolder, find
+from autotune.study import run_study
+
+if TYPE_CHECKING:
+    import pandas
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """What the finals found of the winner against the baseline.
+
+    Attributes:
+        verdict: "faster", "same" or "ambiguous".
+        ratio: how many times as fast the winner is; None if they were not compared.
+        low, high: 95 % interval of the ratio; None if there is none.
+        reason: why the verdict is not "faster", or what limits it; "" for nothing to say.
+    """
+
+    verdict: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    reason: str
+
+
+class Study:
+    """A study's folder, read anew at every access, so that it can be looked at while the study runs.
+
+    Args:
+        name: the study's name, as on the command line: "resnet18" is the latest of that name, "runs/resnet18" is that folder.
+        runs_dir: folder of the studies; None for "runs".
+
+    Raises:
+        autotune.errors.BadInput: there is no such study.
+    """
+
+    def __init__(self, name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | None = None) -> None:
+        self._folder = find(runs_folder(None if runs_dir is None else os.fspath(runs_dir)), os.fspath(name))
+
+    @classmethod
+    def _of(cls, folder: StudyFolder) -> Study:
+        study = cls.__new__(cls)
+        study._folder = folder
+        return study
+
+    @property
+    def name(self) -> str:
+        """Name of the study's folder."""
+        return self._folder.name
+
+    @property
+    def path(self) -> Path:
+        """The study's folder."""
+        return self._folder.path
+
+    @property
+    def summary(self) -> Summary:
+        """The document of `autotune show STUDY --json`.
+
+        Raises:
+            autotune.errors.BadInput: there is none yet, or it cannot be read.
+        """
+        return show.read_summary(self._folder)
+
+    @property
+    def status(self) -> str:
+        """One of "running", "complete", "interrupted" and "failed"."""
+        return str(self.summary["status"])
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """Every finished trial, by number; trial 0 is the baseline."""
+        return self._folder.read_trials()
+
+    @property
+    def best(self) -> Knobs | None:
+        """Settings of the winner that differ from the baseline; {} if the baseline won, None if nothing was measured yet."""
+        best = self.summary["best"]
+        return None if best is None else dict(best["overrides"])
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """The winner against the baseline; None before the finals."""
+        found = self.summary["speedup"]
+        if not found:
+            return None
+        low, high = found.get("ci") or (None, None)
+        reason = str(found.get("reason") or "")
+        return Speedup(verdict=found["verdict"], ratio=found.get("ratio"), low=low, high=high, reason=reason)
+
+    @property
+    def effects(self) -> list[dict[str, Any]]:
+        """What each change of the winner is worth, the largest first: {"knob", "from", "to", "ratio", "ci", "verdict", ...}."""
+        return list(self.summary["attribution"])
+
+    @property
+    def verdict(self) -> str:
+        """What `autotune run` prints at the end."""
+        return "\n".join(verdict.lines(self.summary, self.path))
+
+    def export(self, format: str = "yaml", *, tier: str | None = None) -> str:
+        """Returns the winner as `autotune export` writes it.
+
+        Args:
+            format: one of `autotune.export.FORMATS`.
+            tier: how much may be changed at most: "exact", "numerics" or "training"; None for the study's best.
+
+        Raises:
+            autotune.errors.BadInput: no such format or tier, or the study has no winner yet.
+        """
+        return render(self.summary, format, tier_named(tier)).text
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns a table with one row per trial, indexed by its number, and one column per knob.
+
+        Rates are in the unit of column `unit` per second, `peak_memory` is in GiB, `seconds` is the wall time of the trial.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas
+
+        return pandas.DataFrame([_row(trial) for trial in self.trials]).set_index("number")
+
+    def __repr__(self) -> str:
+        try:
+            return f"Study({self.name!r}, {verdict.headline(self.summary)!r})"
+        except BadInput:  # nothing was measured yet, or the summary cannot be read
+            return f"Study({self.name!r})"
+
+
+def run(
+    *overrides: str,
+    command: Sequence[str] | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    config_dirs: Sequence[str | os.PathLike[str]] = (),
+    on_trial: Callable[[Study, TrialRecord], object] | None = None,
+    is_quiet: bool = False,
+) -> Study:
+    """Runs a study to its end, as `autotune run` does, and returns it.
+
+        study = autotune.run("study.budget.minutes=15", command=["python", "train.py"])
+
+    Args:
+        overrides: what stands before `--` on the command line: "model=resnet18", "study.budget.minutes=15".
+        command: the program to tune, word by word; None if a recipe is tuned (model=...).
+        runs_dir: folder of the studies; None for "runs".
+        config_dirs: folders with configuration of your own, searched first.
+        on_trial: called with the study and the trial's record after every trial. If it raises, the study is interrupted.
+        is_quiet: print only warnings, on standard error; otherwise a line is printed for every event.
+
+    Raises:
+        autotune.errors.BadInput: the request is invalid; says why.
+        autotune.errors.NothingWorked: the program does not train, with its own settings or any others.
+        autotune.errors.Interrupted: Ctrl-C, or the kernel was interrupted. All measurements are kept: `Study(name)` reads them.
+        autotune.errors.FolderLost: the study's folder cannot be written any more.
+    """
+    begin(is_process=False)
+    runs = None if runs_dir is None else os.fspath(runs_dir)
+    asked = Asked(
+        overrides=overrides,
+        command=None if command is None else list(command),
+        config_dirs=tuple(Path(folder) for folder in config_dirs),
+        runs_dir=runs,
+    )
+    inputs, folder = prepare(asked)
+    study = Study._of(folder)
+    view = (_Warnings if is_quiet else _Lines)(study, on_trial)
+    try:
+        summary = run_study(inputs, folder, view)
+    except KeyboardInterrupt:
+        raise interrupted(folder, "stopped by the user") from None
+    if summary["status"] == "interrupted":
+        raise interrupted(folder, str(summary.get("reason") or "stopped by the user"))
+    return study
+
+
+class _Calling(View):
+    """Calls a function after every trial."""
+
+    def __init__(self, study: Study, on_trial: Callable[[Study, TrialRecord], object] | None) -> None:
+        self._study, self._on_trial = study, on_trial
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        super().trial_ended(trial)
+        if self._on_trial is not None:
+            self._on_trial(self._study, trial)
+
+
+class _Warnings(_Calling, Quiet):
+    pass
+
+
+class _Lines(_Calling, PlainLines):
+    def __init__(self, study: Study, on_trial: Callable[[Study, TrialRecord], object] | None) -> None:
+        _Calling.__init__(self, study, on_trial)
+        PlainLines.__init__(self, study.path)
+
+
+def _row(trial: TrialRecord) -> dict[str, Any]:
+    low, high = trial.ci or (None, None)
+    memory = trial.peak_memory_bytes
+    return {
+        "number": trial.number,
+        "kind": trial.kind.value,
+        "outcome": trial.outcome.value,
+        "rate": trial.value,
+        "rate_low": low,
+        "rate_high": high,
+        "unit": trial.unit,
+        "device_rate": trial.device_rate,
+        "loader_rate": trial.loader_rate,
+        "peak_memory": None if memory is None else memory / GIB,
+        "seconds": trial.seconds,
+        "reason": trial.reason,
+        **trial.knobs,
+    }

@@ -1,0 +1,121 @@
+"""`autotune.run` and `autotune.Study`: whole studies of a program that answers at once, in this process and in a notebook."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import autotune
+from autotune.api import Speedup
+from autotune.errors import BadInput
+from autotune.records import Kind
+from tests.faults.quick_study import OPTIONS, PROGRAM
+from tests.faults.quick_study import PRELUDE as SPEAKS_THE_PROTOCOL
+
+SMALL = (*OPTIONS, "explain.auto=false", "search.warm_start=off", "search_space=space.yaml")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """A program that is half as fast again with bf16, in the folder that is current now."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(f"{SPEAKS_THE_PROTOCOL}\n{PROGRAM}")
+    (tmp_path / "space.yaml").write_text("precision.amp: ['off', 'bf16']\n")
+    return [sys.executable, "-S", "train.py", "0.1"]
+
+
+@pytest.fixture
+def study(command):
+    return autotune.run(*SMALL, command=command, is_quiet=True)
+
+
+def test_a_study_run_from_python_tells_what_was_gained_and_with_what(study):
+    assert study.status == "complete"
+    assert study.best == {"precision.amp": "bf16"}
+    assert study.speedup.verdict == "faster"
+    assert study.speedup.low <= study.speedup.ratio <= study.speedup.high
+    assert study.speedup.ratio == pytest.approx(1.5, rel=0.05)
+    (effect,) = study.effects
+    assert (effect["knob"], effect["to"]) == ("precision.amp", "bf16")
+    assert "changed  precision.amp: off -> bf16" in study.verdict
+    assert repr(study).startswith("Study('s', 'faster: 1.5")
+
+
+def test_trials_are_records_and_a_table(study):
+    assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
+    assert study.trials[0].kind is Kind.baseline
+    table = study.to_pandas()
+    assert list(table.index) == [trial.number for trial in study.trials]
+    assert table.loc[0, "precision.amp"] == "off"
+    assert table["rate"].max() == pytest.approx(450, rel=0.02)
+    assert set(table["outcome"]) == {"ok"}
+
+
+def test_the_winner_is_exported_as_on_the_command_line(study):
+    assert "precision.amp: bf16" in study.export()
+    assert "autocast" in study.export("python")
+    with pytest.raises(BadInput, match="no such tier, got 'everything'"):
+        study.export(tier="everything")
+
+
+def test_a_study_is_found_by_name_by_folder_and_in_another_runs_folder(study, tmp_path):
+    assert autotune.Study("s").path == study.path
+    assert autotune.Study("runs/s").path == study.path
+    assert autotune.Study("s", runs_dir=tmp_path / "runs").path.resolve() == study.path.resolve()
+    with pytest.raises(BadInput, match="no such study"):
+        autotune.Study("resnet")
+
+
+def test_a_function_is_called_after_every_trial_and_lines_are_printed(command, capsys):
+    called = []
+    study = autotune.run(*SMALL, command=command, on_trial=lambda study, trial: called.append((study.name, trial.number)))
+    assert called == [("s", trial.number) for trial in study.trials]
+    printed = capsys.readouterr().out
+    assert "0000  baseline starts" in printed
+    assert "verdict  faster: 1.5" in printed
+
+
+def test_a_function_that_raises_ends_the_study_and_loses_no_trial(command):
+    def stop(study, trial):
+        if trial.kind is Kind.search:
+            raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        autotune.run(*SMALL, command=command, on_trial=stop, is_quiet=True)
+    study = autotune.Study("s")
+    assert study.status == "interrupted"
+    assert [trial.kind for trial in study.trials] == [Kind.baseline, Kind.search]
+
+
+def test_a_bad_request_raises_one_clear_error_and_leaves_no_folder(command, tmp_path):
+    with pytest.raises(BadInput, match="study.budget.minute"):
+        autotune.run("study.budget.minute=1", command=command)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(command, tmp_path):
+    source = f"""
+        import autotune
+        try:
+            autotune.run(*{SMALL!r}, command={[*command[:-1], "1.5"]!r})
+        except autotune.errors.Interrupted as error:
+            print(error)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("0001  search starts"):
+            break
+    time.sleep(0.3)
+    process.send_signal(2)
+    printed = process.communicate(timeout=60)[0]
+    assert "To continue: autotune resume s" in printed
+    assert autotune.Study("s").trials[0].kind is Kind.baseline
+
+
+def test_a_study_without_an_answer_yet_says_so(command, tmp_path):
+    seen = []
+    autotune.run(*SMALL, command=command, on_trial=lambda study, trial: seen.append((study.speedup, repr(study))), is_quiet=True)
+    assert seen[0] == (None, "Study('s', 'running')")
+    assert isinstance(autotune.Study("s").speedup, Speedup)
