@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 PREFIX = "record-"  # prefix of the names of recording studies
 TABLE = "table.jsonl.gz"  # file name, in the recording's folder
-# Fixed for every recording, so that no trial is stopped early and each starts like the user's own run.
-FIXED = {"measure.racing": "false", "launch.warm": "off"}
+FIXED = {"measure.racing": "false"}  # in every recording: no trial is stopped early
+# Unless the user says otherwise: each trial starts like the user's own run. Warm starts make large tables affordable.
+USUAL = {"launch.warm": "off"}
 
 
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
@@ -39,7 +40,7 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     _check(asked, output)
     facts = host_facts()
     composed = compose(
-        [*asked.overrides, *(f"{key}={value}" for key, value in FIXED.items())],
+        [*(f"{key}={value}" for key, value in (FIXED | USUAL).items()), *asked.overrides],
         command=asked.command,
         config_dirs=asked.config_dirs,
         runs_dir=asked.runs_dir,
@@ -81,7 +82,7 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
-    config.measure.racing, config.launch.warm = False, "off"  # a recording of an older version lacks these keys
+    config.measure.racing = False  # a recording of an older version lacks this key
     return replace(inputs_of(composed, facts), is_recording=True)
 
 

@@ -50,7 +50,23 @@ TABLES = {
         *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(1,2,4,8,32)"),
         *("threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)", "layout.channels_last=choice(false,true)"),
     ],
+    # 336 configurations: the first table that ten trials see only a fraction of.
+    "images": [
+        *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
+        *("loader.batch_size=choice(2,4,8,16,32,64,128)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
+        *("precision.amp=choice(off,bf16)", "layout.channels_last=choice(false,true)"),
+        "optimizer.implementation=choice(default,fused)",
+    ],
+    # 336 configurations, half of which compile.
+    "compiled": [
+        *("model=mlp", "model.num_layers=6", "model.hidden_size=768", "data=tabular"),
+        *("loader.batch_size=choice(8,16,32,64,128,256,512)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
+        *("precision.amp=choice(off,bf16)", "compile.mode=choice(off,default)"),
+        "optimizer.implementation=choice(default,fused)",
+    ],
 }
+# Large tables are measured twice, started warm: a thousand fresh starts would take hours more.
+LARGE = ("images", "compiled")
 
 
 def main() -> int:
@@ -60,9 +76,10 @@ def main() -> int:
     parser.add_argument("-o", "--out", required=True, help="the table's file, .jsonl.gz")
     parser.add_argument("--minutes", type=float, default=40, help="at most, in this go")
     options = parser.parse_args()
+    is_large = options.name in LARGE
     about = [
-        "record.configurations=48",
-        "record.repeats=3",
+        *(("record.configurations=400", "record.repeats=2", "launch.warm=auto") if is_large else ()),
+        *(() if is_large else ("record.configurations=48", "record.repeats=3")),
         "record.repeats_of_best=5",
         "search_space=none",
         "tracker.uri=none",
