@@ -9,6 +9,7 @@ trial is therefore passed on as COMPLETE, with the worst score seen and a violat
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
+STEADY = "steady"  # constraint broken by a rate that may not win, so that no viewer of the journal names it the best trial
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, as after a process was killed for memory
 
@@ -56,6 +58,7 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
     values = scores_of(record)
     if record.outcome.has_value and None not in values:
         broken = {key: violation for key, violation in record.violations.items() if violation > 0}
+        broken |= {STEADY: 1.0} if record.outcome is Outcome.unsteady else {}
         return Told(state=TrialState.COMPLETE, values=[value for value in values if value is not None], constraints=broken)
     if record.outcome.is_no_answer:
         return Told(state=TrialState.FAIL)
@@ -104,7 +107,7 @@ def begin_study(
     name: str,
     sampler: optuna.samplers.BaseSampler,
     *,
-    num_objectives: int = 1,
+    scores: Sequence[str] = ("score",),
     machine: Machine | None = None,
 ) -> optuna.Study:
     """Returns a new Optuna study in a journal file, replacing an existing journal.
@@ -113,7 +116,7 @@ def begin_study(
         journal: the journal file; None to keep the study in memory.
         name: the study's name in the journal.
         sampler: proposes configurations.
-        num_objectives: number of scores of a trial.
+        scores: names of a trial's scores, as a viewer of the journal shows them.
         machine: facts about the machine, for the sampler; None if there are none.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Optuna's log lines would break the live table
@@ -123,7 +126,9 @@ def begin_study(
             file.unlink(missing_ok=True)
         journal.touch(mode=0o600)
         storage = JournalStorage(JournalFileBackend(str(journal)))
-    study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
+    study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * len(scores))
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        study.set_metric_names(list(scores))
     if machine:
         study.set_user_attr(MACHINE, vars(machine))
     return study
@@ -150,8 +155,9 @@ def _even(answer: Told) -> dict[str, float]:
     """Returns the violation of every constraint, 0 if there is none: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
-    limits = [violation for name, violation in answer.constraints.items() if name not in (MEMORY, WORKS)]
-    kept = {name: answer.constraints.get(name, 0.0) for name in (MEMORY, WORKS)}
+    own = (MEMORY, WORKS, STEADY)
+    limits = [violation for name, violation in answer.constraints.items() if name not in own]
+    kept = {name: answer.constraints.get(name, 0.0) for name in own}
     return {**kept, "limits": max(limits, default=0.0)}
 
 

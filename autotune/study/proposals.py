@@ -17,7 +17,7 @@ from autotune.compare.finals import LARGE_EFFECT, LOOKS
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
-from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
@@ -80,7 +80,7 @@ class Search:
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
         journal, name = session.folder.journal_file, session.folder.name
         inform(sampler, session, is_open=self._is_open, may_win=lambda knobs: not self._parity.barring(space.changed(knobs)))
-        self._study = begin_study(journal, name, sampler, num_objectives=len(self._names), machine=machine_of(session))
+        self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
         self._parity = Parity(session)
@@ -93,6 +93,11 @@ class Search:
         self._reason = OUT_OF_TIME
         self._num_small = 0  # proposals in a row whose expected improvement is small
         self._recall(session.searched)
+
+    def _score_names(self) -> list[str]:
+        """Returns the names under which a viewer of Optuna's journal shows the scores, in which more is always better."""
+        rate = f"{self._session.baseline.unit} per second"
+        return [rate if name == THROUGHPUT else f"score of {name}" for name in self._names]
 
     def _recall(self, records: list[TrialRecord]) -> None:
         """Loads the existing trials: the baseline and those of earlier runs of the study."""

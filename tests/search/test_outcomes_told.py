@@ -20,7 +20,7 @@ def record(outcome, value=None, **more):
 EXPECTED = {
     Outcome.ok: (TrialState.COMPLETE, 50.0, None),
     Outcome.raced: (TrialState.COMPLETE, 50.0, None),
-    Outcome.unsteady: (TrialState.COMPLETE, 50.0, None),
+    Outcome.unsteady: (TrialState.COMPLETE, 50.0, "steady"),
     Outcome.infeasible: (TrialState.COMPLETE, 50.0, None),
     Outcome.device_oom: (TrialState.COMPLETE, 9.0, "memory"),
     Outcome.host_oom: (TrialState.COMPLETE, 9.0, "memory"),
@@ -111,7 +111,7 @@ def test_what_breaks_a_constraint_is_told_with_its_value_and_how_far_it_is_beyon
 
 
 def test_several_objectives_are_told_a_score_each(tmp_path):
-    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), num_objectives=2)
+    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), scores=["throughput", "energy"])
     scores = {"throughput": 50.0, "energy_per_sample": 2.0}
     tell(study, study.ask(SPACE), record(Outcome.ok, 50.0, scores=scores), worst=[9.0, 1.0])
     tell(study, study.ask(SPACE), record(Outcome.crash), worst=[9.0, 1.0])
@@ -121,7 +121,7 @@ def test_several_objectives_are_told_a_score_each(tmp_path):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
-    study = begin_study(tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), num_objectives=2)
+    study = begin_study(tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), scores=["throughput", "energy"])
     for _ in range(12):
         trial = study.ask(SPACE)
         batch = trial.params["loader.batch_size"]
@@ -129,3 +129,14 @@ def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
         scores = {"throughput": float(batch), "energy_per_sample": 1 / batch}
         tell(study, trial, record(Outcome.ok, float(batch), scores=scores, violations=broken), worst=[1.0, 0.0])
     assert study.best_trials
+
+
+def test_a_viewer_of_the_journal_sees_named_scores_and_no_unsteady_winner(tmp_path):
+    journal = tmp_path / "optuna.journal"
+    study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE), scores=["samples per second"])
+    for outcome, rate, amp in ((Outcome.ok, 20.0, "off"), (Outcome.ok, 30.0, "bf16"), (Outcome.unsteady, 90.0, "bf16")):
+        add_known(study, record(outcome, rate, knobs={"precision.amp": amp}), SPACE, worst=[20.0])
+    seen = optuna.load_study(study_name="s", storage=JournalStorage(JournalFileBackend(str(journal))))
+    assert seen.metric_names == ["samples per second"]
+    assert (seen.best_trial.value, seen.best_trial.params["precision.amp"]) == (30.0, "bf16")
+    assert seen.best_trial.user_attrs["trial"] == 7
