@@ -38,7 +38,7 @@ from autotune.records import Knobs, Outcome
 
 Verdict = tuple[Outcome, str]
 
-MAX_QUOTED_CHARS = 340  # most characters that are quoted of the program's own text; autotune's words are never cut
+MAX_QUOTED_CHARS = 340  # maximum number of characters that are quoted of the program's own text; autotune's words are never cut
 NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
 MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
 MAX_SKIPPED_FRAC = 0.02  # share of the window's steps; a steady scaler skips one in 2000, when it tries a larger scale

@@ -17,7 +17,7 @@ from typing import Any
 
 MASK = "***"
 # Shorter values are not masked. A secret-sounding variable may hold "0" or "true", which occur in every log.
-MIN_CHARS = 8  # least characters of a value that is masked even inside a word
+MIN_CHARS = 8  # minimum number of characters of a value that is masked even inside a word
 MIN_WORD_CHARS = 4  # of a value that is masked as a whole word, if it mixes letters with other characters: "hunter2"
 MIN_TYPED_CHARS = 3  # of a value that is masked as a whole word because the user typed it as a secret
 

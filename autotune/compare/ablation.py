@@ -27,8 +27,8 @@ MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
 SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
 MAX_ROUNDS = 16  # after these, the intervals narrow too slowly to be worth the time
-DECIDED_AFTER = 8  # after so many rounds of a part and the winner, the point estimate decides instead of the interval
-SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most so many margins
+DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
+SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
 # The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. This was chosen in replays
@@ -38,11 +38,11 @@ NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is n
 # the three stayed in 16 % of the studies, with 0.05 in 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
-TRAINING_GAIN_FRAC = 0.03  # least gain for which a change of the training is handed over, even on a machine that varies less
+TRAINING_GAIN_FRAC = 0.03  # minimum gain for which a change of the training is handed over, even on a machine that varies less
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
 FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
 FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
-MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
+MAX_FAILURES = 2  # after this many failures a part counts as impossible to measure, and its knob as needed
 
 
 @dataclass(frozen=True, kw_only=True)

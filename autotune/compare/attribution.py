@@ -36,10 +36,10 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # most ablation rounds without a time budget: as many as the finals have pairs
-UNTIMED_FRAC = 1 / 3  # most time for the ablation without a time budget, as a share of the seconds that the search took
+UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
+UNTIMED_FRAC = 1 / 3  # maximum time for the ablation without a time budget, as a share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
-MORE_TRIALS = 3  # after all rounds, at most so many more trials for each change whose effect is still vague
+MORE_TRIALS = 3  # after all rounds, at most this many more trials for each change whose effect is still vague
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 

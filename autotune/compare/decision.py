@@ -14,12 +14,12 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
-CONTENDER_FRAC = 0.85  # least value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The same limit for a configuration of which a part, with fewer changes, measured as fast. In replays, 0.95 found the best
-# configuration in 86 % of cases, 0.85 in 76 %.
+CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
+# The same limit for a configuration that was no faster than another one with only some of its changes. In replays, 0.95 found
+# the best configuration in 86 % of cases, 0.85 in 76 %.
 NEAR_FRAC = 0.95
-MIN_GAIN_FRAC = 0.97  # least value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # a compile phase this many times as long as another contains a compilation that the other does not
+MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
+DEAR_FACTOR = 5.0  # a trial's compile phase that is this many times as long as another's contains a compilation, the other none
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
@@ -189,7 +189,7 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final.
+    """Returns the rounds of one kind, in order. Each maps the number of a finalist's first trial to its trial in that round.
 
     Args:
         finals: finals, by number.
@@ -263,8 +263,8 @@ def judge(
         looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
-        choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
-            over, because two pairs alone give an interval from a tenth to ten times the ratio.
+        choosing: choosing rounds, trial number -> rate. They do not count towards the verdict. They do count towards what is
+            handed over: two pairs alone would give too wide an interval, from a tenth to ten times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -26,8 +26,8 @@ from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
-MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
+MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
+WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
 # How many spreads of one measurement two single measurements must differ by: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)

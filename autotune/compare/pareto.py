@@ -9,7 +9,7 @@ from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
 FRONT = "Pareto front"  # the `why` of a final that measures a point of the front again
-MAX_POINTS, ROUNDS = 3, 3  # at most so many points are measured again, each so many times, as far as the budget allows
+MAX_POINTS, ROUNDS = 3, 3  # at most this many points are measured again, each this many times, as far as the budget allows
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:

@@ -29,7 +29,7 @@ from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps
 BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
-MIN_S = 5.0  # least time of the steps in one run, no matter how small the budget
+MIN_S = 5.0  # minimum time of the steps in one run, no matter how small the budget
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
 # With these outcomes a run has no losses to compare. Others, such as `disturbed`, do not affect the losses.
 UNTRAINED = {

@@ -28,7 +28,7 @@ from .knobs import step as step_knobs
 
 # A cycle is the k calls of `step()` that make one real step.
 CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because that waits for the device
-MAX_DISCARDED = 4  # after so many consecutive discarded cycles, the program is taken to discard gradients at each step
+MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is taken to discard gradients at each step
 
 
 class Gradients:

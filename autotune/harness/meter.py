@@ -17,7 +17,7 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
-MIN_STEPS = 3  # least steps of a window that is ended before it is full
+MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. Its half-width is this many times that of the 95 % interval, for five blocks
 # (Student's t, 4.60 / 2.78); more blocks would need a smaller factor.

@@ -17,7 +17,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # after so many steps of another optimizer and none of the clock, the program has switched to the other
+SILENT_STEPS = 64  # after this many steps of another optimizer and none of the clock, the program has switched to the other
 
 
 class OptimizerWatch:

@@ -91,10 +91,10 @@ class MeasureRules:
     trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # warm-up of slow steps: this many steps without compilation
-    slow_min_steps: int = 6  # least steps of a window of slow steps, unless slow_max_s has passed
+    slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
     slow_max_s: float = 15.0  # longest window of slow steps
-    block_min_s: float = 0.05  # least length of a block
-    min_blocks: int = 5  # least blocks, steps and seconds of a window
+    block_min_s: float = 0.05  # minimum length of a block
+    min_blocks: int = 5  # minimum blocks, steps and seconds of a window
     min_steps: int = 20
     min_s: float = 2.0
     max_s: float = 30.0  # longest window

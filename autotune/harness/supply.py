@@ -21,7 +21,7 @@ from .protocol import SEPARATE, SHARED
 
 FALL_FRAC = 0.02  # a queue that loses less than this share of the batches taken counts as stable; the rate's error is no larger
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
-GLANCE_S = 0.1  # least time between two readings within a window, because ranks of a group look at every step
+GLANCE_S = 0.1  # minimum time between two readings within a window, because ranks of a group look at every step
 # The step and the workers share cores if the cores they need together exceed the available ones by more than this share of
 # those and by more than this number.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1

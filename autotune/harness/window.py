@@ -11,7 +11,7 @@ from .context import TrialContext
 from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
-PARITY_STEPS = 8  # least steps of a parity run, however slow they are
+PARITY_STEPS = 8  # minimum number of steps of a parity run, however slow they are
 
 
 class Window:

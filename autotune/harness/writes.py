@@ -18,7 +18,7 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The program is given up after this many backward passes without a visible step. No program accumulates over so many passes
+# The program is given up after this many backward passes without a visible step. No program accumulates over this many passes
 # before it even makes an optimizer. If it has made one, nothing is examined before that many passes.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if every later write can be seen, too; BELIEVED_UNSEEN if

@@ -54,8 +54,8 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # most files guarded, each of which takes a descriptor, and most folders watched
-MAX_WROTE = 1000  # most files recorded as written by a trial
+MAX_GUARDED, MAX_WATCHED = 64, 400  # maximum number of guarded files (a descriptor each) and of watched folders
+MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
 # After the tuner has exited: pause between two checks whether a process of the study is left, and the longest that the keeper
 # stays. The trials normally end within seconds.

@@ -30,8 +30,8 @@ from autotune.run_dir import RESERVED_NAMES
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # names read of one folder; a folder with this many holds a data set, and is ignored
-MAX_LEFT = 50  # most new files that a report lists as written by the trial, and most that it lists as of unknown origin
-MAX_NAMED = 500  # most files passed to the keeper; it guards fewer, and names those that it cannot guard
+MAX_LEFT = 50  # maximum number of new files that a report lists as written by the trial, and maximum number of unknown origin
+MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names those that it cannot guard
 MAX_DEPTH = 3  # of folders searched for checkpoints
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders searched, and entries in each: enough for logs, not for data sets
 HEAD_BYTES = 8 << 10

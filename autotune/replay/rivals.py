@@ -14,7 +14,7 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # after so many proposals in a row that are measured already, the space counts as used up
+MAX_REPEATED = 200  # after this many proposals in a row that are measured already, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
 # The order in which `Ladder` tries knobs one by one, from the experiment that it imitates. Knobs that are not listed come last.
 LADDER = (

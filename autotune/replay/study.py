@@ -112,7 +112,7 @@ class Replayed:
 
     @property
     def path(self) -> list[Step]:
-        """The steps of the search, then those of the choosing rounds and the ablation."""
+        """The steps of the search, then those of the choosing rounds and the attribution."""
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
@@ -122,8 +122,8 @@ class _Watcher(Listener):
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
-        self.parts: list[tuple[TrialRecord, float]] = []  # ablation trials of the latest choice
-        self.num_parts_before = 0  # ablation trials of earlier choices, which were discarded
+        self.parts: list[tuple[TrialRecord, float]] = []  # attribution trials of the latest choice
+        self.num_parts_before = 0  # attribution trials of earlier choices, which were discarded
         self.chosen: Key | None = None
         self.reported: Key | None = None
         self._world, self._clock = world, clock
@@ -149,12 +149,12 @@ class _Watcher(Listener):
         self._choose(trial)
 
     def _begin_anew(self) -> None:
-        """Discards the choice and its ablation when the finals choose again."""
+        """Discards the choice and its attribution when the finals choose again."""
         self.num_parts_before += len(self.parts)
         self.parts, self.chosen, self.reported = [], None, None
 
     def _choose(self, number: int) -> None:
-        """Records the first choice, before the ablation drops some of its changes."""
+        """Records the first choice, before the attribution drops some of its changes."""
         if self.chosen is None:
             self.chosen = next((key_of(record.changed) for record, _ in self.searched if record.number == number), None)
 

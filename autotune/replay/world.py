@@ -23,7 +23,7 @@ from autotune import stats
 from autotune.records import Knobs
 from autotune.replay.table import Key, Measurement, Table, key_of
 
-MIN_REPEATS = 2  # a configuration needs so many repeats for one to be held out
+MIN_REPEATS = 2  # a configuration needs this many repeats for one to be held out
 
 
 class Use(enum.Enum):

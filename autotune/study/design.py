@@ -17,7 +17,8 @@ from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
 from autotune.trials.session import configuration_key
 
-MAX_GRID_POINTS = 100_000  # most points of the full product of values that are enumerated; inactive knobs multiply them, too
+# At most this many points of the full product of values are enumerated; inactive knobs multiply the points, too.
+MAX_GRID_POINTS = 100_000
 NEIGHBOUR_FRAC = 2 / 3  # share of a sample for initial configurations and points one change away from these; the rest is random
 MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 

@@ -30,9 +30,9 @@ from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
-MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # most findings of one trial that are tried
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of this many steps, if these take longer
+MAX_SHOWN = 12  # maximum number of trials that a message names
+MAX_CHECKS = 3  # maximum number of findings of one trial that are tried
 # How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
 # those of the measured program.
 MAX_SLOWDOWN = 1.5

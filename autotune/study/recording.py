@@ -3,9 +3,9 @@
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
 machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
 
-A search ends with one of the best few configurations. The best few may differ by less than two measurements of one
-configuration do, so `record.repeats_of_best` measures them more often. They are chosen by the rounds that measure all
-configurations; further rounds do not affect that choice.
+A search ends with one of the best few configurations. The differences between these may be smaller than the difference between
+two measurements of the same one, so `record.repeats_of_best` measures them more often. They are chosen by the rounds that
+measure all configurations; further rounds do not affect that choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # the best few are at most so many, and each has at least this share of the best value
+MAX_BEST, BEST_FRAC = 5, 0.8  # the best few are at most this many, and each has at least this share of the best value
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
@@ -86,7 +86,8 @@ class Recording:
     def _best(self, num_rounds: int) -> list[Knobs]:
         """Returns the best few configurations, best first, by their mean over the rounds that measure all.
 
-        As in a replay, a configuration is left out if half or more of its measurements may not win. A stricter rule would drop
+        As in a replay, a configuration is left out if half or more of its measurements have an outcome that is barred from
+        winning (`Outcome.may_win`). A stricter rule would drop
         the best configuration for a single unsteady measurement out of three.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)

@@ -15,30 +15,32 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.trials.events import Outlook
 
-FINALS_MAX_FRAC = 0.38  # most of the budget for the finals: three pairs and a choosing round of a slow program take about that
+# Maximum share of the budget for the finals. Three pairs and a choosing round of a slow program take about that.
+FINALS_MAX_FRAC = 0.38
 # Most of the search's time for late proposals. A good configuration matters more than trying every compile mode on it.
 LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for so many finals: eight pairs and a choosing round of four
 PARITY_TRIALS = 2  # time is reserved for so many runs of first steps: the baseline's, and one with the finalists' numerics
 PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
-LEAST_STEPS = MeasureRules.slow_min_steps  # least steps of any window
+LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
 # would take the time of other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
 FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
-ATTRIBUTION_MAX_FRAC = 0.18  # most of the budget for the attribution, besides what the finals leave over
+ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # time is reserved for so many: three rounds of a winner with five changes
 ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these trials fit, the less is reserved
 # Share of the search's time after which late proposals begin: late enough to have a good configuration, early enough for costly
 # values to fit.
 LATE_FRAC = 0.65
-CONFIRMING_FRAC = 0.10  # most of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval
+# Maximum share of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval.
+CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is worth more than the last trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns
 MARGIN = 1.25  # a search trial may take this many times its expected duration in any case
-EXPLAIN_MAX_FRAC = 0.1  # most of the budget for the passes that explain the result
-# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most so many seconds.
+EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
+# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth

@@ -22,10 +22,10 @@ TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compare
 # Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
 # difference from a loss near 0 would be large.
 FLOOR_FRAC = 0.5
-FIRST_FACTOR = 3.0  # the first loss has so many times the tolerance, because it is of a single batch
-CHANCE_FACTOR = 2.0  # chance explains so many times the difference between two runs of the baseline
+FIRST_FACTOR = 3.0  # the first loss has this many times the tolerance, because it is of a single batch
+CHANCE_FACTOR = 2.0  # chance explains this many times the difference between two runs of the baseline
 MAX_CHANCE_FRAC = 0.15  # the most that chance can excuse; beyond it the program's own runs differ too much to tell
-EXPLODED_FACTOR = 10.0  # no batch explains a loss of so many times any earlier loss
+EXPLODED_FACTOR = 10.0  # no batch explains a loss of this many times any earlier loss
 MIN_EXPLODING_STEPS = 8
 
 

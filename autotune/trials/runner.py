@@ -43,7 +43,7 @@ BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this shar
 TIME_UP = "the study's time was up"
 # Before its deadline, a trial ends its window early by LEAVE_S plus the time the baseline took to exit, at most by LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
-COOL_DOWN_S = 10.0  # least rest for a device that was too hot
+COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
 

@@ -23,9 +23,9 @@ from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
-MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
-LEAST_CYCLES = 2  # least cycles of steps in a window, since a window opens in the middle of a cycle
-MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
+MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
+LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
+MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, as a multiple of other trials': only it looks for cycles
 OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected

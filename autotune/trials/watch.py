@@ -19,7 +19,7 @@ from autotune.monitors.waiting import WaitingWatch
 from autotune.trials import health
 from autotune.trials.health import Disturbance
 
-PAUSE_S = 1.0  # least time between two samples of the device
+PAUSE_S = 1.0  # minimum time between two samples of the device
 STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
 
 

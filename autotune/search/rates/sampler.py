@@ -26,7 +26,7 @@ from autotune.search.rates.step import Proposed, Step
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
-MOST_TRIALS = 150  # models are fitted to at most so many trials: a fit's time grows with the cube of their number
+MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are found anew whenever the number of trials has grown by this factor
 STOP_IMPROVEMENT = 0.01  # a proposal below this expected improvement is unpromising ...
 STOP_AFTER = 5  # ... and this many in a row end the search
