@@ -19,9 +19,9 @@ import numpy as np
 MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
 MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
-MIN_PAIRS = 2  # a paired interval needs a spread
+MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, for 95 % over all: Pocock's table
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look, so that all have 95 % together (Pocock)
 MARGIN_FRAC = 0.01  # "same" if the whole interval lies within 1 plus or minus this, or the machine's spread if that is more
 
 Interval = tuple[float, float]
@@ -31,7 +31,7 @@ Arm = TypeVar("Arm", bound=Hashable)  # names a configuration in a comparison of
 
 @lru_cache(maxsize=4096)
 def _t_quantile(degrees: float, probability: float) -> float:
-    from scipy import special  # takes 1/3 s to import, scipy.stats 1 s; most commands need neither
+    from scipy import special  # scipy.special takes 1/3 s to import, scipy.stats 1 s; most commands need neither
 
     return float(special.ndtri(probability) if math.isinf(degrees) else special.stdtrit(degrees, probability))
 
@@ -68,7 +68,7 @@ def block_half_width_frac(
     if squares <= n * 1e-24:  # equal up to rounding
         return 0.0, ""
     correlation = _lag1_correlation(errors, squares)
-    growth = (1 + correlation) / (1 - correlation)  # by this factor, correlation increases the variance of the mean
+    growth = (1 + correlation) / (1 - correlation)  # correlation increases the variance of the mean by this factor
     effective = n / growth
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
@@ -139,7 +139,7 @@ def log_mean_interval(
     Args:
         values: measurements of one thing.
         confidence: probability that the interval holds the true mean.
-        noise: the spread of one of these measurements as estimated from others.
+        noise: the spread of one measurement, estimated from other measurements.
     """
     centre, half, _ = _log_mean(values, confidence, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
@@ -171,7 +171,8 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only its own rounds do.
+        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only the rounds of this
+            ratio do.
     """
 
     ratio: float
@@ -190,9 +191,9 @@ def paired_ratio(
 
     Args:
         rates: one rate a round, per second.
-        others: the other configuration's rates of the same rounds.
+        others: the other configuration's rates in the same rounds.
         confidence: probability that the interval holds the true ratio.
-        noise: the spread as estimated from other rounds.
+        noise: the spread of one measurement, estimated from other rounds.
 
     Raises:
         ValueError: the lengths differ, or there is no round.
@@ -244,7 +245,7 @@ def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
 
 
 def at_confidence(of: Ratio, confidence: float) -> Interval | None:
-    """Returns the interval of a ratio at another confidence than 95 %; None if it has none."""
+    """Returns the interval of a ratio at a confidence other than 95 %; None if the ratio has no interval."""
     if of.ci is None:
         return None
     error, freedom = _standard_error(of, of.ci, 0.95)
@@ -294,7 +295,8 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     in which the machine was slow.
 
     Args:
-        rounds: entrant -> rate, per second; positive. A round with a single entrant cannot compare it with others.
+        rounds: for each round, a dict from entrant to rate per second, all positive. A round with a single entrant compares
+            nothing.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
     cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]

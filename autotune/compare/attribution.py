@@ -39,7 +39,7 @@ from autotune.trials.session import ConfigurationKey, Session, attribution_of, c
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
 UNTIMED_FRAC = 1 / 3  # maximum time for the ablation without a time budget, as a share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
-MORE_TRIALS = 3  # after all rounds, at most this many more trials for each change whose effect is still vague
+MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -122,7 +122,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial without each change tells more than a second round with only some of them reverted
+        if skipped and unknown:  # one trial for each unknown effect tells more than a second round for some
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -178,8 +178,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.
 
-        Does nothing if every change has an effect, if a part that is at least as small would be handed over anyway, or if there
-        is no time.
+        Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be handed over
+        anyway, or if there is no time.
         """
         session, evidence = self._session, self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
@@ -212,7 +212,7 @@ class Attributor:
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation; without a time budget, from a share of the seconds that the search took."""
+        """Returns the seconds left for ablation, which without a time budget may take UNTIMED_FRAC of the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s

@@ -38,7 +38,7 @@ Feature = tuple[str, Any]
 def estimated(
     changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
 ) -> dict[str, stats.Ratio]:
-    """Returns knob -> rate of a configuration over its rate without that change, if the trials determine it.
+    """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
 
     Args:
         changed: the configuration's changes to the baseline.

@@ -27,16 +27,16 @@ from autotune.trials.session import OutOfTime, Session
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs, a choosing round of four
+WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
-# How many spreads of one measurement two single measurements must differ by: two standard deviations of their difference.
+# Two single measurements must differ by this many spreads of one measurement: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)
-SLACK_PAIRS = 0.5  # the ablation leaves time for so many pairs more than needed, in case a pair takes longer than expected
+SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
-WELL_KNOWN_TO_FRAC = 0.25  # the same, but needed before time is spent on effects that are known only vaguely
+WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
 MAX_KEPT_FRAC = 0.5  # the most that is kept for reporting pairs, as a share of the time left
-CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 
 class Finals:
@@ -44,8 +44,9 @@ class Finals:
 
     Args:
         session: the study.
-        apart: ablates the chosen configuration, leaving the given time; returns the part of it to report.
-        known_part: returns the part that would be reported by what is known so far, without measuring.
+        apart: reverts changes of the chosen configuration to measure their effects, and leaves the given time; returns the
+            trial to report.
+        known_part: returns the trial that `apart` would return from what is known so far, without measuring.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Finals:
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
-        """Returns the configuration to report: the chosen one, or the part of it without the changes that have no effect."""
+        """Returns the configuration to report: the chosen one, without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
         part = self._apart(chosen, self._kept(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
@@ -166,7 +167,7 @@ class Finals:
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}  # without a choosing round, no candidate wins
+        measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
@@ -184,7 +185,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time to measure the effects of the winner's changes, which are worth more.
+        """Whether a choosing round leaves time for the effects of the winner's changes, which matter more than the round.
 
         The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
         """
@@ -280,7 +281,7 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns the expected seconds of measuring a configuration again, from its finals, or else from the search.
+        """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
         What the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
         counts only if there is no other.

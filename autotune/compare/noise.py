@@ -1,8 +1,9 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
 Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study measures more than
-its pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of all configurations that were
-measured again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
+its pairs: choosing rounds, ablation rounds, and the search itself, which counts as one more round of the
+configurations that were measured again. Earlier studies on the same machine add evidence, too. All evidence is pooled, weighted
+by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from autotune.trials.session import configuration_key
 MAX_FREEDOM = 6.0  # for everything but the pairs, so that the spread of eight pairs counts at least as much
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
-# Plans and estimates use this until a configuration was measured twice; the verdict never does. Development machines had 1 to
-# 5 %.
+# Plans and estimates use this until a configuration was measured twice; the verdict never uses it. Development machines had
+# 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 
 Round = Mapping[Hashable, float]

@@ -8,8 +8,8 @@ from autotune.records import Outcome, TrialRecord
 from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
-FRONT = "Pareto front"  # the `why` of a final that measures a point of the front again
-MAX_POINTS, ROUNDS = 3, 3  # at most this many points are measured again, each this many times, as far as the budget allows
+FRONT = "Pareto front"  # the `why` of a trial that measures a point of the front again
+MAX_POINTS, ROUNDS = 3, 3  # maximum number of points to measure again, and of measurements of each point
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
@@ -37,7 +37,7 @@ def _is_better_somewhere(record: TrialRecord, other: TrialRecord, names: Sequenc
 
 
 def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finals in which a point of the front was measured again."""
+    """Returns the trials that measured a point of the front again."""
     return [r for r in records if r.why == FRONT and r.repeats == point.number and r.score is not None]
 
 

@@ -10,7 +10,7 @@ the finals, whose rounds cost far more.
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
 With a change of tier `training`, such as the batch size, the program sees other batches, so its losses cannot be compared step
-by step. They must stay finite and must not explode, in the search and in every final.
+by step. They must stay finite and must not explode, in the search and in every trial of the finals.
 """
 
 from __future__ import annotations

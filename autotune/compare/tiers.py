@@ -1,4 +1,4 @@
-"""Finds the best of each tier, such as the best that changes neither numerics nor training, and measures it if time allows."""
+"""Finds the best configuration of each tier and, if there is time, measures it against the baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
-TIERS = "finals, best of a tier"  # the `why` of such a trial
+TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
 
 
 def is_barred(baseline: TrialRecord) -> bool:

@@ -19,9 +19,9 @@ from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # the `why` of a trial
-MAX_TEXT = 100  # characters of a value from the file
+MAX_TEXT = 100  # maximum number of characters quoted of a value from the file
 MIN_ROUNDS = 2  # a single round has no spread
-MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed, before verification gives up
+MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a configuration failed
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
 
@@ -162,7 +162,7 @@ class Verification:
         return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
-        """Returns the expected seconds of another round: those of the last one, else of the first measurements."""
+        """Returns the expected seconds of another round: those of the last round, or else those of the first measurements."""
         last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
         return sum(last) or best.seconds + self._session.baseline.seconds
 
@@ -214,7 +214,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns a phrase for each of the file's changes that the program now makes itself, which today's speed-up leaves out."""
+    """Returns a phrase for each of the file's changes that the program now makes itself; today's speed-up excludes them."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 
