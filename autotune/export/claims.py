@@ -38,7 +38,7 @@ class Claimed:
 
     @property
     def is_best(self) -> bool:
-        """Whether the entry is the study's best, to which finals and attribution refer."""
+        """Whether the entry is the study's best: the results of finals and attribution are about that entry only."""
         return _is_best(self.summary, self.entry)
 
     @property

@@ -133,13 +133,13 @@ class Running(ABC):
     """A running trial. Used by the study's loop only, from the thread that started it.
 
     Order: `poll` and `progress` in turn, several times a second, until `poll` returns Ended; `stop` at any time. `poll` and
-    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Only for a trial that has passed
-    a deadline may `poll` take a few seconds, to find out where it is stuck.
+    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Once a trial has passed a
+    deadline, `poll` may take a few seconds, to find out where the trial is stuck.
     """
 
     @abstractmethod
     def poll(self) -> Ended | None:
-        """Returns None until all processes of the trial have exited, then how it ended: the same object at every later call.
+        """Returns None until all processes of the trial have exited; after that, how it ended, always as the same object.
 
         The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
         called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. No

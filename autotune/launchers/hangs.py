@@ -110,7 +110,7 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code, and the innermost call of all if that is in a library."""
+        """The innermost call in the user's own code; if this call went on into a library, the innermost call of all, too."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's

@@ -16,8 +16,9 @@ one JSON object per line, through the keeper's stdin and stdout:
             aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote: files
             that the trial was seen writing, anywhere
 
-The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from renaming
-over or removing them (harness/keeping.py), which no lease can do, and records which files the trial starts to save.
+The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
+them or renaming other files over them (harness/keeping.py), which no lease can do. It also records which files the trial starts
+to save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds a study's processes, even those whose parent is gone, and ends processes.
+"""Finds a study's processes, even those whose parent is gone, and ends them.
 
 A study's processes carry a mark in their environment, which children keep even if they start a new session. All descendants of
 a marked process belong to the study as well. Before psutil sends a signal, it checks the start time as well as the id, so that

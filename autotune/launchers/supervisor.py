@@ -224,7 +224,7 @@ class Supervisor:
                 ours.sendall(json.dumps(request).encode() + b"\n")
 
     def _hear_server(self, mark: str) -> None:
-        """Handles a warm server's messages: whether it is ready, once; then the closing of its socket, when it has exited."""
+        """Handles a warm server's only message, whether it is ready, and the end of its socket once it has exited."""
         link = self._trials[mark].link if mark in self._trials else None
         if link is None:
             return

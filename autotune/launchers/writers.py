@@ -1,4 +1,4 @@
-"""Finds the files that a study's processes write: inotify(7) reports new names at once, /proc lists open files."""
+"""Finds the files that a study's processes write: inotify(7) reports new names at once, and /proc lists open files."""
 
 from __future__ import annotations
 

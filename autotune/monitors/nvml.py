@@ -20,8 +20,8 @@ Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
-# NVML counts for each cause how long it has held the clocks down, in nanoseconds since the driver was loaded. Drivers from 550
-# on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
+# For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
+# from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
 SLOWDOWN_FIELDS = {
     "power_cap": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",),
     "thermal": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"),
@@ -72,7 +72,7 @@ class DeviceCounters:
 
 
 class DeviceMonitor:
-    """Monitors one device, or those of all ranks, from the tuner's process. This base class reports everything as unknown.
+    """Monitors one device, or all ranks' devices, from the tuner's process. This base class reports everything as unknown.
 
     Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
     `close_window` when the window ends, `metrics`.
