@@ -7,7 +7,7 @@
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
     ├── NotMeasured          exit code 5: `verify` could not measure what it was to compare
-    └── Interrupted          exit code 130: stopped by the user, everything measured is kept
+    └── Interrupted          exit code 130: stopped by the user; everything measured is kept
 
 A failed trial raises no exception: its record has an outcome, a reason and evidence (records.py).
 Errors of other libraries are translated into these where they are caught.

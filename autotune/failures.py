@@ -412,7 +412,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if that ended a process while the others waited."""
+    """Returns the verdict for a passed deadline: out of memory if a lack of memory ended a process while the others waited."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
@@ -464,7 +464,7 @@ def _crash(signal: Killed, facts: Facts) -> str:
 
 
 def _relevant(log: str, raised: str) -> str:
-    """Returns the log from the raised line on: messages may have several lines."""
+    """Returns the log from the exception's line on, since messages may have several lines."""
     return log[max(0, log.rfind(raised)) :]
 
 

@@ -28,7 +28,7 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
 
     Args:
         text: text to be quoted; autotune's own words are never cut.
-        most: characters, including the ellipsis.
+        most: maximum number of characters, including the ellipsis.
         end: the ellipsis.
     """
     if len(text) <= most:

@@ -22,7 +22,7 @@ SAME_FRAC = 0.01
 
 
 class Pace(NamedTuple):
-    """How a rank steps.
+    """A rank's average step.
 
     Attributes:
         step_s: seconds per step.
@@ -78,7 +78,10 @@ def _is_whole(first: RankResult) -> bool:
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown."""
+    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown.
+
+    If the ranks step at their own pace, returns the sum of their rates.
+    """
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):

@@ -70,7 +70,7 @@ class Outcome(enum.StrEnum):
 
 
 class Tier(enum.StrEnum):
-    """How much a knob changes besides speed; each tier includes those before it."""
+    """How much a knob changes besides speed; each tier includes the tiers before it."""
 
     exact = "exact"
     numerics = "numerics"
@@ -90,8 +90,8 @@ class Kind(enum.StrEnum):
     attribution = "attribution"
     final = "final"
     parity = "parity"
-    explain = "explain"  # a pass that observes; it never has a value
-    check = "check"  # one of a pair that tries a finding's remedy; it counts for nothing else
+    explain = "explain"  # a pass of `autotune explain`, which only observes; it never has a value
+    check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
 @dataclass(kw_only=True)
@@ -143,8 +143,8 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; the pass of a trial that
-            explains; the cause that a check tries to remove; "" for the baseline and the finals.
+            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; for kind explain, the
+            pass; for kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.

@@ -181,7 +181,7 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without knobs that have no effect given the others, and with the derived accumulation."""
+        """Returns `knobs` without the knobs that have no effect in this configuration, and with the derived accumulation."""
         return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
+MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
@@ -217,8 +217,8 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
 
     Args:
         now: the ratio measured now; without an interval, the quotient has none.
-        then: the ratio measured earlier. If the number of its rounds is unknown, its interval is taken as one of the normal
-            distribution, which gives a larger standard error.
+        then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
+            distribution's, which gives a larger standard error.
         confidence: confidence of the given intervals and of the returned one.
     """
     ratio = now.ratio / then.ratio

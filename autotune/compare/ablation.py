@@ -31,7 +31,7 @@ DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point 
 SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
-# The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. This was chosen in replays
+# Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. This was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
 # studies, a limit of 0.02 in three. The price of the lower limit is that more changes without an effect stay. This was
 # simulated with 200 winners at 5 % noise, each with one change that gains 30 % and three without an effect: with 0.02, one of

@@ -7,8 +7,8 @@ the one that is handed over, and no round that helped to pick it counts towards 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
 own. If time is short, only the changes with the largest estimated effects are reverted on their own; the others are reverted
 together in one more ablation. Next, all changes without a visible effect are reverted together. If the result stays within the
-margin of the winner, these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds
-once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
+margin of the winner, these changes are dropped; if not, the change with the largest effect is kept. A change leaves the
+rounds once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -53,7 +53,7 @@ class Attribution:
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds with both; None if there are none.
         num_rounds: number of ablation rounds.
-        margin: the most that dropping changes may cost, as a fraction of the rate.
+        margin: maximum cost of dropping changes, as a fraction of the rate.
     """
 
     winner: TrialRecord
@@ -262,7 +262,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to revert one by one: all, or those with the largest estimated effects."""
+        """Returns the knobs that there is time to revert one by one: all, or the knobs with the largest estimated effects."""
         left_s = self._left_s(kept_s)
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}

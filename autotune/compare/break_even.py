@@ -17,12 +17,12 @@ MIN_DEARER_FRAC = 0.2  # and at least this share of the baseline's start longer:
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns N, the samples after which a slower start is repaid; None if the start is not slower.
+    """Returns N, the number of samples after which a slower start is repaid, and related numbers; None if it is not slower.
 
     T(N) = start + compile + N / throughput is the time to train N samples. At the N returned, it equals the baseline's T(N).
 
     Args:
-        records: all trials; those of the search show what compiling costs without a cache.
+        records: all trials; search trials show what compiling costs without a cache.
         own: measurements of the configuration, in fresh processes.
         other: measurements of the baseline.
 

@@ -150,9 +150,9 @@ def choose(
     *,
     spread: float = 0.0,
 ) -> TrialRecord:
-    """Returns the candidate to report: among those within the margin of the fastest, the one with the fewest changes.
+    """Returns the candidate to report: the one with the fewest changes among all candidates within the margin of the fastest.
 
-    A candidate of tier `training` (a batch size) must beat those of lower tiers by more than max(margin, spread).
+    A candidate of tier `training` (a batch size) must beat candidates of lower tiers by more than max(margin, spread).
 
     Args:
         values: trial number -> rates of the choosing rounds. If any candidate has rates, candidates without rates are left out,
@@ -173,7 +173,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials of the finals that still count: those measured while the finalists were the same as now.
+    """Returns the trials of the finals that still count, because the finalists were then the same as now.
 
     Args:
         records: all trials, by number.

@@ -247,7 +247,7 @@ class Finals:
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
         """Returns what an earlier run of the study measured: pairs of finalist and baseline, and the number of lost rounds.
 
-        A round that was cut off half-way does not count, because both must be measured right after each other.
+        A round that was cut off half-way does not count, because both configurations must be measured right after each other.
         """
         both = {chosen.number, 0}
         rounds = [measured for measured in by_round(self._earlier, REPORTED) if both <= set(measured)]
@@ -299,10 +299,11 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
-    The search's own measurements count as a round. They overstate, most of all the leader's. But two rounds alone say little on
-    a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 % better. On one
-    recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another, it lowered
-    that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same configuration do.
+    The search's own measurements count as a round. They overstate the rates, the leader's most of all. But two rounds
+    alone say little on a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
+    better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
+    table, it lowered that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same
+    configuration do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}

@@ -18,7 +18,7 @@ from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for everything but the pairs, so that the spread of eight pairs counts at least as much
+MAX_FREEDOM = 6.0  # for everything but the pairs, so that it counts less than the spread of eight pairs
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
 # Plans and estimates use this until a configuration was measured twice; the verdict never uses it. Development machines had
@@ -62,7 +62,7 @@ def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise
 
     Args:
         pairs: the pairs to leave out.
-        rounds: all rounds of the study, including those of the pairs.
+        rounds: all rounds of the study, including the rounds of the pairs.
         earlier: the spread known from earlier studies.
     """
     every = noise_of(rounds)

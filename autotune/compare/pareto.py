@@ -19,7 +19,7 @@ def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRec
     measurement is noisy.
 
     Args:
-        records: trials, by number; those that broke a constraint in any measurement are left out.
+        records: trials, by number. Trials that broke a constraint in any measurement are left out.
         names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}

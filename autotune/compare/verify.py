@@ -145,7 +145,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each configuration once for several minutes, to compare a long run's rate with those of short windows."""
+        """Measures each configuration once for several minutes, to compare the rates of long runs and short windows."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
@@ -199,7 +199,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
-    """Returns how machine and program differ from those of the claim, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
+    """Returns how machine and program differ from the claim's, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
 
     Args:
         claim: the file's claim.

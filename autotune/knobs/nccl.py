@@ -39,7 +39,8 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; there, a bare "tree" fails for collectives without a tree
+# First NCCL that accepts "allreduce:tree". From this version on, a bare "tree" fails for collectives without a tree.
+PER_COLLECTIVE = (2, 24)
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
 # NCCL's level -> kinds of path (as in `nvidia-smi topo -m`) that it adds to those of the level before; sorted from near to far.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}

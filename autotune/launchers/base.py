@@ -61,7 +61,7 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Ended:
-    """How a trial ended. None of its processes is left, or `problems` names those that are.
+    """How a trial ended. None of its processes is left, or `problems` names the processes that are left.
 
     Attributes:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.

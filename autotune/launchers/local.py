@@ -368,7 +368,7 @@ def _left_by(study: Path) -> list[psutil.Process]:
 def _end_and_clean(
     find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
 ) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; returns descriptions of those still alive.
+    """Ends processes that have no supervisor and removes their shared memory; describes the processes still alive.
 
     Args:
         find: returns the processes that are alive now.

@@ -58,7 +58,7 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends processes, and any that they start meanwhile; returns those that would not end.
+    """Ends processes, and any that they start meanwhile; returns the processes that would not end.
 
     Args:
         find: returns the processes that are alive now.

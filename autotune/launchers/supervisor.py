@@ -59,8 +59,8 @@ class Trial:
         process: the first process, if it was started from here; None if a warm server forked it.
         link: our end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
-        end_at_s: when to start ending it, monotonic clock; None while it may run.
-        num_reported: how many of its processes have been reported to the tuner.
+        end_at_s: when to start ending the trial, monotonic clock; None while it may run.
+        num_reported: number of the trial's processes that have been reported to the tuner.
     """
 
     pid: int

@@ -170,7 +170,7 @@ class Keeper:
 
 
 class Folders:
-    """The folders in which a trial may leave files: the working directory and those that its command names.
+    """The folders in which a trial may leave files: the working directory and the folders that its command names.
 
     Args:
         argv: the command.

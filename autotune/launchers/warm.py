@@ -28,10 +28,10 @@ class Key:
     """Properties that a server and the trials it forks must share.
 
     Attributes:
-        interpreter: as the command names it.
-        modules: those that the server imports.
+        interpreter: the interpreter as the command names it.
+        modules: the modules that the server imports.
         cwd: working directory.
-        environment: environment variables, without those that are set anew for each trial.
+        environment: environment variables, without the variables that are set anew for each trial.
     """
 
     interpreter: str

@@ -80,7 +80,7 @@ class Folders:
 
 @dataclass
 class Processes:
-    """The processes of a study: those that carry its mark in their environment, and their descendants.
+    """The processes of a study: the processes that carry its mark in their environment, and their descendants.
 
     Attributes:
         prefix: what the marks of the study begin with.

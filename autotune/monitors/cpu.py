@@ -98,7 +98,7 @@ class CpuUse:
         kernel_cores: used by kernel threads, as far as they are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
-        culprits: the foreign processes that used most, as (process id, cores), largest first.
+        culprits: the foreign processes that used the most, as (process id, cores), largest first.
         waiting_cores: mean number of the study's threads that were ready to run but had no core, because foreign threads or
             other threads of the study used all cores.
         read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.

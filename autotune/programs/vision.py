@@ -39,7 +39,7 @@ AUXILIARY_HEADS = ("googlenet", "inception_v3")  # models that return a plain te
 
 
 class Repeated(Dataset[Any]):
-    """`num_samples` shuffled samples: `data` repeated if it is shorter, a random subset if it is longer."""
+    """`num_samples` samples in random order: `data` repeated if `data` is shorter, or a random subset if it is longer."""
 
     def __init__(self, data: Any, num_samples: int) -> None:
         self.data = data

@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked_processes(study: Path) -> list[psutil.Process]:
-    """Returns the processes of a study that still run: those of its trials and its helpers."""
+    """Returns the processes of a study that still run, of its trials as well as its helpers."""
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
@@ -171,7 +171,7 @@ class LauncherContract:
         assert [result.rank for result in ended.results] == [0, 1, 2]
 
     def test_rank_that_never_answers_is_not_waited_for_forever(self, launcher: Launcher, folder: Path) -> None:
-        """For example, one rank has failed, and the other one hangs in a collective."""
+        """For example, one rank has failed, and the other rank hangs in a collective."""
         launch = a_launch(
             folder, program("result(1, 2, status='failed', error={'type': 'ValueError', 'message': 'x'}); time.sleep(600)")
         )
