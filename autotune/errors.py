@@ -6,11 +6,11 @@
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
-    ├── NotMeasured          exit code 5: `verify` could not measure what it was to compare
+    ├── NotMeasured          exit code 5: `verify` could not measure what it had to compare
     └── Interrupted          exit code 130: stopped by the user; everything measured is kept
 
 A failed trial raises no exception: its record has an outcome, a reason and evidence (records.py).
-Errors of other libraries are translated into these where they are caught.
+Errors of other libraries are translated into these exceptions where they are caught.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ class StudyRecord:
         placeholders: knob -> value in the baseline, for the knobs that are arguments in the command line.
         is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
-        objective: what is maximised: one of OBJECTIVES, or several, the deciding one first.
+        objective: what is optimised: one of OBJECTIVES, or a list of several with the deciding one first.
         terms: inputs of the objective and the constraints: {"samples", "epoch_samples", "price_per_hour", "constraints":
             {key: limit}}; inputs that were not given are absent.
         fingerprint: hash of `identity`; only results with the same fingerprint are compared.

@@ -300,7 +300,7 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that `name` means: the latest one requested under this name, else the folder of this name.
+    """Returns the study that `name` means: the latest study requested under this name, or else the one in the folder `name`.
 
     A name with the runs folder in front ("runs/resnet18") means exactly that folder. This is how to reach the first of two
     studies of the same name.

@@ -78,7 +78,7 @@ class IntInterval:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def including(self, value: KnobValue) -> IntInterval | Choice:
-        """Returns the interval extended to `value`; drops `log` if it then reaches below 1."""
+        """Returns the interval extended to `value`; drops `log` if the interval then reaches below 1."""
         if self.contains(value):
             return self
         if not isinstance(value, int) or isinstance(value, bool):

@@ -22,7 +22,8 @@ MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
 LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look, so that all have 95 % together (Pocock)
-MARGIN_FRAC = 0.01  # "same" if the whole interval lies within 1 plus or minus this, or the machine's spread if that is more
+# "same" if the whole interval lies within 1 plus or minus this share, or plus or minus the machine's spread if that is larger.
+MARGIN_FRAC = 0.01
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
@@ -264,8 +265,8 @@ def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's A/A spread: how far two measurements of the same thing typically lie apart.
 
     This is the standard deviation, not the half-width of an interval. With two repeats, an interval would be so wide that all
-    configurations would count as the same. It is computed from the differences of neighbours (von Neumann), so that slow drift,
-    for which the pairs of a comparison compensate, does not count as noise.
+    configurations would count as the same. The spread is computed from the differences of neighbours (von Neumann), so that
+    slow drift, for which the pairs of a comparison compensate, does not count as noise.
 
     Args:
         repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
@@ -289,7 +290,7 @@ def margin_frac(baseline_repeats: Sequence[float]) -> float:
 
 
 def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Returns entrant -> mean rate over its rounds, corrected for how fast each round was.
+    """Returns {entrant: mean rate over its rounds}, corrected for how fast each round was.
 
     Fits an additive model on the log scale, entrant + round, by least squares: an entrant gains nothing from missing a round
     in which the machine was slow.
@@ -338,7 +339,7 @@ def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Arm]):
-    """Several configurations compared with one of them, in rounds that hold each at most once.
+    """Several configurations compared with one of them, in rounds that measure each configuration at most once.
 
     Attributes:
         ratios: configuration -> ratio of the reference's rate to the configuration's, with simultaneous intervals.
@@ -360,10 +361,10 @@ def compare_rounds(
     with `confidence`, so they also hold for configurations picked afterwards.
 
     Args:
-        rounds: rates by configuration, positive, per second.
+        rounds: for each round, a dict from configuration to rate per second, all positive.
         reference: the configuration to compare with the others.
         confidence: probability that all intervals hold.
-        noise: the spread as estimated from other rounds.
+        noise: the spread of one measurement, estimated from other rounds.
     """
     used = [measured for measured in rounds if len(measured) > 1]
     arms = list(dict.fromkeys([reference, *(arm for measured in used for arm in measured)]))

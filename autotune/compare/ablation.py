@@ -25,7 +25,7 @@ Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured
 Basis = Literal["measured", "estimated", ""]
 MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
-SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
+SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer rounds there is no spread
 MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justify the time
 DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
 SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most this many margins
@@ -102,9 +102,9 @@ class Change:
         knob: its key.
         before, after: the baseline's value and the winner's.
         also: knobs that depend on this knob, so that their changes are lost without it.
-        ratio: the winner over the winner without it; None if unknown.
-        worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
-            measured) or "not measured" (not estimated either).
+        ratio: the winner's rate over its rate without the change; None if unknown.
+        worth: "faster", "same", "slower" (the winner is faster without the change), "ambiguous", "needed" (without the change
+            nothing can be measured) or "not measured" (not estimated either).
         basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
         is_kept: whether the change is part of the configuration that is handed over.
         reason: why there is no clear effect; "" when there is one.
@@ -251,7 +251,7 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and has
-        every change with a proven effect. The qualified part with the fewest changes is returned. A part with even fewer
+        every change with a proven effect. The qualifying part with the fewest changes is returned. A part with even fewer
         changes replaces it if `idle()` leaves out all the changes that this part lacks. Then one measurement of the part is
         enough, since there may have been no time for more rounds.
         """

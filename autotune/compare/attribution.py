@@ -160,7 +160,7 @@ class Attributor:
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
 
-        An effect is the difference of two configurations, so the one that was measured less often is measured again.
+        An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]

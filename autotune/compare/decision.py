@@ -15,8 +15,8 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The same limit for a configuration that was no faster than another one with only some of its changes. In replays, 0.95 found
-# the best configuration in 86 % of cases, 0.85 in 76 %.
+# The same limit for a configuration that was no faster than another configuration with only some of its changes. In replays,
+# 0.95 found the best configuration in 86 % of cases, 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # if a compile phase takes this many times as long as another trial's, only the longer one compiles
@@ -189,7 +189,7 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order. Each maps the number of a finalist's first trial to its trial in that round.
+    """Returns the rounds of one kind, in order: dicts from the number of a finalist's first trial to its trial in that round.
 
     Args:
         finals: trials of the finals, by number.

@@ -35,7 +35,7 @@ SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
 WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
-MAX_KEPT_FRAC = 0.5  # the most that is kept for reporting pairs, as a share of the time left
+MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 

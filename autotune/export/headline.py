@@ -51,7 +51,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Returns a sentence wrapped at MAX_LINE. Longer words than that, which a user's command line may contain, are cut."""
+    """Returns a sentence wrapped at MAX_LINE. Words longer than that, which a user's command line may contain, are cut."""
     plain = one_line(line, len(line) + 1)
     words = " ".join(one_line(word, MAX_LINE - len(INDENT)) for word in plain.split())
     return textwrap.wrap(words, MAX_LINE, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)

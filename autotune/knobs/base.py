@@ -18,7 +18,7 @@ class Topology:
     """How GPUs and machines are connected, as far as the knobs' rules need to know.
 
     Attributes:
-        num_gpus: GPUs in this machine, including those that the program may not use.
+        num_gpus: GPUs in this machine, including GPUs that are hidden from the program.
         paths: kinds of path between pairs of GPUs, named as in `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
             "PHB", "NODE", "SYS".
         has_nvswitch: whether the GPUs are connected through NVSwitches.

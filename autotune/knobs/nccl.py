@@ -1,9 +1,9 @@
 """Knobs of NCCL, which carries gradients between GPUs: environment variables that are set before the interpreter starts.
 
 Names, values and defaults follow NCCL's documentation, "Environment Variables"
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most of them under debugging:
-NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob is
-offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most variables under
+debugging: NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob
+is offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL
 version.
 
 NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.

@@ -132,7 +132,7 @@ class Ended:
 class Running(ABC):
     """A running trial. Used by the study's loop only, from the thread that started it.
 
-    Order: `poll` and `progress` in turn, several times a second, until `poll` returns Ended; `stop` at any time. `poll` and
+    Call `poll` and `progress` in turn, several times a second, until `poll` returns Ended. Call `stop` at any time. `poll` and
     `progress` read files and return at once, cheaply enough not to disturb the measured trial. Once a trial has passed a
     deadline, `poll` may take a few seconds, to find out where the trial is stuck.
     """
@@ -154,7 +154,7 @@ class Running(ABC):
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.
 
-        Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered when it is done.
+        Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered after it.
 
         May be called again, also after the end: the first cause stays. A trial whose results were already complete keeps the
         cause "result".
@@ -171,8 +171,8 @@ class Launcher(ABC):
     def start(self, launch: Launch) -> Running:
         """Starts the trial and returns it; spec.json is written before the first process exists.
 
-        The program sees protocol.SPEC_VARIABLE, protocol.MARK_VARIABLE and the harness's injection folder first on PYTHONPATH;
-        standard input is empty, output goes to protocol.STDOUT_FILE and protocol.STDERR_FILE in the trial's folder. Result and
+        The program sees protocol.SPEC_VARIABLE, protocol.MARK_VARIABLE and the harness's injection folder first on PYTHONPATH.
+        Standard input is empty. Output goes to protocol.STDOUT_FILE and protocol.STDERR_FILE in the trial's folder. Result and
         progress files of an earlier attempt in that folder are removed. A command that cannot be started does not raise: the
         trial ends with exit status 127 and its log says why.
 

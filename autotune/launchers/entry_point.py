@@ -22,7 +22,7 @@ NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
 def end_with_parent(parent: int) -> None:
     """Asks the kernel to terminate this process when its parent, the supervisor, dies for any reason.
 
-    SIGTERM, not SIGKILL: a terminated torchrun agent ends its workers, a killed one leaves them behind.
+    The signal is SIGTERM, since a torchrun agent ends its workers on SIGTERM. On SIGKILL, it would leave them behind.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -35,9 +35,9 @@ class Guarded:
 
     Attributes:
         path: the file, resolved.
-        is_kept: whether the trial opened it for writing and was given the old file.
-        why_not: why it can no longer be guarded; "" while it can.
-        open_since_s: since when it is unguarded because another program writes it, monotonic clock; None otherwise.
+        is_kept: whether the trial opened the file for writing and was given the old file.
+        why_not: why the file can no longer be guarded; "" while it can.
+        open_since_s: since when the file is unguarded because another program writes it, monotonic clock; None otherwise.
         aside: copy of the original, made if the trial could not be kept from overwriting the file; else None.
     """
 

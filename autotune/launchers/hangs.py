@@ -64,7 +64,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
-        frames: of the main thread, innermost call first, without the harness's; empty if the process did not report any.
+        frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 
     pid: int

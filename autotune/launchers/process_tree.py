@@ -43,7 +43,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns the processes that still run. Leaves out reused ids, which it recognises by the creation time.
+    """Returns the processes that still run. A process that reuses an id is left out: its creation time differs.
 
     Args:
         seen: process id -> when it was created, seconds since the epoch.

@@ -83,7 +83,7 @@ class Processes:
     """The processes of a study: the processes that carry its mark in their environment, and their descendants.
 
     Attributes:
-        prefix: what the marks of the study begin with.
+        prefix: the common beginning of the study's marks.
     """
 
     prefix: str

@@ -184,8 +184,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use; what happens on others takes nothing from it. If empty, the tuner's cores
-                are used.
+            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. If empty, the
+                tuner's cores are used.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
@@ -308,7 +308,7 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
 
 
 def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
-    """Returns the processes' CPU time between two looks, without their children's, as (on `cores`, on other cores).
+    """Returns the CPU time of processes, without their children, between two looks, as (on `cores`, on other cores).
 
     A process that is absent from one of the looks counts as 0.
     """

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = dict[str, Tensor]
 
-ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each begins at another position in the text
+ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each sample begins at another position in the text
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
 PASSED_BY = (

@@ -192,7 +192,7 @@ class LauncherContract:
         ],
     )
     def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, body: str) -> None:
-        """Such a result is not taken for this trial's, and no exception is raised."""
+        """Such a result is not taken for a result of this trial, and no exception is raised."""
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.results) == ("exit", [])
