@@ -297,7 +297,7 @@ class Finals:
 
 
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
-    """Returns trial number -> rate over the choosing rounds; empty before the first.
+    """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
     The search's own measurements count as a round. They overstate the rates, the leader's most of all. But two rounds
     alone say little on a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %

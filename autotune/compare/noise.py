@@ -29,7 +29,7 @@ Round = Mapping[Hashable, float]
 
 
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
-    """Returns the rounds in which configurations were measured next to each other, as configuration -> score.
+    """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
     The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only make
     the spread look larger.

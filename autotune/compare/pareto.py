@@ -1,4 +1,4 @@
-"""Finds the Pareto front of a study with several objectives: trials that no other beats at every objective."""
+"""Finds the Pareto front of a study with several objectives: trials that no other trial beats at every objective."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class Comparison:
     """The result of comparing a claim with new measurements.
 
     Attributes:
-        verdict: whether it holds.
-        reason: why the claim does not hold or the rounds do not decide; "" if it holds.
-        left: today's speed-up divided by the claimed one.
+        verdict: whether the claim holds.
+        reason: why the claim does not hold or the rounds do not decide; "" if the claim holds.
+        left: today's speed-up divided by the claimed speed-up.
     """
 
     verdict: Verdict
