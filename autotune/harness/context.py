@@ -1,6 +1,7 @@
-"""Holds what all parts of the harness know of the trial, and lets them find each other.
+"""Holds what the whole harness knows of the trial, and lets its objects find each other.
 
-The parts are imported for their types alone: at run time this module needs none of them, so that each can import it.
+Their classes are imported only for type checking. At run time this module needs none of them, so each of their modules can
+import this one.
 """
 
 from __future__ import annotations
