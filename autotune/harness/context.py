@@ -45,7 +45,7 @@ class TrialContext:
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
         is_active: whether this process has made a training step.
         is_over: whether the harness has nothing more to do in this process.
-        is_child: whether another process of the program started this one.
+        is_child: whether another process of the program started this process.
         rank, world_size: rank of this process among the processes that train together, and their number.
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.

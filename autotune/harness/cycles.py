@@ -64,7 +64,7 @@ class Cycles:
         self._has_told_none = told == {}
         self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
         self._gaps: List[Gap] = []
-        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean a gap is compared with
+        self._from_steps, self._from_s = 0, 0.0  # beginning of the steps over which the mean is taken
         self._typical_s: Optional[float] = None
 
     @property

@@ -138,8 +138,8 @@ class Ending:
         context.is_over = True
 
     def _tell_error(self) -> None:
-        # This process did not train, and an exception ended it. It was raised before training, or came from a rank that this
-        # process had started.
+        # This process did not train, and an exception ended it. The exception was raised before training, or came from a rank
+        # that this process had started.
         from . import report
 
         path = self._path()

@@ -310,7 +310,7 @@ class Gradients:
 
     @property
     def is_early(self) -> bool:
-        """Whether there has been no second step yet; until then, cleared gradients may not have been inspected."""
+        """Whether fewer than two steps were made: cleared gradients are possibly not inspected yet."""
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:

@@ -14,7 +14,7 @@ ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this number of steps ahead;
 
 
 class LastStep:
-    """The last step of a trial; if there are several ranks, rank 0 announces it in a file."""
+    """The last step of a trial; if there are several ranks, rank 0 announces its number in a file."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context

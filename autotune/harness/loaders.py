@@ -185,7 +185,7 @@ class LoaderWatch:
 
         def around(ask: Any) -> Any:
             def get_worker_info() -> Any:
-                is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
+                is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate also asks
                 if self._current is not None and not is_torch:
                     self._current.has_asked_worker_info = True
                 if not is_torch:
@@ -278,7 +278,7 @@ class LoaderWatch:
         return bool(own.get("is_unshared")) if self._is_measuring else self._sites.is_unshared
 
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
-        """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
+        """Whether this loader is made around the batch sampler of an earlier target; that sampler carries the batch size."""
         given = arguments.get("batch_sampler")
         return any(
             other is not info and other.is_target and sites.is_around(given, other.batch_sampler) for other in self.loaders
@@ -310,7 +310,7 @@ class LoaderWatch:
             self._context.broke("reading a batch")
 
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
-        """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
+        """Returns (samples, seconds waited for input, whether a loader ran that does not feed steps) of the step just ended.
 
         Samples are those that the training loader delivered, accumulated batches included. A batch counts once, even if a GAN
         or the closure of LBFGS calls the model with it several times. A program that fetches one batch ahead has one step
@@ -375,7 +375,7 @@ class LoaderWatch:
         return self.training.num_workers if self.training else 0
 
     def target(self) -> Optional[List[Dict[str, Any]]]:
-        """Returns the construction sites of the training loader and of those it was made from, in construction order."""
+        """Returns the construction sites of the training loader and of the loaders it was made from, in order."""
         if self.training is None:
             return None
         chain = [self.training]

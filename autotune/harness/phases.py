@@ -44,7 +44,7 @@ class Phases:
         self.is_speaking = not self._context.is_applying
 
     def enter(self, phase: str) -> None:
-        """Marks the start of a phase; entering the same one again changes nothing."""
+        """Marks the start of a phase; entering the current phase again changes nothing."""
         if phase == self.now:
             return
         now_s = time.monotonic()

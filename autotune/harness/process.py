@@ -36,7 +36,7 @@ def limit_memory(spec: Any) -> None:
 
 
 class MemoryWatch:
-    """Records this process's peak memory: the allocator's on CUDA, the sampled data segment (with the stack) on the CPU."""
+    """Records this process's peak memory: the allocator's peak on CUDA, the sampled data segment (and the stack) on the CPU."""
 
     def __init__(self) -> None:
         self._peak_data_bytes = 0

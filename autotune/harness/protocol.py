@@ -127,8 +127,8 @@ class Spec:
             from this and the program's batch size. None leaves the program's steps unchanged.
         seed: seed set for random, numpy and torch before the program runs; None leaves them unseeded.
         max_steps: in mode "parity", the number of optimizer steps.
-        max_s: in mode "parity", seconds since the first step after which 8 steps suffice; None for no limit. In mode "explain",
-            seconds of the pass "lines"; None for 5.
+        max_s: in mode "parity", a time limit in seconds from the first step; after it, 8 steps are enough; None for no limit.
+            In mode "explain", seconds of the pass "lines"; None for 5.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
@@ -224,12 +224,13 @@ class RankResult:
 
     Attributes:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
-        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" ("12,
-            SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised while the harness set that knob.
+        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" (its
+            process id and the signal: "12, SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised
+            while the harness set that knob.
         failed_s: when the exception was noted, on the machine's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if batches are rows or tables of tokens with an unknown
-            number of samples; "steps" if no batch dimension was found. `unit_source` says where it was read.
+            number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if none was reached.

@@ -271,7 +271,7 @@ class Writes:
 
 
 def place_of(tensor: Any) -> Any:
-    """Returns a tensor's version and address, one of which changes with most kinds of writes."""
+    """Returns a tensor's version and address. Most kinds of writes change one of the two."""
     return tensor._version, _local(tensor).data_ptr()
 
 

@@ -76,7 +76,7 @@ class ShardingKnobs(KnobHandler):
 
     def _meet_fsdp1(self, module: Any) -> None:
         for each in members.modules(module):
-            if type(each).__name__ == "FullyShardedDataParallel":  # other modules may not support reading attributes
+            if type(each).__name__ == "FullyShardedDataParallel":  # some other modules do not support reading attributes
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._fsdp1_reshards, self._why = True, strategy in RESHARDING, FIRST
 
