@@ -231,7 +231,7 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline: first the ones that finals proved, then others; both by ratio."""
+    """Returns the configurations that beat their baseline, sorted by ratio. Those that were proved by finals come first."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):

@@ -1,7 +1,7 @@
 """Measures configurations of the search space several times each, so that searches can be replayed.
 
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
-machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
+machine that changes over an hour affects all configurations alike. Trials run as in a search, but without racing.
 
 A search ends with one of the best few configurations. These may differ less than two measurements of the same configuration. So
 `record.repeats_of_best` measures the best few more often. The best few are chosen by the rounds that measure all
@@ -66,7 +66,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns (configuration, round) of the missing measurements: of the rounds of all, else of rounds of the best few."""
+        """Returns the missing measurements as (configuration, round): those of all configurations, or else of the best few."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])

@@ -20,7 +20,7 @@ from autotune.trials import health
 from autotune.trials.health import Disturbance
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
-STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
+STEADY, OVER = "steady", "exit"  # phases of the program; the window lasts from the first poll that sees STEADY to the first that sees OVER
 
 
 class MachineWatch:

@@ -112,7 +112,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit, or unknown."""
+        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit or not known."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
