@@ -20,7 +20,8 @@ from autotune.trials import health
 from autotune.trials.health import Disturbance
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
-STEADY, OVER = "steady", "exit"  # phases of the program; the window lasts from the first poll that sees STEADY to the first that sees OVER
+# Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.
+STEADY, OVER = "steady", "exit"
 
 
 class MachineWatch:
