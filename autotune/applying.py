@@ -44,11 +44,11 @@ def _leave_out(file: str) -> None:
     if multiprocessing.parent_process() is not None or protocol.launched_rank(os.environ) != 0:
         return
     if not protocol.is_real_run(os.environ):
-        print(f"autotune: {file} is left out, since this is a trial: it has settings of its own", file=sys.stderr)
+        print(f"autotune: {file} is ignored: this is a trial, which has its own settings", file=sys.stderr)
         return
     applied = protocol.read_spec(os.environ[protocol.SPEC_VARIABLE]).origin
     if applied != os.path.basename(file):
-        print(f"autotune: {file} is left out, since {applied} is applied already", file=sys.stderr)
+        print(f"autotune: {file} is ignored: {applied} is already applied", file=sys.stderr)
 
 
 def _late(knobs: dict[str, Any]) -> dict[str, str]:

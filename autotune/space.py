@@ -295,7 +295,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
         if len(domain.values) > 1:
             domains[key] = domain
         else:
-            dropped[key] = f"nothing but the baseline's own value ({reference[key]}) is worth trying here"
+            dropped[key] = f"only the baseline's own value ({reference[key]}) is worth trying here"
     for key in _never_active(domains, reference):
         del domains[key]
         dropped[key] = "has no effect with the values the other knobs can take"
@@ -329,7 +329,7 @@ def _reason_against(found: Knob, space: SearchSpace, host_context: HostContext, 
         return "pinned"
     tier = tier_of(found, is_held=space.is_held)
     if tier.rank > space.tiers.rank:
-        return f"its tier is {tier}, the search is bound to tiers={space.tiers}"
+        return f"its tier is {tier}, but tiers={space.tiers} is the highest that is searched"
     if space.is_held and (reason := _reason_when_held(found, space, host_context)):
         return reason
     if reason := found.blocked(host_context):

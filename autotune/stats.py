@@ -74,7 +74,8 @@ def block_half_width_frac(
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
             None,
-            f"{n} correlated blocks of steps, worth {effective:.0f} independent ones; {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
+            f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones; "
+            f"{MIN_EFFECTIVE_BLOCKS:.0f} are needed",
         )
     return _t_quantile(int(min(n, effective)) - 1, 0.5 + confidence / 2) * math.sqrt(squares * growth / (n * (n - 1))), ""
 

@@ -284,7 +284,7 @@ def judge(
         reasons.append(f"undecided after {len(pairs)} rounds: the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:
         reasons.append(
-            f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed or was disturbed, left out"
+            f"{num_lost} more round{'s are' if num_lost > 1 else ' is'} left out, because a trial failed or was disturbed"
         )
     decision = Decision(
         finalist=chosen,

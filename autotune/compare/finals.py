@@ -241,7 +241,7 @@ class Finals:
         if (
             is_kept and self._session.baseline.outcome is not Outcome.infeasible
         ):  # a baseline that breaks a constraint is not kept
-            decision.reason += "; the baseline is kept, it needs no changes"
+            decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:

@@ -185,7 +185,7 @@ class Parity:
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
             if record.outcome is Outcome.raced and (record.score or 0.0) >= RACED_FRAC * best:
-                record.outcome, record.reason = Outcome.ok, "a short window: the trial it was raced against was ruled out"
+                record.outcome, record.reason = Outcome.ok, "a short window: the trial that it was compared with was ruled out"
                 self._session.folder.write_trial(record)
 
 

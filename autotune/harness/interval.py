@@ -45,7 +45,8 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
             None,
-            f"{n} correlated blocks of steps, worth {effective:.0f} independent ones; {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
+            f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones; "
+            f"{MIN_EFFECTIVE_BLOCKS:.0f} are needed",
         )
     return student_t(int(min(n, effective)) - 1) * math.sqrt(squares * growth / (n * (n - 1))), ""
 

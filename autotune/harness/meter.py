@@ -243,7 +243,7 @@ class Meter:
             self._end("interval narrow enough")
         elif len(self._window) >= 2 * max(self._checked_at, rules.min_blocks):
             if width > 0.9 * self._checked_width:
-                self._end("interval no longer shrinks")
+                self._end("a longer window no longer narrows the interval")
             self._checked_at, self._checked_width = len(self._window), width
 
     def _is_narrow(self) -> bool:
@@ -269,7 +269,7 @@ class Meter:
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
             return
         self.is_raced = True
-        self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best so far")
+        self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best rate so far")
 
     # --- cycles ---
 
@@ -336,7 +336,7 @@ class Meter:
             return "ended before a whole cycle of the baseline's length"
         (before, last), rules = gaps[-2:], self.rules
         found = in_words(last.steps - before.steps, last.end_s - before.end_s)
-        return f"{found}, and the window holds none: allow more time, or raise cycles_max_s={rules.cycles_max_s:g}"
+        return f"{found}, and the window holds no whole cycle: allow more time, or raise cycles_max_s={rules.cycles_max_s:g}"
 
     def _end(self, reason: str) -> None:
         if not self.is_draining and self._still_moves():  # a draining queue also changes the step time

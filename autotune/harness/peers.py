@@ -37,8 +37,8 @@ APART = (
     "cannot be measured together. Give a command that trains in one process, or in several with torch.distributed (torchrun)"
 )
 LESS = (
-    "one of several processes that trained together without torch.distributed has ended, or makes no more steps, before all "
-    "were measured. Let all of them train longer: more epochs, or more data"
+    "one of several processes that trained together without torch.distributed has ended or has stopped making steps before all "
+    "of them were measured. Let all of them train longer: more epochs, or more data"
 )
 
 

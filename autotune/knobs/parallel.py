@@ -91,7 +91,7 @@ BUCKET_CAP_MB = Knob(
     phrase="buckets {} MiB",
     in_code=DDP_ARGUMENT,
     summary=(
-        "DistributedDataParallel(bucket_cap_mb=...): gradients are averaged in buckets of so many MiB, each as soon as the "
+        "DistributedDataParallel(bucket_cap_mb=...): gradients are averaged in buckets of this many MiB, each as soon as the "
         "backward pass has filled it."
     ),
     helps=(

@@ -64,7 +64,7 @@ METRICS_SYNC_INTERVAL = Knob(
     brief="steps between readings of metrics",
     in_code="loss.item() and the like every {value!r}th iteration only",
     summary=(
-        "The training loop reads losses and metrics back from the device at most once in so many steps. In a Trainer of "
+        "The training loop reads losses and metrics back from the device at most once in this number of steps. In a Trainer of "
         "transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every "
         "step. In Lightning's Trainer: `log_every_n_steps` and the progress bar's refresh rate. In a recipe: the steps between "
         "two lines of output. Your own loop takes it through an argument: `--log-interval {step.metrics_sync_interval=10}`."

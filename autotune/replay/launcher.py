@@ -138,7 +138,8 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
             continue
         rates = window.block_rates_per_s[:number]
         if samples / seconds + (stats.half_width(rates, RACE_CONFIDENCE) or 0.0) < below_per_s:
-            return _shorten(result, number, why="stopped early: certainly slower than 0.8 times the best so far", is_raced=True)
+            why = "stopped early: certainly slower than 0.8 times the best rate so far"
+            return _shorten(result, number, why=why, is_raced=True)
     return 0.0
 
 

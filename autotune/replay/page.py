@@ -80,10 +80,11 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
 
 EXPLAINED = (
     "True rate of the best configuration so far, as a fraction of the optimum's, judged by recorded repeats that the search "
-    "was not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after as many recorded "
-    "seconds as 10 average trials of the table take. To 95 %: until the best so far reaches 95 % of the optimum and stays "
-    "there, including the choosing rounds and the ablation. Trials: how many the search took. Final: what is handed over. "
-    "Out of memory: share of the first 20 trials. Verified: claimed winners within their own interval of a later verify. "
+    "was not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after the time that 10 "
+    "average trials of the table take. To 95 %: until the best so far reaches 95 % of the optimum and stays there, including "
+    "the choosing rounds and the ablation. Trials: how many the search took. Final: rate of the configuration that is handed "
+    "over. Out of memory: share of the first 20 trials that ran out of it. Verified: claimed winners within their own interval "
+    "of a later verify. "
     "Overstated: by how much the winner's reported rate lies above the repeat that was held out, in the median."
 )
 

@@ -49,8 +49,8 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
             _finding(
                 "shared cores",
                 _evidence(record),
-                "Loader workers and the step share the CPU's cores: the time that the step waits for input does not tell what "
-                "a faster loader would gain. For a recipe, data=synthetic shows it.",
+                "Loader workers and the step share the CPU's cores, so the time that the step waits for input does not "
+                "show what a faster loader would gain. For a recipe, data=synthetic shows it.",
             )
         ]
     gain_frac = free_loader_gain_frac(record)
@@ -83,7 +83,7 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
         cores = "cores and device" if device != "cpu" else "and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
-        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and at what else runs beside it."
+        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and at programs on its cores."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 

@@ -86,9 +86,10 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        raise BadInput(f"--trial: a {one.kind} trial of {one.repeats}, got {number}. Explain that: --trial {one.repeats}.")
+        explain = f"Explain that one: --trial {one.repeats}."
+        raise BadInput(f"--trial: trial {number} only repeats trial {one.repeats}, got {number}. {explain}")
     reason = f" ({one.reason})" if one.reason else ""
-    raise BadInput(f"--trial: it has no measurement, it ended as {one.outcome}{reason}, got {number}. {can}")
+    raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 
 
 def pass_s(record: TrialRecord, which: str) -> float:
@@ -145,7 +146,7 @@ class Explaining:
         name, most_s = self._session.folder.name, self._session.budget.explain_max_s
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         pass_takes = f"{seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}"
-        text = f"{what}, {pass_takes}; `autotune explain {name}` does it"
+        text = f"{what}, {pass_takes}; `autotune explain {name}` runs the passes"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
@@ -283,7 +284,7 @@ class Explaining:
                     record, record.knobs, cause=f"fixed: {finding.cause}", round_number=number + index, why=why, ends_s=None
                 )
                 if is_new and not made.outcome.may_win:
-                    raise BadInput(f"COMMAND: it could not be measured, got {made.outcome}: {made.reason}.")
+                    raise BadInput(f"COMMAND: the fixed program could not be measured, got {made.outcome}: {made.reason}.")
                 scores.append(made.score if made.outcome.may_win else None)
             pairs += _paired(scores)
         if not pairs:

@@ -129,7 +129,7 @@ def why_nothing(session: Session) -> str:
         return ""
     if names := _names(config.warm_start):
         is_grid = config.sampler == "grid"
-        why = "a grid has a fixed order" if is_grid else "it has no trial that beat its baseline, or none that can be read"
+        why = "a grid has a fixed order" if is_grid else "no readable trial there was faster than its baseline"
         return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
     for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:

@@ -44,7 +44,7 @@ SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
-TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
+TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"
 OUT_OF_TRIALS = "the trial budget is used"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
@@ -216,7 +216,7 @@ class Search:
             if self._fits(proposal.knobs):
                 yield proposal
             else:
-                self._session.listener.notice(f"Left out, it would not fit the budget: {proposal.why}.")
+                self._session.listener.notice(f"Left out because it does not fit the budget: {proposal.why}.")
 
     # Sources of proposals --------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Search:
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
-                self._session.listener.notice(f"Left out, it would not fit the budget: {why}.")
+                self._session.listener.notice(f"Left out because it does not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
@@ -476,9 +476,10 @@ class Search:
         if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
             return  # they share a change, which may be the cause
         last, path = tried[-1], self._session.folder.trial_path(tried[-1].number)
-        lines = [f"search: the first {len(tried)} configurations all failed alike, got {last.outcome}: {last.reason}."]
+        failed = f"search: the first {len(tried)} configurations all failed for the same reason"
+        lines = [f"{failed}, got {last.outcome}: {last.reason}."]
         lines += log_lines(last.evidence)
-        lines.append(f"What was measured is kept. The last one's output is in {path}.")
+        lines.append(f"All measurements are kept. The output of the last trial is in {path}.")
         raise NothingWorked("\n".join(lines))
 
 

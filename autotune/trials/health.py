@@ -238,7 +238,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
         f"the unchanged program ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
-        "these rates do not repeat; the ratio compares only runs that took turns"
+        "the machine's speed changed; the ratio is not affected, since it compares only runs that took turns"
     )
 
 

@@ -97,7 +97,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     return Quarantine(
         lambda record: _probe(inputs, folder, record, executable()),
         device=f"device {index}{name}",
-        advice=f"Look at `nvidia-smi -q` and at `dmesg` for Xid, have it reset, then resume{elsewhere}",
+        advice=f"Look for Xid errors in `nvidia-smi -q` and `dmesg`, have the device reset, then resume{elsewhere}",
     )
 
 

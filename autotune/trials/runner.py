@@ -373,8 +373,9 @@ class TrialRunner:
         ]
         if changes:
             raise BadInput(
-                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. Its trials "
-                "cannot be compared with those. Start a new study with `autotune run`, or bring back what changed and resume."
+                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. Trials of "
+                "the two programs cannot be compared. Start a new study with `autotune run`, or bring back what changed "
+                "and resume."
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:

@@ -24,9 +24,9 @@ CORES_VARIABLE = "AUTOTUNE_CORES"  # "0,1,2,3": the cores of the first process o
 SYSTEM, NVIDIA = "/sys", "/proc/driver/nvidia/gpus"
 
 ONE_NODE = "the cores are all of one NUMA node"
-ONE_RANK = "one process trains on this host: all cores are its own"
-NO_WORKERS = "the loader has no workers that could get cores of their own"
-TOO_FEW = "there are too few cores to give processes cores of their own"
+ONE_RANK = "only one process trains on this host, so it may use all cores anyway"
+NO_WORKERS = "the loader has no workers that could be bound to separate cores"
+TOO_FEW = "there are too few cores for each process to have separate ones"
 UNSUPPORTED = "this system cannot bind processes to cores"
 
 

@@ -57,4 +57,4 @@ class DeviceKnobs(KnobHandler):
         if found is not None:
             return KnobReport(OVERRIDDEN, f"the device has {found}, {asked!r} was requested", found)
         is_on_gpu = self._context.device == "cuda"
-        return KnobReport(NOT_APPLICABLE, "the CUDA runtime does not report it" if is_on_gpu else ON_THE_CPU)
+        return KnobReport(NOT_APPLICABLE, "the CUDA runtime does not report this limit" if is_on_gpu else ON_THE_CPU)

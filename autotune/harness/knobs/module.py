@@ -308,7 +308,7 @@ def recompile_limit_reason() -> str:
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
     if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
-        return "torch.compile passed its recompile limit and runs parts eagerly"
+        return "torch.compile passed its recompile limit and runs some of the model eagerly"
     return ""
 
 
