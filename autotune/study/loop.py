@@ -212,7 +212,8 @@ class _Study:
         """Explains a trial of a study that has ended."""
         session, first = self._session, self._earlier.first if self._earlier else None
         if first is None:
-            raise BadInput(f"STUDY: its baseline was not measured, got {self._folder.name!r}. Nothing can be explained before.")
+            got = f"got {self._folder.name!r}"
+            raise BadInput(f"STUDY: its baseline was not measured, {got}. Name a study whose baseline was measured.")
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.current_summary()

@@ -149,9 +149,9 @@ class Level:
         words = "; ".join(one["words"] for one in found)
         record.reason = "; ".join(part for part in (measured["reason"], f"measured all the same: {words}") if part)
         return (
-            f"This machine does not get quiet: {words}. The study goes on all the same, and counts a trial as disturbed "
-            "only if this gets worse. Its finals take turns, so the comparison stays fair; "
-            "the rates are lower than on a quiet machine."
+            f"This machine does not get quiet: {words}. The study continues, and counts a trial as disturbed only if the "
+            "disturbance gets worse. The finals measure the configurations in turn, so the comparison stays fair. "
+            "The rates are lower than on a quiet machine."
         )
 
 
@@ -193,7 +193,7 @@ def own_share(use: CpuUse | None) -> str:
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
-    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give the study one more core"
+    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)} and made the trial wait: give the study one more core"
 
 
 def shared(records: Iterable[TrialRecord]) -> str:

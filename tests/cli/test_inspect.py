@@ -81,7 +81,7 @@ def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cl
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
     told = " ".join(ended.stdout.split())
-    assert "doubt loader.batch_size: overridden by the program, the command line asked for 8, the program uses 16" in told
+    assert "doubt loader.batch_size: overridden by the program, the command line asks for 8, but the program uses 16" in told
     assert "not removed: log.txt (4 B)" in told
 
 

@@ -218,7 +218,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("data.factory=mine/data.py:build", "data.factory: not a reference to a function, got 'mine/data.py:build'"),
     ("data.factory=../mine:build", "data.factory: not a reference to a function, got '../mine:build'"),
     ("data.factory=3", "data.factory: not a reference to a function, got '3'"),
-    ("model.factory=mine:build", "model.factory: two models, got 'mine:build' beside 'resnet18'"),
+    ("model.factory=mine:build", "model.factory: two models are given, got 'mine:build' and model.name=resnet18"),
     ("model.num_layers=2", "model.num_layers: has no effect with resnet18 on photos, got 2"),
     ("data.sequence_length=8", "data.sequence_length: has no effect with resnet18 on photos, got 8"),
     ("data=text", "data.name: resnet18 cannot train on this data, got 'text'"),

@@ -55,7 +55,7 @@ def _speed(found: dict[str, Any]) -> Finding:
         return _finding("disk", text)
     cost = "one loader worker cannot read faster than that; several read in parallel"
     is_remote = kind in REMOTE or kind.startswith(FUSE)
-    why = "it lies on another machine" if is_remote else "if there is a faster one"
+    why = "the folder is on another machine" if is_remote else "if there is a faster disk"
     command = f"cp -r {shlex.quote(found['path'])} /local/disk   # {why}"
     return _finding("disk", text, Status.warning, cost, command)
 
