@@ -204,7 +204,7 @@ def search_cost_text(summary: Summary) -> str:
     first_s, last_s = found["ci"]
     last = "never" if last_s is None else seconds_text(last_s)
     repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
-    return f"{took}; pays off for training that takes more than {repaid} today"
+    return f"{took}; pays off if the unchanged training takes more than {repaid}"
 
 
 def warm_start_text(found: dict[str, Any]) -> str:

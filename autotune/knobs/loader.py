@@ -95,8 +95,8 @@ NUM_WORKERS = Knob(
     ),
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
-        "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). Tiny in-memory datasets "
-        "lose to the cost of passing batches between processes."
+        "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
+        "datasets, passing batches between processes costs more than the workers save."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers)",
 )
@@ -115,10 +115,10 @@ PREFETCH_FACTOR = Knob(
     phrase="prefetch {}",
     in_code=LOADER_ARGUMENT,
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
-    helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue helps.",
+    helps="Some batches take far longer to make than others (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
-        "It cannot lift a loader that is too slow on average: add workers for that. Host and shared memory grow by "
-        "workers x factor x batch bytes, pinned memory too."
+        "It does not speed up a loader that is too slow on average: that needs more workers. Host and shared memory grow by "
+        "workers x factor x batch bytes, and so does pinned memory."
     ),
     start_cost="the queue is filled once an epoch",
 )

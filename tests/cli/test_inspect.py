@@ -39,7 +39,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
         "TensorDataset of 64 samples, batch 16, workers 0, made at train.py:7",
         "16 samples, as the loader's batches say; about",
         "loader.batch_size 16 8, 16, 32",
-        "cannot be turned",
+        "cannot be changed",
         "nccl.*",
         "layout.channels_last (false): no module that trains has convolution weights",
     ):

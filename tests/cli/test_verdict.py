@@ -191,7 +191,7 @@ def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verd
         (
             {"repaid_after_s": 936.0, "ci": [900.0, None], "why_not": ""},
             "cost  8 min 02 s, 31 trials searched; "
-            "pays off for training that takes more than 15 min 36 s [15 min, never] today",
+            "pays off if the unchanged training takes more than 15 min 36 s [15 min, never]",
         ),
         (
             {"repaid_after_s": None, "ci": None, "why_not": "never: nothing faster was found"},

@@ -396,7 +396,7 @@ TOGETHER: list[tuple[list[str], list[str]]] = [
     (
         ["objective=cost_per_epoch"],
         [
-            "machine.price_per_hour: not set, but objective=cost_per_epoch needs what an hour on this machine costs",
+            "machine.price_per_hour: not set, but objective=cost_per_epoch needs the price of an hour on this machine",
             "train.samples_per_epoch: not set, but objective=cost_per_epoch needs the length of an epoch, and data=photos",
         ],
     ),

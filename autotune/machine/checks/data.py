@@ -70,7 +70,8 @@ def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
         f"{at_least}{bytes_text(found['bytes'])} in {at_least}{_files(found['num_files'])}, {bytes_text(free)} of memory free"
     )
     if found["bytes"] < free:
-        return [_finding("page cache", f"{text}: {'later epochs can come from memory' if found['is_all'] else 'may not fit'}")]
+        fits = "later epochs can come from memory" if found["is_all"] else "may not fit in memory"
+        return [_finding("page cache", f"{text}: {fits}")]
     return [_finding("page cache", f"{text}: every epoch reads the disk again, at the rate above")]
 
 
