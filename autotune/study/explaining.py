@@ -86,7 +86,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        raise BadInput(f"--trial: a {one.kind} trial of {one.repeats}, got {number}. Explain that: --trial {one.repeats}.")
+        raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
     reason = f" ({one.reason})" if one.reason else ""
     raise BadInput(f"--trial: it has no measurement, it ended as {one.outcome}{reason}, got {number}. {can}")
 

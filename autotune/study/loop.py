@@ -269,8 +269,8 @@ class _Study:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, its trials cannot be compared with new ones: "
-                f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
+                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, because its trials cannot be compared with new "
+                f"ones: {'; '.join(found)}. Undo the change, or start a new study with `autotune run`."
             )
 
     def _baseline(self) -> None:

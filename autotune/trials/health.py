@@ -147,7 +147,7 @@ class Level:
         record.ci = None if measured["ci"] is None else (measured["ci"][0], measured["ci"][1])
         record.evidence[ACCEPTED] = dict(self.amounts)
         words = "; ".join(one["words"] for one in found)
-        record.reason = "; ".join(part for part in (measured["reason"], f"measured all the same: {words}") if part)
+        record.reason = "; ".join(part for part in (measured["reason"], f"measured in spite of it: {words}") if part)
         return (
             f"This machine does not get quiet: {words}. The study continues, and counts a trial as disturbed only if the "
             "disturbance gets worse. The finals measure the configurations in turn, so the comparison stays fair. "
@@ -238,7 +238,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
         f"the unchanged program ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
-        "these rates do not repeat; the ratio compares only runs that took turns"
+        "these rates do not repeat, but the ratio compares only runs that were measured in turn"
     )
 
 
