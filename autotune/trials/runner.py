@@ -374,7 +374,7 @@ class TrialRunner:
         if changes:
             raise BadInput(
                 f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. New trials "
-                "cannot be compared with the earlier ones. Start a new study with `autotune run`, or undo the change and resume."
+                "cannot be compared with the old ones. Start a new study with `autotune run`, or undo the change and resume."
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
