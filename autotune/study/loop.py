@@ -110,7 +110,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
-                f"{folder.path} cannot be locked ({problem}), as on some network file systems: do not start a second autotune on it."
+                f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
             )
         earlier = None if is_new else read_earlier(folder)
         return _Study(inputs, folder, listener, interrupts, earlier).run()
