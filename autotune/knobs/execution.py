@@ -48,7 +48,8 @@ CHANNELS_LAST = Knob(
         "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs more."
     ),
     hurts=(
-        "Float32 CNNs gain little or lose on older GPUs. Operators without a channels_last kernel copy back and forth. "
+        "Float32 CNNs gain little; on older GPUs they can be slower. Operators without a channels_last kernel copy back and "
+        "forth. "
         "`.view()` on activations can fail where `.reshape()` would not. Models without convolutions are unaffected."
     ),
     start_cost="one copy of the weights",
@@ -85,8 +86,8 @@ COMPILE_MODE = Knob(
     ),
     hurts=(
         "Shapes that keep changing recompile until the limit and then run eagerly; data-dependent control flow breaks graphs. "
-        "CUDA graphs hold their memory pool for good and forbid reading a tensor after the next step. Models that are one big "
-        "convolution after another gain nothing. Fused operations round differently."
+        "CUDA graphs keep their memory pool to the end and forbid reading a tensor after the next step. Models that are one "
+        "big convolution after another gain nothing. Fused operations round differently."
     ),
     start_cost="20 s to several minutes at the first step; max-autotune takes longest",
 )

@@ -372,7 +372,7 @@ IB_HCA = Knob(
     brief="which InfiniBand adapters",
     phrase="NCCL ib_hca {}",
     summary=(
-        "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of prefixes of names. A leading `=` means exact "
+        "NCCL_IB_HCA: the InfiniBand and RoCE adapters to use, as a list of prefixes of their names. A leading `=` means exact "
         "names, `^` all but these: `=mlx5_0,mlx5_1`, `^=mlx5_2`."
     ),
     helps="Some adapters are for storage, on another network or far from the GPUs, but NCCL uses them too.",
@@ -393,8 +393,8 @@ SOCKET_IFNAME = Knob(
     brief="which network interfaces",
     phrase="NCCL socket_ifname {}",
     summary=(
-        "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes of names. "
-        "A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
+        "NCCL_SOCKET_IFNAME: the network interfaces for NCCL's start-up and its TCP transport, as a list of prefixes of their "
+        "names. A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
     ),
     helps="Machines on several networks, if NCCL picks a slow one or one that does not reach the other machines.",
     hurts="If an interface does not reach the other machines, the start times out. All machines must have the same names.",
