@@ -285,7 +285,8 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
             return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
-            return Outcome.error, f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others run on{then}"
+            ended = f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others did not"
+            return Outcome.error, f"{ended}{then}"
     return _of_exception(lost, facts)
 
 

@@ -329,7 +329,7 @@ def _reason_against(found: Knob, space: SearchSpace, host_context: HostContext, 
         return "pinned"
     tier = tier_of(found, is_held=space.is_held)
     if tier.rank > space.tiers.rank:
-        return f"its tier is {tier}, but tiers={space.tiers} is the highest that is searched"
+        return f"its tier is {tier}, but tiers={space.tiers} limits the search"
     if space.is_held and (reason := _reason_when_held(found, space, host_context)):
         return reason
     if reason := found.blocked(host_context):
@@ -344,9 +344,9 @@ def _reason_when_held(found: Knob, space: SearchSpace, host_context: HostContext
         reason = host_context.not_applicable.get(ACCUMULATION.key)
         pinned = ACCUMULATION.key in space.pinned
         return (
-            f"train.global_batch is held, and nothing can be accumulated: {reason}"
+            f"train.global_batch is set, and gradients cannot be accumulated: {reason}"
             if reason
-            else (f"train.global_batch and {ACCUMULATION.key} leave it one value" if pinned else None)
+            else (f"train.global_batch and {ACCUMULATION.key} leave only one value" if pinned else None)
         )
     return None
 

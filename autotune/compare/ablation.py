@@ -374,7 +374,7 @@ class AblationResults:
         )
         if estimate and (worth == "not measured" or is_vague):
             basis, worth, ratio = "estimated", self._judged(estimate), estimate
-        untold = "no time" if is_kept else "only together with the others"
+        untold = "no time" if is_kept else "reverted only together with others"
         reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
         return Change(
             knob=knob,

@@ -87,7 +87,7 @@ class Finals:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
             part = self._minimal(chosen)
             if part.number == 0:  # all changes were dropped, so there is nothing to compare
-                reason = f"no change of the fastest, trial {chosen.number}, had an effect when it was put back alone"
+                reason = f"no single change of the fastest configuration, trial {chosen.number}, had a clear effect"
                 self.decision = Decision(verdict="same", reason=reason)
                 return self.decision
             if self._report(part):

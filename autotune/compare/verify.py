@@ -68,7 +68,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
         return Comparison(verdict="ambiguous", reason="one round only: no interval", left=left)
     if left.ci[1] < 1 / (1 + margin):
         kept = f"{left.ratio:.2f} [{left.ci[0]:.2f}, {left.ci[1]:.2f}]"
-        reason = f"{now.ratio:.2f}x here and now where {claimed.ratio:.2f}x is claimed, {kept} of it is left"
+        reason = f"{now.ratio:.2f}x here and now, but {claimed.ratio:.2f}x is claimed: {kept} times as much"
         return Comparison(verdict="no longer holds", reason=reason, left=left)
     if now.ci[1] < 1 + stats.FASTER_FRAC < claimed.ratio:
         reason = f"it is not faster than the baseline any more: {now.ratio:.3f}x, at most {now.ci[1]:.3f}x"

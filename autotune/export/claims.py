@@ -72,8 +72,8 @@ class Claimed:
     @property
     def caveats(self) -> list[str]:
         """Problems during the measurements."""
-        beside = (self.summary.get("disturbed_by") or {}).get("words")
-        noise = f"measured beside other work: {beside}" if beside else ""
+        words = (self.summary.get("disturbed_by") or {}).get("words")
+        noise = f"disturbed while it was measured: {words}" if words else ""
         found = [noise, *map(self.summary.get, ("own_share", "drift", "not_finite", "page_cache"))]
         return [str(line) for line in found if line]
 

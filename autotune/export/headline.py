@@ -37,12 +37,12 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     if claimed.dropped:
-        lines.append(f"Changed back, because they had no effect: {', '.join(claimed.dropped)}.")
+        lines.append(f"Reverted, because they had no clear effect: {', '.join(claimed.dropped)}.")
     if claimed.parity:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]
     if claimed.is_best:
-        lines += [f"Still costs time: {line}" for line in why_lines(summary)]
+        lines += [f"What still costs time: {line}" for line in why_lines(summary)]
     if summary.get("placeholders") and not summary.get("is_recipe"):
         lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
     lines.append(_where(summary))

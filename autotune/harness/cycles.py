@@ -147,7 +147,7 @@ class Whole(NamedTuple):
 
     def __str__(self) -> str:
         num = len(self.block_s)
-        return in_words(self.steps / num, self.seconds / num) + f"; the window holds {num}"
+        return in_words(self.steps / num, self.seconds / num) + f"; the window holds {num} of them"
 
 
 def whole(gaps: List[Gap]) -> Optional[Whole]:
@@ -162,8 +162,8 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
 
 
 def in_words(steps: float, seconds: float) -> str:
-    """Describes cycles, given the number of steps and seconds of each."""
-    return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
+    """Describes cycles of so many steps and seconds."""
+    return f"steps come in cycles of {steps:.0f} steps in {seconds:.3g} s"
 
 
 def _apart(gaps: List[Gap]) -> Tuple[List[int], List[float]]:

@@ -146,12 +146,12 @@ def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: T
             odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
             observed = value if any(each.is_as_asked for each in sizes) else None
         if odd is not None:
-            why = f"the command line asked for {value!r}, the model is given {odd!r}"
+            why = f"the command line asks for {value!r}, but the model is given {odd!r}"
             found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why)
         elif observed is None or observed == value:
             found.knobs[key] = protocol.KnobReport(protocol.APPLIED, "", observed)
         else:
-            why = f"the command line asked for {value!r}, the program uses {observed!r}"
+            why = f"the command line asks for {value!r}, but the program uses {observed!r}"
             found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why, observed)
 
 

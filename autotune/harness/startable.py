@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set
 # After this many pickled bytes the rest is assumed to be picklable, too; a table of a billion rows need not be pickled whole.
 ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
-UNGUARDED = "each worker that is not forked imports the program's main module ({}), which trains as it is imported: {}"
+UNGUARDED = "each worker that is not forked imports the program's main module ({}), and the import starts training: {}"
 NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":`', 'it trains outside its `if __name__ == "__main__":`'
 # Main module of a package or a folder, which no worker imports (see multiprocessing.spawn).
 NEVER_IMPORTED = "__main__"

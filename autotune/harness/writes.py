@@ -32,21 +32,21 @@ PATIENCE = 64
 WRITTEN = "parameters that the program writes itself after a backward pass"
 COUNTED = "every {} backward passes, after which the program was seen to write its parameters itself"
 WAY_OUT = (
-    "Let the program say when a step is done (`import autotune`, and after each `autotune.trial_step(samples=len(batch))`), "
-    "or use an optimizer of torch.optim"
+    "Call `autotune.trial_step(samples=len(batch))` after each step of the program (and `import autotune` first), or use an "
+    "optimizer of torch.optim"
 )
 UNSEEN = (
-    f"after {MOST_PASSES} backward passes, no optimizer of torch.optim was made, and no parameters were seen to be written in "
-    f"place: steps cannot be counted. {WAY_OUT}"
+    f"steps cannot be counted: in {MOST_PASSES} backward passes, the program has made no optimizer of torch.optim, and has not "
+    f"been seen to write parameters in place. {WAY_OUT}"
 )
 BOTH = (
-    "the program writes its parameters itself, and later an optimizer of torch.optim steps as well: it is not known which of "
-    f"them makes a step. {WAY_OUT}"
+    "the program first writes its parameters itself, and later an optimizer of torch.optim steps as well: autotune cannot tell "
+    f"which of the two makes a step. {WAY_OUT}"
 )
 STILL = f"the parameters that the program writes itself no longer change: its steps can no longer be counted. {WAY_OUT}"
 IRREGULAR = (
-    "the program writes its parameters itself, by `.data` and after a varying number of backward passes: on a GPU, such writes "
-    f"cannot be seen without waiting for the device. {WAY_OUT}"
+    "the program writes its parameters itself, through `.data` and after a varying number of backward passes: on a GPU, such "
+    f"writes can be seen only by waiting for the device. {WAY_OUT}"
 )
 
 

@@ -83,7 +83,7 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
         cores = "cores and device" if device != "cpu" else "and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
-        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and at programs on its cores."
+        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and what else uses its cores."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 

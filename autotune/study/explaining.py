@@ -86,8 +86,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        explain = f"Explain that one: --trial {one.repeats}."
-        raise BadInput(f"--trial: trial {number} only repeats trial {one.repeats}, got {number}. {explain}")
+        raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
     reason = f" ({one.reason})" if one.reason else ""
     raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 

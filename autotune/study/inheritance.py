@@ -137,8 +137,8 @@ def why_nothing(session: Session) -> str:
         is_near = differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT)
         if is_near and (source := _source(other, about, differs)) and _seeds([source], session.about):
             return (
-                f"{other.name} has tuned this command with another version of the script or of torch. To begin with what was "
-                f"best there: search.warm_start={_typed(other)}"
+                f"{other.name} has tuned this command with another version of the script or of torch. To begin with the best "
+                f"configurations of that study: search.warm_start={_typed(other)}"
             )
     return ""
 

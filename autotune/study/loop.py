@@ -111,7 +111,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
-                f"{folder.path} cannot be locked ({problem}), as on some network file systems: start no second autotune on it."
+                f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
             )
         earlier = None if is_new else read_earlier(folder)
         return _Study(inputs, folder, listener, interrupts, earlier).run()
@@ -213,7 +213,8 @@ class _Study:
         """Explains a trial of a study that has ended."""
         session, first = self._session, self._earlier.first if self._earlier else None
         if first is None:
-            raise BadInput(f"STUDY: its baseline was not measured, got {self._folder.name!r}. Nothing can be explained before.")
+            got = f"got {self._folder.name!r}"
+            raise BadInput(f"STUDY: its baseline was not measured, {got}. Name a study whose baseline was measured.")
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.current_summary()
@@ -269,8 +270,8 @@ class _Study:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, its trials cannot be compared with new ones: "
-                f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
+                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, because its trials cannot be compared with new "
+                f"ones: {'; '.join(found)}. Undo the change, or start a new study with `autotune run`."
             )
 
     def _baseline(self) -> None:

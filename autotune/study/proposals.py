@@ -216,7 +216,7 @@ class Search:
             if self._fits(proposal.knobs):
                 yield proposal
             else:
-                self._session.listener.notice(f"Left out because it does not fit the budget: {proposal.why}.")
+                self._session.listener.notice(f"Left out because it would not fit the budget: {proposal.why}.")
 
     # Sources of proposals --------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Search:
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
-                self._session.listener.notice(f"Left out because it does not fit the budget: {why}.")
+                self._session.listener.notice(f"Left out because it would not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""

@@ -49,8 +49,8 @@ class Recording:
             for knobs, round_number in todo:
                 if not self._is_time_for(knobs):
                     left, minutes = len(self._todo()), self._config.record.minutes
-                    of = "of the best few" if round_number > repeats else f"of {num * repeats} measurements"
-                    return False, f"record.minutes={minutes:g} leaves no time for the next, {left} {of} are left"
+                    of = "measurements of the best few" if round_number > repeats else f"of {num * repeats} measurements"
+                    return False, f"record.minutes={minutes:g} leaves no time for another trial: {left} {of} are missing"
                 self._measure(knobs, round_number)
         return True, _of_all(num, repeats)
 

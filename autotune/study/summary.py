@@ -26,7 +26,7 @@ from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the ratio is from the search, which overstates it"
-CONTRADICTORY = "its repeated measurements, none with an interval, contradict each other"
+CONTRADICTORY = "its repeated measurements contradict each other, and none has an interval"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "start", "spared_s",
@@ -313,8 +313,10 @@ def _unproven(
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
-        reason = f"nor does the program as it is run today ({baseline.reason})" if is_barred(baseline) else ""
-        reason = f"no configuration that was tried keeps the constraints, {reason}" if reason else decision.reason
+        reason = decision.reason
+        if is_barred(baseline):
+            today = f"the program as it is run today ({baseline.reason})"
+            reason = f"no tried configuration keeps the constraints, and neither does {today}"
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"

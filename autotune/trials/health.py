@@ -147,11 +147,11 @@ class Level:
         record.ci = None if measured["ci"] is None else (measured["ci"][0], measured["ci"][1])
         record.evidence[ACCEPTED] = dict(self.amounts)
         words = "; ".join(one["words"] for one in found)
-        record.reason = "; ".join(part for part in (measured["reason"], f"measured all the same: {words}") if part)
+        record.reason = "; ".join(part for part in (measured["reason"], f"measured in spite of it: {words}") if part)
         return (
-            f"This machine does not get quiet: {words}. The study goes on all the same, and counts a trial as disturbed "
-            "only if this gets worse. Its finals take turns, so the comparison stays fair; "
-            "the rates are lower than on a quiet machine."
+            f"This machine does not get quiet: {words}. The study continues, and counts a trial as disturbed only if the "
+            "disturbance gets worse. The finals measure the configurations in turn, so the comparison stays fair. "
+            "The rates are lower than on a quiet machine."
         )
 
 
@@ -193,7 +193,7 @@ def own_share(use: CpuUse | None) -> str:
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
-    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give the study one more core"
+    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)} and made the trial wait: give the study one more core"
 
 
 def shared(records: Iterable[TrialRecord]) -> str:
@@ -238,7 +238,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
         f"the unchanged program ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
-        "the machine's speed changed; the ratio is not affected, since it compares only runs that took turns"
+        "these rates do not repeat, but the ratio compares only runs that were measured in turn"
     )
 
 

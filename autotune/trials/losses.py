@@ -81,15 +81,15 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:
-        return Comparison(verdict=Verdict.unknown, reason="the baseline's own loss is no number", num_steps=num_steps)
+        return Comparison(verdict=Verdict.unknown, reason="the baseline's loss is not finite", num_steps=num_steps)
     if None in own[:num_steps]:
         step = list(own).index(None) + 1
         return Comparison(
-            verdict=Verdict.failed, reason=f"the loss is no number at step {step}, the baseline's is", num_steps=num_steps
+            verdict=Verdict.failed, reason=f"the loss is not finite at step {step}, the baseline's is", num_steps=num_steps
         )
     if num_steps < MIN_STEPS:
-        made = f"{num_steps} steps were made by both, {MIN_STEPS} are needed"
-        return Comparison(verdict=Verdict.unknown, reason=made, num_steps=num_steps)
+        few = f"only {num_steps} steps can be compared, at least {MIN_STEPS} are needed"
+        return Comparison(verdict=Verdict.unknown, reason=few, num_steps=num_steps)
     return _judge(_numbers(own, num_steps), _numbers(reference, num_steps), _numbers(chance, num_steps), tolerance_frac)
 
 
@@ -108,18 +108,19 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed
     if difference > allowed:
-        excused = f" ({percent(by_chance / CHANCE_FACTOR)} between two runs of the baseline)" if chance else ""
+        excused = f" (two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)})" if chance else ""
         verdict, reason = Verdict.failed, f"{levels}: {percent(difference)} worse, tolerance {percent(allowed)}{excused}"
     elif abs(first) > first_allowed:
         verdict = Verdict.failed
-        reason = f"the first loss, of the same weights and batch, is {own[0]:.4g} against {reference[0]:.4g}"
+        reason = f"weights and batch are the same, but the first loss is {own[0]:.4g} against {reference[0]:.4g}"
     elif difference > tolerance_frac and by_chance > MAX_CHANCE_FRAC:
         verdict = Verdict.unknown
-        reason = f"two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)}: too much to tell; {levels}"
+        reason = f"two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)}, too much to judge: {levels}"
     elif difference < -tolerance_frac:
         reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps"
     elif difference > tolerance_frac:
-        reason = f"{percent(difference)} above the baseline's loss over {len(own)} steps, no more than its own runs may differ"
+        above = f"{percent(difference)} above the baseline's loss over {len(own)} steps"
+        reason = f"{above}, at most twice the difference between two runs of the baseline"
     else:
         reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps"
     return Comparison(

@@ -125,7 +125,7 @@ class Goal:
         elif COST in self.names and self.epoch_samples is None:
             do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
             problems.append(
-                f"study.samples: objective={COST} needs the length of an epoch, and the program's loader has no known length, "
+                f"study.samples: objective={COST} needs the length of an epoch, which is not known from the program's loader, "
                 f"got nothing. {do}"
             )
         elif unknown := [name for name in self.names if name not in record.objectives]:

@@ -373,9 +373,8 @@ class TrialRunner:
         ]
         if changes:
             raise BadInput(
-                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. Trials of "
-                "the two programs cannot be compared. Start a new study with `autotune run`, or bring back what changed "
-                "and resume."
+                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. New trials "
+                "cannot be compared with the old ones. Start a new study with `autotune run`, or undo the change and resume."
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:

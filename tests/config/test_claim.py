@@ -117,7 +117,7 @@ def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
     summary["pinned"] = {}
     summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
     with pytest.raises(
-        BadInput, match=r"env\.HF_TOKEN: a secret that the study behind .* changed; its value is not in the file"
+        BadInput, match=r"env\.HF_TOKEN: changed by the study, but its value is secret and not in .*"
     ):
         read(export(summary, "yaml", None))
 

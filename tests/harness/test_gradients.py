@@ -75,7 +75,7 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
         ("two", "several optimizers step"),
-        ("lbfgs", "the optimizer calls its closure a varying number of times"),
+        ("lbfgs", "the optimizer may call its closure several times a step"),
         ("discards", "throws gradients away between backward() and step()"),
     ],
 )

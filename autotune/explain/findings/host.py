@@ -35,8 +35,8 @@ CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
     METRICS: "compute metrics every N steps, or on the device",
-    COLLECTION: "leave out gc.collect(); gc.freeze() before the loop, or gc.disable() and a collection every N steps",
-    PYTHON: "replace the loop by tensor operations, do it every N steps, or move it to the loader's workers",
+    COLLECTION: "remove gc.collect(); call gc.freeze() before the loop, or gc.disable() and collect every N steps",
+    PYTHON: "replace the loop with tensor operations, run it every N steps, or move it to the loader's workers",
 }
 
 
@@ -113,7 +113,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
         where=place_of(top, evidence.cwd),
         evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}){text}{also}",
         gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
-        basis=f"share of {first.num_samples} samples of the training thread in {first.seconds:.1f} s",
+        basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
 

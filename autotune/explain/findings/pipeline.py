@@ -199,7 +199,7 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         where=part.where,
         evidence=f"{part.what}: {ms(part.work_s)} of {ms(service_s(evidence))} a sample{blocked}; {waits}",
         gain=gain_without(evidence, work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
-        basis="stage times of the workers, and the step's waiting" if evidence.num_workers else "stage times in the step",
+        basis="stage times in the workers, and the step's waits" if evidence.num_workers else "stage times in the step",
         code=CODE[part.cause],
     )
 
@@ -248,7 +248,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
         + (f"; {ms(service)} of work a sample" if service else ""),
         gain=measured or _gain_of_workers(evidence, wanted),
-        basis="trials of this study" if measured else "input and the rest of the step side by side, on the cores there are",
+        basis="trials of this study" if measured else "workers make the input during the step, on the cores there are",
         knob=NUM_WORKERS,
         value=wanted,
     )

@@ -21,14 +21,14 @@ MAX_CHANNELS = 16  # a tensor with more is not an image
 MAX_TENSORS, MAX_VALUES = 8, 2**18
 MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
-    "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
+    "the training batches hold no 8-bit images: no float32 tensor of at least three dimensions has at most "
     f"{NUM_LEVELS} different values in a channel"
 )
 NOT_DELAYED = (
-    "{} of {} batches left the loader as uint8: its data set does not convert images to float32 by torch, or something else is "
-    "done with them after the conversion and the normalisation"
+    "{} of {} batches left the loader as uint8: its data set does not convert images to float32 with torch, or the loader "
+    "processes the images further after conversion and normalisation"
 )
-ON_THE_HOST = "{} of {} batches were converted on the device: the program works on the others before it moves them there"
+ON_THE_HOST = "{} of {} batches were converted on the device: the program uses the others before it moves them to the device"
 
 
 class EightBitKnobs(KnobHandler):

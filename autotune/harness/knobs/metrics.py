@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
-    "the program's own loop reads its metrics: where it has an argument for that, write {step.metrics_sync_interval=10} in "
-    "the command"
+    "the program's own loop reads its metrics. If an argument of the program sets the interval, write "
+    "{step.metrics_sync_interval=10} there in the command"
 )
-NEVER = "the program's trainer reads no metrics between two epochs"
+NEVER = "the program's trainer reads no metrics during an epoch"
 
 
 class Met:
@@ -155,5 +155,5 @@ class MetricKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
         if found >= asked:
             return KnobReport(APPLIED, "", asked)
-        why = f"the program reads its metrics every {found} steps, or its progress bar does"
+        why = f"the program or its progress bar reads metrics every {found} steps"
         return KnobReport(OVERRIDDEN, why, found)

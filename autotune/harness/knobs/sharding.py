@@ -28,13 +28,13 @@ DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
 HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # where FSDP2's class is; the second until torch 2.5
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
-    "DDP or FSDP decides what the program's optimizer holds and what the program saves: where the program has an argument for "
-    "it, write {parallel.strategy=ddp} in the command"
+    "autotune does not switch between DDP and FSDP itself, since that changes what the optimizer holds and what the program "
+    "saves. If an argument of the program sets it, write {parallel.strategy=ddp} there in the command"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
-WHOLE = "the model is sharded as a single unit: the backward pass needs all of it at once"
-FIRST = "FullyShardedDataParallel fixes it when it is built (sharding_strategy)"
-OLD = "this version of torch cannot change it after fully_shard"
+WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
+FIRST = "FullyShardedDataParallel (FSDP 1) fixes this when it is constructed (sharding_strategy)"
+OLD = "this version of torch cannot change resharding after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
 
 
@@ -126,7 +126,7 @@ class ShardingKnobs(KnobHandler):
             return KnobReport(APPLIED, "", asked)
         if self._why:
             return KnobReport(NOT_APPLICABLE, self._why, self._resharded)
-        return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules do otherwise", self._resharded)
+        return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules have another value", self._resharded)
 
 
 def _sharded_by(module: Any) -> List[Any]:

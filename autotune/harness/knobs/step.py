@@ -14,7 +14,7 @@ ACCUMULATION, SET_TO_NONE = "step.accumulation", "optimizer.set_to_none"
 
 NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"
-CLOSURE = "the optimizer calls its closure a varying number of times, so its gradients cannot be accumulated or scaled"
+CLOSURE = "the optimizer may call its closure several times a step: gradients cannot be gathered or scaled around it"
 SCALES = "the program scales its gradients itself"
 SHARDED = "the parameters are sharded over the ranks, and the ranks would not all skip the same steps"
 CHANGES = "the program changes its gradients itself between backward() and step()"

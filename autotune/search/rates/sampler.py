@@ -188,7 +188,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         found = step.propose()
         self.is_exhausted, self.is_held_back = found is None, step.is_held_back
         if found is None:
-            return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
+            return Proposed(params={}, why="no configuration is left to try", is_fallback=True)
         if self._why_alone != self._told_alone:
             self._told_alone = self._why_alone
             found = replace(found, why=f"{found.why} (from now on {self._basis()})")
