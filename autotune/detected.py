@@ -1,4 +1,4 @@
-"""Formats what the harness detected in a program as text, for `inspect` and for `run` when it cannot measure."""
+"""Formats the harness's findings about a program as text, for `inspect`, and for `run` when it cannot measure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.quantities import bytes_text, number_text
 from autotune.records import KnobValue
 
 SOURCES = {"loader": "as the loader's batches say", "forward calls": "as the calls of the model say"}
-NO_LOADER = "none of torch's: no DataLoader feeds the optimizer's steps"
+NO_LOADER = "no DataLoader of torch feeds the optimizer's steps"
 
 
 def findings(result: RankResult) -> list[tuple[str, str]]:
@@ -48,7 +48,9 @@ def doubts(result: RankResult) -> list[str]:
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns why the number of training processes is not the one in the command; "" if it is, or if unknown.
+    """Returns why the number of training processes differs from the number in the command.
+
+    Returns "" if the numbers are equal, or if the command gives none.
 
     Args:
         result: rank 0's result.
@@ -60,10 +62,10 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
     words = f"{program.starter} was asked for {program.num_processes} processes"
     if program.starter.startswith("accelerate") and result.facts.get("device") == "cpu":
         return (
-            f"{words}, {found} of them trained: on a CPU, `accelerate launch` starts only one, and more only with MPI "
+            f"{words}, but {found} trained. On a CPU, `accelerate launch` starts one process; several need MPI "
             f"(--mpirun_hostfile). torchrun --nproc_per_node={program.num_processes} starts them"
         )
-    found_text = "the measured one trains alone" if found == 1 else f"only {found} train together"
+    found_text = "only one process trains" if found == 1 else f"only {found} train together"
     return f"{words}, {found_text}: the others did not join the process group of torch.distributed"
 
 

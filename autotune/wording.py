@@ -184,7 +184,7 @@ def break_even_text(summary: Summary) -> str:
     cost = f"training starts {seconds_text(found['dearer_s'])} later"
     cost += " if nothing is compiled yet" if found.get("compile_s") else ""
     if found.get("samples") is None:
-        return f"{what} never pays off: {cost}, and is no faster then"
+        return f"{what} never pays off: {cost} and is no faster afterwards"
     unit, amount = (
         ("steps", found["steps"]) if found.get("steps") else (str(summary.get("unit") or "samples"), found["samples"])
     )
@@ -204,7 +204,7 @@ def search_cost_text(summary: Summary) -> str:
     first_s, last_s = found["ci"]
     last = "never" if last_s is None else seconds_text(last_s)
     repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
-    return f"{took}; pays off for training that takes more than {repaid} today"
+    return f"{took}; pays off if the unchanged training takes more than {repaid}"
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
@@ -223,12 +223,12 @@ def warm_start_text(found: dict[str, Any]) -> str:
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
-        said.append(f"left out, as out of memory there, with all that need as much: {'; '.join(out[:3])}{more}")
+        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that needs as much")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 
 def _memory_part(entry: dict[str, Any]) -> Knobs:
-    """Returns the knobs of a configuration that affect the memory that ran out, without those that are off."""
+    """Returns the knobs of a configuration that affect the memory that ran out, without knobs that are off."""
     knobs = entry["knobs"]
     wanted = ["loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing"]
     if entry["outcome"] == Outcome.host_oom:  # workers use host memory, too
@@ -277,7 +277,7 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
     if not num:
         return ""
     steps, seconds = metrics["window_steps"] / num, metrics["window_s"] / num
-    return f"Steps come in cycles of {steps:.0f} in {seconds:.3g} s; the window contains {num:.0f}"
+    return f"Steps come in cycles of {steps:.0f} steps in {seconds:.3g} s; the window contains {num:.0f} cycles"
 
 
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:

@@ -370,7 +370,7 @@ def sync(
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
-    """Inspect a program: what was detected, which knobs can be turned, and why others cannot.
+    """Inspect a program: what was detected, which knobs can be changed, and why others cannot.
 
     Runs a few training steps of the command after `--` (or of the recipe) and changes nothing.
     """

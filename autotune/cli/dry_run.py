@@ -43,7 +43,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         ("baseline", command_text(argv)),
         *([("pinned", changes_phrase(space.pinned))] if space.pinned else []),
         ("searching", f"{', '.join(searched) or 'nothing'}; the baseline may rule out some of them"),
-        *([("not here", ", ".join(left_out))] if left_out else []),
+        *([("unavailable", ", ".join(left_out))] if left_out else []),
         *_warm_start(composed.config.search, earlier),
         *_budget(composed, earlier),
         ("note", "nothing was started or written; `autotune inspect` runs a few steps and finds out more"),
@@ -51,7 +51,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
     if as_json:
-        print_json({**dict(entries), "searching": searched, "not here": left_out, "baseline": argv, "pinned": space.pinned})
+        print_json({**dict(entries), "searching": searched, "unavailable": left_out, "baseline": argv, "pinned": space.pinned})
     else:
         print("\n".join(f"{name}  {text}" for name, text in entries))
     return 0

@@ -114,7 +114,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
         problems.append("--fixed: no command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py.")
     if asked.command is not None and not asked.is_fixed:
         problems.append(
-            "COMMAND: the study has its own program, got another one. Give --fixed to measure one against the other."
+            "COMMAND: the study has its own program, got a command. Give --fixed to measure the command against that program."
         )
     if problems:
         raise BadInput(problems)

@@ -161,12 +161,12 @@ def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str], comp
 
 def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("can be turned", "now", "tried"):
-        table.add_column(name, no_wrap=name != "tried", style="key" if name == "can be turned" else "", overflow="fold")
+    for name in ("can be changed", "now", "tried"):
+        table.add_column(name, no_wrap=name != "tried", style="key" if name == "can be changed" else "", overflow="fold")
     for row in rows:
         tried = ", ".join(map(value_text, row["values"]))
         table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
-    out.print(table if rows else Text("no setting can be turned", style="warn"))
+    out.print(table if rows else Text("no setting can be changed", style="warn"))
     if any(row["reason"] == ASKED for row in rows):
         out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] shows how to search it.")
 
@@ -178,7 +178,7 @@ def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
     if not reasons:
         return
     out.print()
-    out.print(Text("cannot be turned", style="quiet"))
+    out.print(Text("cannot be changed", style="quiet"))
     for reason, refused in reasons.items():
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=2)

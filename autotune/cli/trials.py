@@ -161,7 +161,7 @@ def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool
     if kind == Kind.baseline:
         words = "baseline"
     elif kind == Kind.final:
-        words = "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
+        words = "finals" if again is None else f"finals: {again:04d} again" if again else "finals: baseline again"
     elif kind == Kind.attribution:
         words = f"attribution: {trial.get('why') or words}"
     elif kind == Kind.parity:

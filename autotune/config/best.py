@@ -146,7 +146,7 @@ def _value(key: str, raw: Any) -> KnobValue:
 def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
     """Returns a problem for each secret of the study that is neither in the file nor in this environment."""
     return [
-        f"{key}: a secret of the study behind {shown(str(path))}, which is neither in the file nor set here. {_set_here(key)}"
+        f"{key}: a secret whose value is neither in {shown(str(path))} nor in this environment. {_set_here(key)}"
         for key in secret
         if key.startswith(PREFIX) and key not in knobs and key.removeprefix(PREFIX) not in os.environ
     ]

@@ -175,7 +175,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     if lost := [key for key in secrets if key not in knobs and key not in pins]:
         group, name = lost[0].split(".", 1)
         raise BadInput(
-            f"{lost[0]}: a secret that the study behind {shown(str(path))} changed; its value is not in the file. "
+            f"{lost[0]}: changed by the study, but its value is secret and not in {shown(str(path))}. "
             f"Add it to a copy of the file, as {group}: {{{name}: VALUE}}."
         )
     return claim

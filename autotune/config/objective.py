@@ -72,7 +72,7 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
     problems = []
     if config.machine.price_per_hour is None:
         problems.append(
-            f"machine.price_per_hour: not set, but objective={COST} needs what an hour on this machine costs. "
+            f"machine.price_per_hour: not set, but objective={COST} needs the price of an hour on this machine. "
             "Give machine.price_per_hour=PRICE."
         )
     is_ours = (config.model.name is not None or config.model.factory is not None) and config.data.factory is None

@@ -202,8 +202,8 @@ def _fitting(config: StudyConfig) -> list[str]:
     if not is_recipe(config):
         return []
     if config.model.name is not None and config.model.factory is not None:
-        got = f"got {shown(config.model.factory)} beside {shown(config.model.name)}"
-        return [f"model.factory: two models, {got}. Leave out model=."]
+        got = f"got {shown(config.model.factory)} and model.name={config.model.name}"
+        return [f"model.factory: two models are given, {got}. Leave out model=."]
     script, default = script_of(config), StudyConfig()
     what = config.model.name or config.model.factory
     if config.data.factory is None and config.data.name not in script.data:

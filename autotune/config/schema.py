@@ -77,8 +77,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: length of the real training, in samples, for objective=time_for_samples. If the objective is only
-            cost_per_epoch: length of an epoch, in samples, for a program whose loader has no length.
+        samples: with objective=time_for_samples, the length of the real training in samples. With objective=cost_per_epoch
+            alone, the length of an epoch in samples, needed if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -218,7 +218,8 @@ class DeviceOptions:
     Attributes:
         kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
         index: which CUDA device.
-        memory_limit: cap per process: bytes, "8GiB", or a fraction of the device between 0 and 1; null for none.
+        memory_limit: memory that each process may use: bytes, "8GiB" or a fraction of the device's memory between 0 and 1;
+            null for no limit.
     """
 
     kind: str = "auto"
@@ -246,7 +247,7 @@ class TrackerOptions:
     """Where results are tracked.
 
     Attributes:
-        uri: MLflow tracking URI; null for MLFLOW_TRACKING_URI, else the store in the runs folder.
+        uri: MLflow tracking URI. null uses the variable MLFLOW_TRACKING_URI or, if it is not set, the store in the runs folder.
     """
 
     uri: str | None = None
@@ -358,7 +359,7 @@ class StudyConfig:
         search_space: name of a file in search_spaces/, or a path; none for only the domains on the command line.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
-        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or [A,B], whose first entry decides.
+        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch. Give several as [A,B]; the first decides.
         constraints: what a configuration must satisfy to win.
         machine: facts about the machine that autotune cannot find out.
         device: what trials run on.

@@ -232,8 +232,8 @@ def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[s
         for start, end in gaps(covered, window[None]).tolist():
             before = np.searchsorted(ends[by_end], start, side="right") - 1
             after = np.searchsorted(starts, end, side="left")
-            first = texts[by_end[before]] if before >= 0 and ends[by_end[before]] >= window[0] else "the step's begin"
-            last = texts[after] if after < len(starts) and starts[after] < window[1] else "the step's end"
+            first = texts[by_end[before]] if before >= 0 and ends[by_end[before]] >= window[0] else "the start of the step"
+            last = texts[after] if after < len(starts) and starts[after] < window[1] else "the end of the step"
             where = f"between {first} and {last}"
             totals[where] = totals.get(where, 0.0) + (end - start) / len(windows)
     least_s = MIN_PART_FRAC * float((windows[:, 1] - windows[:, 0]).mean())

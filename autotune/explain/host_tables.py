@@ -10,7 +10,7 @@ from autotune.explain.table import Row, Table
 from autotune.harness.explain.documents import WORKER, Lines, Memory
 from autotune.plain_text import one_line
 
-WORKER_MARGIN = 1.1  # so many times the workers that the mean service time asks for, since service times vary
+WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
 
@@ -18,15 +18,15 @@ _PLACE = {"file": "path of the file", "line": "line number", "function": "qualif
 LINE_COLUMNS = {
     "rank": "rank of the process", **_PLACE, "text": "the line", "phase": "phase of the step",
     "where": "main, worker or thread", "is_own": "whether the file belongs to the program",
-    "self_s": "seconds a step in the line and the libraries that it calls; of workers summed over all",
+    "self_s": "seconds a step in the line and the libraries that it calls; for workers, the sum over all workers",
     "total_s": "seconds a step with the line anywhere on the stack", "share_frac": "self_s relative to the step",
-    "callee": "library function that it mostly waits in",
+    "callee": "library function in which most of self_s is spent",
 }  # fmt: skip
 STAGE_COLUMNS = {
     "rank": "rank of the process", "stage": "stage of the input pipeline", "where": "main or worker",
     "seconds": "wall seconds a sample", "cpu_s": "CPU seconds a sample",
-    "blocked_s": "seconds a sample neither on a CPU nor waiting for one", "share_frac": "part of all stages' seconds there",
-    "count": "samples timed",
+    "blocked_s": "seconds a sample blocked: neither on a CPU nor waiting for one",
+    "share_frac": "share of the seconds of all stages in the same process (where)", "count": "samples that were timed",
     "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples a second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip
@@ -40,21 +40,21 @@ PHASE_COLUMNS = {
 }  # fmt: skip
 COMPILE_COLUMNS = {
     "rank": "rank of the process", "kind": "recompilation or graph break", **_PLACE, "reason": "as torch gives it",
-    "seconds": "spent compiling", "count": "how often",
+    "seconds": "seconds spent compiling", "count": "how often it happened",
 }  # fmt: skip
 MEMORY_COLUMNS = {
-    "rank": "rank of the process", "category": "what holds it, or total",
-    "bytes": "at the peak", "share_frac": "part of the peak",
+    "rank": "rank of the process", "category": "what holds the memory, or total",
+    "bytes": "bytes at the peak", "share_frac": "share of the peak",
 }  # fmt: skip
 MODULE_COLUMNS = {
     "rank": "rank of the process", "module": "name in the model", "class": "its class",
-    "activations_bytes": "saved for backward", "parameters_bytes": "its parameters",
-    "flops": "of a step", "share_frac": "part of all activations",
+    "activations_bytes": "bytes saved for the backward pass", "parameters_bytes": "bytes of its parameters",
+    "flops": "FLOPs of a step", "share_frac": "share of all activations",
 }  # fmt: skip
-ALLOCATION_COLUMNS = {"rank": "rank of the process", **_PLACE, "bytes": "held at the peak", "count": "allocations"}
+ALLOCATION_COLUMNS = {"rank": "rank of the process", **_PLACE, "bytes": "bytes held at the peak", "count": "allocations"}
 TIMELINE_COLUMNS = {
-    "rank": "rank of the process", "time_s": "since the step's begin", "allocated_bytes": "by tensors",
-    "reserved_bytes": "by the allocator",
+    "rank": "rank of the process", "time_s": "seconds since the start of the step", "allocated_bytes": "bytes in tensors",
+    "reserved_bytes": "bytes reserved by the allocator",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from autotune.explain.table import Row
 from autotune.explain.trace import KERNEL, Trace
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
+MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
 
 COLUMNS = {
@@ -21,17 +21,17 @@ COLUMNS = {
     "operator": "operator that launches it; empty if unknown",
     "count": "launches a step",
     "total_s": "seconds a step",
-    "mean_s": "seconds of a launch",
-    "min_s": "least seconds of a launch",
-    "max_s": "most seconds of a launch",
-    "share_frac": "part of all kernels' seconds",
-    "cumulative_frac": "share of this row and those before",
+    "mean_s": "mean seconds of a launch",
+    "min_s": "seconds of the shortest launch",
+    "max_s": "seconds of the longest launch",
+    "share_frac": "share of all kernels' seconds",
+    "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "registers": "registers of a thread",
     "shared_bytes": "shared memory of a block",
     "grid": "blocks",
     "block": "threads of a block",
     "occupancy_frac": "occupancy as CUPTI estimates it",
-    "precision": "compute_16bit (or fewer), compute_32bit (or more) or compute_unknown",
+    "precision": "compute_16bit (16 bits or fewer), compute_32bit (32 bits or more) or compute_unknown",
     "tensor_core_used": "yes, no or unknown, by the kernel's name",
     "tensor_core_eligible": "whether Tensor Cores could do its work: yes, no or unknown",
 }

@@ -17,7 +17,7 @@ from autotune.explain.trace import KERNEL, OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
+MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
 LAUNCH_BOUND = "launch"  # the host needs longer to start it than the device to do it
 
@@ -29,17 +29,17 @@ COLUMNS = {
     "shapes": "shapes of its inputs",
     "dtype": "dtype of its first floating-point input",
     "count": "calls a step",
-    "host_self_s": "host seconds a step in itself",
-    "host_total_s": "host seconds a step with all that it calls",
+    "host_self_s": "host seconds a step in the operator itself",
+    "host_total_s": "host seconds a step in the operator and all that it calls",
     "device_self_s": "seconds a step of the kernels that it launches itself",
     "device_total_s": "seconds a step of all kernels launched in it",
-    "share_frac": "part of the device's busy time, on the CPU of the host's time in operators",
-    "cumulative_frac": "share of this row and those before",
+    "share_frac": "share of the device's busy time; on the CPU, share of the host's time in operators",
+    "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "flops": "FLOPs a step",
-    "bytes": "least bytes a step that it reads and writes",
+    "bytes": "minimum bytes a step that it reads and writes",
     "flops_per_s": "FLOPs a second while it runs",
     "bound": "what bounds it: compute, memory or launch; empty if unknown",
-    "roofline_frac": "least seconds that the device's peaks allow, relative to the measured seconds",
+    "roofline_frac": "minimum seconds that the device's peaks allow, divided by the measured seconds",
 }
 
 

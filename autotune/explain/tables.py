@@ -49,19 +49,20 @@ PRIVILEGES_REMEDY = (
 )
 
 BREAKDOWN_COLUMNS = {
-    "rank": "rank of the process", "category": "what the time goes to; each instant counts for the first that holds",
-    "seconds": "seconds a step, under the profiler", "share_frac": "relative to the step", "steps": "profiled steps",
+    "rank": "rank of the process", "category": "what the time goes to; if several apply at once, the first counts",
+    "seconds": "seconds a step, under the profiler", "share_frac": "seconds relative to the step", "steps": "profiled steps",
 }  # fmt: skip
 ROOFLINE_COLUMNS = {
     "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
     "dtype": "dtype of most of the matrix work", "flops": "FLOPs of a step",
-    "flops_from": "memory (counted) or trace (by shapes)",
-    "bytes": "least bytes of a step, of the operators whose traffic is known", "flops_per_s": "FLOPs a second",
-    "bytes_per_s": "bytes a second", "peak_flops_per_s": "of the device in this dtype", "peak_bytes_per_s": "of its memory",
-    "peak_source": "data sheet, or measured", "mfu_frac": "flops_per_s relative to the peak (MFU)",
-    "bandwidth_frac": "bytes_per_s relative to the peak", "intensity_flops_per_byte": "FLOPs a byte",
-    "ridge_flops_per_byte": "intensity above which compute bounds", "bound": "which of the two bounds, at the peak",
-    "roofline_frac": "least seconds that the peaks allow, relative to the step",
+    "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
+    "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs a second",
+    "bytes_per_s": "bytes a second", "peak_flops_per_s": "peak of the device in this dtype",
+    "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
+    "mfu_frac": "flops_per_s relative to the peak (MFU)", "bandwidth_frac": "bytes_per_s relative to the peak",
+    "intensity_flops_per_byte": "FLOPs a byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
+    "bound": "what bounds the step at the device's peaks: compute or memory",
+    "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
 }  # fmt: skip
 
 
@@ -243,7 +244,7 @@ class _OfTraces:
         for note in (*document.notes, *trace.notes, *self._distortion_notes(rank, document)):
             self._note("breakdown", rank, note)
         if document.device == "cuda" and not found.is_gpu:
-            self._note("breakdown", rank, f"only what the host did: {_why_no_kernels(document)}")
+            self._note("breakdown", rank, f"shows only what the host did: {_why_no_kernels(document)}")
         if found.shares[OTHER] > MAX_OTHER_FRAC:
             self._found.other_parts[rank] = found.other_parts
             self._note("breakdown", rank, self._other_note(rank, found))
@@ -254,15 +255,15 @@ class _OfTraces:
         ratio = self._found.distortion[rank] = document.step_s / document.plain_step_s
         if ratio <= MAX_DISTORTION:
             return []
-        return [f"the profiler makes a step {ratio:.1f} times as long, so these shares are not the plain program's"]
+        return [f"the profiler makes a step {ratio:.1f} times as long, so the shares of a plain step differ from these"]
 
     def _other_note(self, rank: int, found: Breakdown) -> str:
         where = "; ".join(f"{seconds * 1e3:.3g} ms {place}" for place, seconds in found.other_parts)
         document = self._passes.lines.get(rank)
         lines = [line for line in document.lines if line.phase == "other" and line.is_own] if document else []
         top = max(lines, key=lambda line: line.self_s, default=None)
-        named = f"; its longest line is {top.file}:{top.line} with {top.self_s * 1e3:.3g} ms" if top else ""
-        return f"{found.shares[OTHER]:.1%} of the step is other: {where}{named}"
+        named = f"; the program's slowest line there is {top.file}:{top.line}, {top.self_s * 1e3:.3g} ms" if top else ""
+        return f"{found.shares[OTHER]:.1%} of the step is in category other: {where}{named}"
 
     def _roofline(self, rank: int, trace: Trace, work: tuple[float | None, float | None], peaks: Peaks | None) -> Row:
         flops, source = self._flops(rank, work[0])
@@ -315,7 +316,7 @@ def _why_no_kernels(document: Traced) -> str:
     if document.device != "cuda":
         return "the program ran on the CPU"
     told = next((note for note in document.notes if "CUPTI" in note), "") or "the trace holds no events of the device"
-    return f"not known: {told}" + (f"; {PRIVILEGES_REMEDY}" if PRIVILEGES in told else "")
+    return told + (f"; {PRIVILEGES_REMEDY}" if PRIVILEGES in told else "")
 
 
 def _main_dtype(rows: list[Row], *, has_device: bool) -> str | None:

@@ -38,7 +38,7 @@ class Claimed:
 
     @property
     def is_best(self) -> bool:
-        """Whether the entry is the study's best, to which finals and attribution refer."""
+        """Whether the entry is the study's best: the results of finals and attribution are about that entry only."""
         return _is_best(self.summary, self.entry)
 
     @property
@@ -59,7 +59,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change, without those in `dropped`."""
+        """Searched knobs that the entry does not change, without the knobs in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 
@@ -72,8 +72,8 @@ class Claimed:
     @property
     def caveats(self) -> list[str]:
         """Problems during the measurements."""
-        beside = (self.summary.get("disturbed_by") or {}).get("words")
-        noise = f"measured beside other work: {beside}" if beside else ""
+        words = (self.summary.get("disturbed_by") or {}).get("words")
+        noise = f"disturbed while it was measured: {words}" if words else ""
         found = [noise, *map(self.summary.get, ("own_share", "drift", "not_finite", "page_cache"))]
         return [str(line) for line in found if line]
 

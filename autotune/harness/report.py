@@ -29,7 +29,7 @@ def bare(context: TrialContext, status: str) -> protocol.RankResult:
 
 
 def unmeasured(context: TrialContext) -> protocol.RankResult:
-    """Returns the result of a program none of whose steps could be counted."""
+    """Returns the result of a program if none of its steps could be counted."""
     found = bare(context, "failed")
     found.detected.update(
         loaders=[loader.site for loader in context.loaders.loaders],
@@ -41,7 +41,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
 
 
 def result(context: TrialContext, status: str) -> protocol.RankResult:
-    """Returns the result of this rank; a part that fails is left out and named under detected["harness_problems"]."""
+    """Returns the result of this rank; whatever fails is left out and named under detected["harness_problems"]."""
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []
@@ -146,12 +146,12 @@ def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: T
             odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
             observed = value if any(each.is_as_asked for each in sizes) else None
         if odd is not None:
-            why = f"the command line asked for {value!r}, the model is given {odd!r}"
+            why = f"the command line asks for {value!r}, but the model is given {odd!r}"
             found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why)
         elif observed is None or observed == value:
             found.knobs[key] = protocol.KnobReport(protocol.APPLIED, "", observed)
         else:
-            why = f"the command line asked for {value!r}, the program uses {observed!r}"
+            why = f"the command line asks for {value!r}, but the program uses {observed!r}"
             found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why, observed)
 
 

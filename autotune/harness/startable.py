@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set
 # After this many pickled bytes the rest is assumed to be picklable, too; a table of a billion rows need not be pickled whole.
 ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
-UNGUARDED = "each worker that is not forked imports the program's main module ({}), which trains as it is imported: {}"
+UNGUARDED = "each worker that is not forked imports the program's main module ({}), and the import starts training: {}"
 NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":`', 'it trains outside its `if __name__ == "__main__":`'
 # Main module of a package or a folder, which no worker imports (see multiprocessing.spawn).
 NEVER_IMPORTED = "__main__"
@@ -28,9 +28,9 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 
     Args:
         parts: "dataset", "collate_fn" and "worker_init_fn" of a loader, as far as they are known.
-        main_line: the line of the main module that led to the loader's construction; None if it was made elsewhere.
-        began_lines: the lines of the main module that led to iterations over it, which start its workers; () if there were
-            none, or only elsewhere.
+        main_line: the line of the main module that led to the loader's construction; None if the loader was made elsewhere.
+        began_lines: the lines of the main module that led to iterations over the loader, which start its workers; () if there
+            are no such lines.
     """
     for name, words in PARTS.items():
         why = _unpicklable(parts.get(name))

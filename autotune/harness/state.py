@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 session: Optional[TrialContext] = None  # of this process, once torch is imported
 is_called = False  # whether the program itself started the harness by `autotune.apply`
 # How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
-# variables that the program had changed before}. {} in a warm start, where torch is already imported.
+# variables that the program had changed before the import}. {} in a warm start, where torch is already imported.
 startup: Dict[str, Any] = {}
 
 
@@ -24,7 +24,7 @@ def stand_aside(doing: str) -> None:
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""
     first = (str(value).strip().splitlines() or [""])[0]
     name = kind.__name__ if kind is not None else "error"
-    say([f"the harness failed while {doing}: {name}: {first}{where}; it stands aside and the program goes on"])
+    say([f"the harness failed while {doing}: {name}: {first}{where}; it does nothing more, and the program goes on"])
 
 
 def say(lines: List[str]) -> None:

@@ -71,9 +71,9 @@ def env_knob(name: str) -> Knob:
         brief="any environment variable",
         summary=(
             f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
-            "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "
-            "of a value are compared with the baseline's before it may win. Where a knob sets the same variable (memory.malloc "
-            "sets LD_PRELOAD), name only one of the two; the other is then not searched."
+            "`tiers=exact` too. Losses are compared with the baseline's before a value may win, unless the variable is known "
+            "to leave results unchanged (allocators, threads, NCCL). If a knob sets the same variable (memory.malloc sets "
+            "LD_PRELOAD), name only one of the two; the other is then not searched."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
         hurts="A variable that changes what is trained (a batch size, say) is searched like any other; only the loss shows it.",

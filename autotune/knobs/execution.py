@@ -48,7 +48,8 @@ CHANNELS_LAST = Knob(
         "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs more."
     ),
     hurts=(
-        "Float32 CNNs gain little or lose on older GPUs. Operators without a channels_last kernel copy back and forth. "
+        "Float32 CNNs gain little; on older GPUs they can be slower. Operators without a channels_last kernel copy back and "
+        "forth. "
         "`.view()` on activations can fail where `.reshape()` would not. Models without convolutions are unaffected."
     ),
     start_cost="one copy of the weights",
@@ -85,8 +86,8 @@ COMPILE_MODE = Knob(
     ),
     hurts=(
         "Shapes that keep changing recompile until the limit and then run eagerly; data-dependent control flow breaks graphs. "
-        "CUDA graphs hold their memory pool for good and forbid reading a tensor after the next step. Models that are one big "
-        "convolution after another gain nothing. Fused arithmetic rounds differently."
+        "CUDA graphs keep their memory pool to the end and forbid reading a tensor after the next step. Models that are one "
+        "big convolution after another gain nothing. Fused operations round differently."
     ),
     start_cost="20 s to several minutes at the first step; max-autotune takes longest",
 )
@@ -113,8 +114,8 @@ OPTIMIZER_IMPLEMENTATION = Knob(
     ),
     helps="Models of many small parameters and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
-        "Optimizers without such a version (LBFGS, many third-party ones) are not applicable. `foreach` needs one more copy of "
-        "the gradients at its peak. Rounding of the update differs in the last bits."
+        "Not applicable to optimizers without such an implementation (LBFGS, many third-party ones). At its peak, `foreach` "
+        "needs memory for one more copy of the gradients. The update is rounded differently in the last bits."
     ),
 )
 
@@ -160,8 +161,8 @@ COMPILE_DYNAMIC = Knob(
     ),
     helps="Batches whose sizes vary from the first step on (bucketed sequences, mixed images): `true` compiles once.",
     hurts=(
-        "Kernels that know their sizes are faster; `true` gives that away where sizes never change. `false` compiles for every "
-        "size until the recompile limit and then runs eagerly. CUDA graphs are still recorded for each size."
+        "Kernels made for one size are faster, so `true` loses time where sizes never change. `false` compiles for every size "
+        "until the recompile limit and then runs eagerly. CUDA graphs are still recorded for each size."
     ),
     start_cost="a compilation of its own",
 )
@@ -238,9 +239,9 @@ SDPA = Knob(
     ),
     helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
     hurts=(
-        "Each kernel takes some inputs only (flash: 16 bits, no custom mask). If it can take none of a program's inputs, "
-        "`math` computes all, with the whole matrix of scores in memory, and the value is not applicable. Sums are taken in "
-        "another order."
+        "Each kernel accepts only some inputs (flash: 16 bits, no custom mask). If it accepts none of a program's inputs, "
+        "`math` computes everything, with the whole matrix of scores in memory, and the value is not applicable. Sums are "
+        "taken in another order."
     ),
 )
 
@@ -260,7 +261,7 @@ L2_FETCH_GRANULARITY = Knob(
         "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "
         "the driver that holds for this process only; it is set once training begins and read back."
     ),
-    helps="Steps bound by memory that read long runs of bytes: 128. Scattered reads (embeddings, graphs): 32.",
+    helps="128: memory-bound steps that read long runs of adjacent bytes. 32: scattered reads (embeddings, graphs).",
     hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that are not read.",
 )
 

@@ -11,7 +11,11 @@ WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more than 32 rarely help on
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch, the batch, and its doublings up to 8 times it; for a recipe, up to the device's cap."""
+    """Returns half the program's batch size, the batch size itself and its doublings.
+
+    The doublings end at 8 times the program's batch size, or at the device's cap if that is smaller. In a recipe, they end at
+    the cap.
+    """
     own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     highest = cap if host_context.is_recipe else min(cap, own * 8)
@@ -68,8 +72,8 @@ BATCH_SIZE = Knob(
         "keep Tensor Cores in use."
     ),
     hurts=(
-        "Memory grows in proportion with activations and ends in out-of-memory. Past the device's saturation point nothing is "
-        "gained. On a CPU large batches fall out of the caches and can be slower. Very large batches may generalise worse."
+        "Activations grow in proportion, until the device runs out of memory. Past the device's saturation point nothing is "
+        "gained. On a CPU large batches do not fit in the caches and can be slower. Very large batches may generalise worse."
     ),
     start_cost="none; with compile.mode on, each batch size may compile anew",
 )
@@ -95,8 +99,8 @@ NUM_WORKERS = Knob(
     ),
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
-        "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). Tiny in-memory datasets "
-        "lose to the cost of passing batches between processes."
+        "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
+        "datasets, passing batches between processes costs more than the workers save."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers)",
 )
@@ -115,10 +119,10 @@ PREFETCH_FACTOR = Knob(
     phrase="prefetch {}",
     in_code=LOADER_ARGUMENT,
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
-    helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue helps.",
+    helps="Some batches take far longer to make than others (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
-        "It cannot lift a loader that is too slow on average: add workers for that. Host and shared memory grow by "
-        "workers x factor x batch bytes, pinned memory too."
+        "It does not speed up a loader that is too slow on average: that needs more workers. Host and shared memory grow by "
+        "workers x factor x batch bytes, and so does pinned memory."
     ),
     start_cost="the queue is filled once an epoch",
 )
@@ -141,8 +145,8 @@ PIN_MEMORY = Knob(
         "(`.to(device, non_blocking=True)` in the program)."
     ),
     hurts=(
-        "The pin thread costs one core's share and can become the bottleneck with many small tensors; page-locked memory is "
-        "taken from the host for good. Without non_blocking copies the gain is small."
+        "The pinning thread takes part of a core and can become the bottleneck with many small tensors. Page-locked memory is "
+        "not given back to the host. Without non_blocking copies the gain is small."
     ),
     start_cost="a CUDA context and one thread, under 0.1 s",
 )
@@ -166,8 +170,8 @@ PERSISTENT_WORKERS = Knob(
     ),
     helps="Short epochs, slow-to-open datasets, many workers: the pause at every epoch's start goes away.",
     hurts=(
-        "Changes the main process makes to the dataset between epochs (a curriculum, a new epoch number) do not reach the "
-        "workers. Memory of the workers is held during validation too."
+        "Changes that the main process makes to the dataset between epochs (a curriculum, a new epoch number) do not reach the "
+        "workers. The workers keep their memory during validation, too."
     ),
 )
 
@@ -185,8 +189,8 @@ MULTIPROCESSING_CONTEXT = Knob(
     phrase="workers by {}",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "How workers are started: copies of the training process (fork), of a small process that has imported the program once "
-        "(forkserver), or new interpreters (spawn). It needs loader.num_workers > 0."
+        "How workers are started: as copies of the training process (fork), as copies of a small process that has imported the "
+        "program once (forkserver), or as new interpreters (spawn). It needs loader.num_workers > 0."
     ),
     helps=(
         "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
@@ -194,8 +198,8 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
-        "so both must be possible; each worker needs the memory that forked workers share. Where the data set cannot be "
-        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline checks this."
+        "so both must be possible. Each worker needs the memory that forked workers share. If the data set cannot be pickled, "
+        "or importing the main module starts the training, workers can only be forked: the baseline checks this."
     ),
     start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
 )
@@ -212,8 +216,8 @@ IN_ORDER = Knob(
     brief="batches in the sampler's order",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "Whether batches are handed over in the sampler's order, even if one takes long to make, or in the order in which they "
-        "are finished (false). Each epoch has the same samples. It needs two workers or more."
+        "Whether batches are handed over in the sampler's order (true), even if one takes long to make, or in the order in "
+        "which they are finished (false). Each epoch has the same samples. It needs two workers or more."
     ),
     helps=(
         "false: some batches take far longer than others (large files, cold storage), and the loop waits for one while others "
@@ -343,9 +347,9 @@ DEVICE_PREFETCH = Knob(
         "for its copy."
     ),
     hurts=(
-        "The device holds one batch more. A batch is handed over only when the loader has the next one, so a slow loader is "
-        "waited for sooner. With loader.num_workers=0 the order of random numbers between data set and model changes. Not "
-        "measured on a GPU yet."
+        "The device holds one batch more. A batch is handed over only when the loader has the next one, so the program waits "
+        "for a slow loader one batch earlier. With loader.num_workers=0 the order of random numbers between data set and model "
+        "changes. Not measured on a GPU yet."
     ),
 )
 

@@ -84,7 +84,7 @@ FRACTION = Knob(
         "torch.cuda.set_per_process_memory_fraction: the share of the device's memory that the training process may take, from "
         "its first optimizer step on. If device.memory_limit is lower, it takes precedence."
     ),
-    helps="Another program needs its share of the device, and the training is to be measured with what is left.",
+    helps="Another program needs part of the device's memory: the training is measured with the rest only.",
     hurts="Near the limit unused memory is freed and allocated again; above the limit the trial runs out of memory.",
 )
 

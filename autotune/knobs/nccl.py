@@ -1,9 +1,10 @@
 """Knobs of NCCL, which carries gradients between GPUs: environment variables that are set before the interpreter starts.
 
 Names, values and defaults follow NCCL's documentation, "Environment Variables"
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most of them under debugging:
-NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob is
-offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL.
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most variables under
+debugging: NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob
+is offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL
+version.
 
 NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.
 The knobs have not been measured on a GPU yet.
@@ -38,9 +39,10 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; there, a bare "tree" fails for collectives without a tree
+# First NCCL that accepts "allreduce:tree". From this version on, a bare "tree" fails for collectives without a tree.
+PER_COLLECTIVE = (2, 24)
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
-# NCCL's levels, from near to far -> the kinds of path (as in `nvidia-smi topo -m`) that each adds to those of the level before.
+# NCCL's level -> kinds of path (as in `nvidia-smi topo -m`) that it adds to those of the level before; sorted from near to far.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
 MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
@@ -55,7 +57,7 @@ def no_nccl(host_context: HostContext) -> str | None:
     if host_context.collectives and "nccl" not in host_context.collectives:
         return f"the processes communicate through {host_context.collectives}, not through NCCL"
     if host_context.world_size is None and host_context.topology.num_gpus < 2 and not host_context.topology.adapters:
-        return "one GPU, as far as can be seen: nothing to communicate with"
+        return "only one GPU is seen: there is nothing to communicate with"
     return None
 
 
@@ -132,7 +134,7 @@ def one_nic(host_context: HostContext) -> str | None:
 def algorithms(host_context: HostContext) -> list[KnobValue]:
     """Returns the algorithms worth a trial: ring and tree always, NVLS only with NVSwitches.
 
-    From NCCL 2.24 on, a name without a collective ("tree") makes every collective fail that lacks the algorithm. There is no
+    From NCCL 2.24 on, a name without a collective ("tree") makes every collective that lacks the algorithm fail. There is no
     tree for a broadcast, for example, and DistributedDataParallel starts with a broadcast. Older versions use a ring instead of
     failing, but do not accept names of collectives ("allreduce:tree").
     """
@@ -201,13 +203,13 @@ PROTO = Knob(
     brief="protocols of a transfer",
     phrase="NCCL proto {}",
     summary=(
-        "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth, `LL` the least latency, LL128 something of "
-        "both where the hardware supports it; `^` excludes one."
+        "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth and `LL` the least latency. LL128 has some "
+        "of both, but only some hardware supports it. `^` excludes a protocol."
     ),
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
-        "NCCL's documentation advises against setting it except to leave one out: LL128 where it is not supported corrupts "
-        "data, so no value here selects it. Small messages suffer without the low-latency protocols."
+        "NCCL's documentation advises against setting it, except to exclude a protocol. LL128 corrupts data on hardware that "
+        "does not support it, so no value here selects it. Small messages suffer without the low-latency protocols."
     ),
 )
 
@@ -253,7 +255,7 @@ MAX_NCHANNELS = Knob(
         "NCCL_MAX_NCHANNELS: the most channels that a collective uses. Each is one CUDA block, on one multiprocessor of the "
         "GPU."
     ),
-    helps="Communication hides behind the backward pass, which is slowed by the multiprocessors that NCCL takes.",
+    helps="Communication is hidden by the backward pass, but NCCL takes multiprocessors that the backward pass needs.",
     hurts="Communication that is not hidden takes longer with fewer channels.",
 )
 
@@ -272,7 +274,7 @@ NTHREADS = Knob(
     brief="threads of a channel",
     phrase="NCCL nthreads {}",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block, 64, 128, 256 or 512. NCCL itself uses 512 on recent GPUs.",
-    helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
+    helps="Fewer threads leave registers and issue slots to the backward pass. More threads help on GPUs with low clocks.",
     hurts="Fewer threads move fewer bytes. NCCL allows only these four numbers.",
 )
 
@@ -291,7 +293,7 @@ BUFFSIZE = Knob(
     brief="bytes of a buffer",
     phrase="NCCL buffsize {}",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL itself uses 4 MiB.",
-    helps="Larger ones: large messages over links with much latency. Smaller ones: a GPU whose memory is nearly full.",
+    helps="Larger buffers: large messages over links with high latency. Smaller buffers: a GPU whose memory is nearly full.",
     hurts="Every channel and peer has a buffer of its own: at 16 MiB each, they take GPU memory from the batch.",
 )
 
@@ -372,10 +374,10 @@ IB_HCA = Knob(
     brief="which InfiniBand adapters",
     phrase="NCCL ib_hca {}",
     summary=(
-        "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of prefixes of names. A leading `=` means exact "
+        "NCCL_IB_HCA: the InfiniBand and RoCE adapters to use, as a list of prefixes of their names. A leading `=` means exact "
         "names, `^` all but these: `=mlx5_0,mlx5_1`, `^=mlx5_2`."
     ),
-    helps="Some adapters are for storage, on another network or far from the GPUs, and NCCL uses them all the same.",
+    helps="Some adapters are for storage, on another network or far from the GPUs, but NCCL uses them too.",
     hurts="Leaving out an adapter loses its bandwidth. The names are this machine's; all machines must have the same.",
 )
 
@@ -393,10 +395,10 @@ SOCKET_IFNAME = Knob(
     brief="which network interfaces",
     phrase="NCCL socket_ifname {}",
     summary=(
-        "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes of names. "
-        "A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
+        "NCCL_SOCKET_IFNAME: the network interfaces for NCCL's start-up and its TCP transport, as a list of prefixes of their "
+        "names. A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
     ),
-    helps="Several networks, of which NCCL picks the slower, or one that does not lead to the other machines.",
+    helps="Machines on several networks, if NCCL picks a slow one or one that does not reach the other machines.",
     hurts="If an interface does not reach the other machines, the start times out. All machines must have the same names.",
 )
 
@@ -415,11 +417,11 @@ CROSS_NIC = Knob(
     brief="rings across adapters",
     phrase="NCCL cross_nic {}",
     summary=(
-        "NCCL_CROSS_NIC: whether a ring may leave one machine by one adapter and enter the next by another: 0 never, 1 yes, "
-        "2 (NCCL's own) only where that is faster by its model."
+        "NCCL_CROSS_NIC: whether a ring may use different adapters on different machines. 0 forbids it, 1 allows it, and 2 "
+        "(NCCL's default) allows it only where NCCL expects it to be faster."
     ),
     helps="0 on networks with a switch for each adapter (rails), 1 where all adapters of a machine share a switch.",
-    hurts="The wrong value sends traffic across rails, or gives up the freedom to balance it.",
+    hurts="The wrong value sends traffic across rails, or keeps NCCL from balancing it over the adapters.",
 )
 
 KNOBS = [

@@ -14,12 +14,12 @@ def alone(host_context: HostContext) -> str | None:
 
 
 def has_wrapper(knobs: Knobs) -> bool:
-    """Returns whether DistributedDataParallel may be in use: FSDP is not selected."""
+    """Returns whether DistributedDataParallel may be in use. It may unless FSDP is selected."""
     return knobs.get(STRATEGY.key) != FSDP
 
 
 def has_shares(knobs: Knobs) -> bool:
-    """Returns whether FSDP may be in use: DistributedDataParallel is not selected."""
+    """Returns whether FSDP may be in use. It may unless DistributedDataParallel is selected."""
     return knobs.get(STRATEGY.key) != DDP
 
 
@@ -63,7 +63,7 @@ RESHARD_AFTER_FORWARD = Knob(
     domain=lambda _: [False, True],
     is_active=has_shares,
     usual_spread=0.1,
-    brief="FSDP2 gathers again, or keeps",
+    brief="FSDP2 frees gathered parameters",
     in_code="fully_shard(block, reshard_after_forward={value!r}), each block",
     summary=(
         "For modules that the program shards with FSDP2 (`fully_shard`): true frees the gathered parameters after the forward "
@@ -91,16 +91,17 @@ BUCKET_CAP_MB = Knob(
     phrase="buckets {} MiB",
     in_code=DDP_ARGUMENT,
     summary=(
-        "DistributedDataParallel(bucket_cap_mb=...): gradients are averaged in buckets of so many MiB, each as soon as the "
-        "backward pass has filled it."
+        "DistributedDataParallel(bucket_cap_mb=...): the size, in MiB, of the buckets in which gradients are averaged. Each "
+        "bucket is sent as soon as the backward pass has filled it."
     ),
     helps=(
-        "Large buckets use the network better and cost fewer calls; small ones start sooner and hide more behind the backward "
-        "pass. Worth tuning where communication is exposed: `autotune show` gives the share."
+        "Large buckets use the network better and need fewer calls. Small buckets are sent sooner, so the backward pass hides "
+        "more of them. Worth tuning where communication is exposed: `autotune show` gives the share."
     ),
     hurts=(
-        "One bucket for everything hides nothing; hundreds pay a collective's latency each. Gradients are added up in another "
-        "order. Without DistributedDataParallel there are no buckets."
+        "A single bucket for all gradients is sent only after the backward pass, so it hides nothing. Hundreds of buckets pay "
+        "the latency of hundreds of collectives. Gradients are added up in another order. Without DistributedDataParallel "
+        "there are no buckets."
     ),
 )
 
@@ -121,7 +122,7 @@ STATIC_GRAPH = Knob(
         "step. DDP then records in the first step what it would otherwise search for in every step."
     ),
     helps=(
-        "Programs with find_unused_parameters=True, whose search of the graph at every step goes away; activation "
+        "Programs with find_unused_parameters=True, which then no longer search the graph at every step; activation "
         "checkpointing under DDP."
     ),
     hurts=(
@@ -173,8 +174,8 @@ GRADIENT_COMPRESSION = Knob(
     ),
     helps="Communication that is exposed on a slow connection: several machines on Ethernet, GPUs without NVLink.",
     hurts=(
-        "Casting costs time: where communication hides behind the backward pass, that is all it does. Averaged gradients "
-        "keep 8 bits of precision. A program with a communication hook of its own keeps it."
+        "Casting costs time, which is lost where the backward pass already hides the communication. Averaged gradients keep "
+        "8 bits of precision. A program with a communication hook of its own keeps that hook."
     ),
 )
 

@@ -27,9 +27,9 @@ ACCUMULATION = Knob(
     summary=(
         "Number of batches, k, whose gradients are accumulated for one optimizer step. Only every k-th iteration of the "
         "program clips, steps and clears gradients, and each loss is divided by k, as if the k batches were one; batch "
-        "normalisation still sees them one by one. With train.global_batch=N the number is derived from the batch size and not "
-        "searched. Without, it changes the optimisation as a larger batch does. A program that accumulates gradients itself "
-        "then accumulates k times as many."
+        "normalisation still sees them one by one. With train.global_batch=N, k is derived from the batch size and not "
+        "searched. Without train.global_batch, accumulation changes the optimisation as a larger batch does. A program that "
+        "already accumulates gradients itself then accumulates k times as many batches."
     ),
     helps=(
         "A batch too large for memory: activations are those of one small batch. Optimizers whose update is expensive compared "
@@ -40,8 +40,8 @@ ACCUMULATION = Knob(
     hurts=(
         "k times the launches for the same samples: a large batch that fits in memory is faster. The program still counts its "
         "own iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many "
-        "batches as before. Up to k-1 batches at the very end go unused. Not applicable to several optimizers, LBFGS, and "
-        "programs that clear or clip gradients by hand."
+        "batches as before. Up to k-1 batches at the very end go unused. Not applicable to programs that use several "
+        "optimizers or LBFGS, or that clear or clip gradients by hand."
     ),
 )
 
@@ -64,15 +64,16 @@ METRICS_SYNC_INTERVAL = Knob(
     brief="steps between readings of metrics",
     in_code="loss.item() and the like every {value!r}th iteration only",
     summary=(
-        "The training loop reads losses and metrics back from the device at most once in so many steps. In a Trainer of "
-        "transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every "
-        "step. In Lightning's Trainer: `log_every_n_steps` and the progress bar's refresh rate. In a recipe: the steps between "
-        "two lines of output. Your own loop takes it through an argument: `--log-interval {step.metrics_sync_interval=10}`."
+        "The minimum number of steps between two readings of losses and metrics from the device. In a Trainer of transformers, "
+        "it sets `logging_steps` and, above 1, turns off `logging_nan_inf_filter`, which reads the loss of every step. In "
+        "Lightning's Trainer, it sets `log_every_n_steps` and the progress bar's refresh rate. In a recipe, it sets the steps "
+        "between two lines of output. Your own loop takes it as an argument: `--log-interval {step.metrics_sync_interval=10}`."
     ),
-    helps="GPUs and steps of few milliseconds: each reading waits until the device has done all it was given.",
+    helps="Steps of a few milliseconds on a GPU: each reading waits until the device has finished all its work.",
     hurts=(
-        "Logs have fewer lines, and what depends on them (a callback that stops the training) sees fewer values; a loss that "
-        "is not finite is logged as it is. No gain on a CPU, which has no device to wait for: it is not searched there."
+        "Logs have fewer lines, so code that depends on them (a callback that stops the training) sees fewer values. A loss "
+        "that is not finite is logged as it is. On a CPU there is no device to wait for, so nothing is gained: the knob is not "
+        "searched there."
     ),
 )
 

@@ -52,8 +52,8 @@ OMP = Knob(
     ),
     helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
-        "For torch itself it sets the same number as threads.intra, which wins: tune one of the two. Too few threads slow down "
-        "NumPy preprocessing."
+        "For torch itself it sets the same number as threads.intra, which takes precedence: tune one of the two. Too few "
+        "threads slow down NumPy preprocessing."
     ),
 )
 

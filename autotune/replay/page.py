@@ -15,7 +15,7 @@ from autotune.replay.columns import COLUMNS, cells, percent
 from autotune.replay.figures import curves
 from autotune.wording import changes_phrase
 
-# Okabe and Ito's palette, safe for colour-blind readers, and dashes for when the colours run out.
+# Okabe and Ito's palette, safe for colour-blind readers. When all colours are used, dashed lines follow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
 DASHES = ("", "6 3", "2 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 560, 320, 52, 40, 12, 12
@@ -38,12 +38,12 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
     """Writes figures and curves.
 
     Args:
-        found: as `figures.figures` returns them.
+        found: the figures, as `figures.figures` returns them.
         results: the studies.
         path: the file.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the file cannot be written.
     """
     names = list(found["strategies"])
     parts = [f"<h1>Replayed searches</h1><p>{html.escape(EXPLAINED)}</p>{_legend(names)}"]
@@ -80,10 +80,11 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
 
 EXPLAINED = (
     "True rate of the best configuration so far, as a fraction of the optimum's, judged by recorded repeats that the search "
-    "was not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after as many recorded "
-    "seconds as 10 average trials of the table take. To 95 %: until the best so far reaches 95 % of the optimum and stays "
-    "there, including the choosing rounds and the ablation. Trials: how many the search took. Final: what is handed over. "
-    "Out of memory: share of the first 20 trials. Verified: claimed winners within their own interval of a later verify. "
+    "was not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after the time that 10 "
+    "average trials of the table take. To 95 %: until the best so far reaches 95 % of the optimum and stays there, including "
+    "the choosing rounds and the ablation. Trials: how many the search took. Final: rate of the configuration that is handed "
+    "over. Out of memory: share of the first 20 trials that ran out of it. Verified: claimed winners within their own interval "
+    "of a later verify. "
     "Overstated: by how much the winner's reported rate lies above the repeat that was held out, in the median."
 )
 

@@ -1,4 +1,4 @@
-"""Finds what limits a trial, such as its input pipeline, from what the trial measured."""
+"""Finds what limits a trial, for example the input pipeline, from the trial's measurements."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 
 
 def _led(found: list[Finding]) -> list[Finding]:
-    """Returns the findings, the most important first, without "device-bound" if there is any other.
+    """Returns the findings, the most important first. Leaves "device-bound" out if there is any other finding.
 
-    Several ranks may be limited by communication, or by the slowest of them. "Device-bound" would then be wrong, and its note
-    that a faster loader gains at most 1 % would distract.
+    Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note that
+    a faster loader gains at most 1 % would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
@@ -49,8 +49,8 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
             _finding(
                 "shared cores",
                 _evidence(record),
-                "Loader workers and the step share the CPU's cores: the time that the step waits for input does not tell what "
-                "a faster loader would gain. For a recipe, data=synthetic shows it.",
+                "Loader workers and the step share the CPU's cores, so the time that the step waits for input does not "
+                "show what a faster loader would gain. For a recipe, data=synthetic shows it.",
             )
         ]
     gain_frac = free_loader_gain_frac(record)
@@ -83,7 +83,7 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
         cores = "cores and device" if device != "cpu" else "and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
-        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and at what else runs beside it."
+        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and what else uses its cores."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 

@@ -29,12 +29,12 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
-MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # most findings of one trial that are tried
-# How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
-# those of the measured program.
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself, unless PASS_STEPS steps take longer
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # number of steps of a pass
+MAX_SHOWN = 12  # maximum number of trials that a message names
+MAX_CHECKS = 3  # maximum number of findings of one trial that are tried
+# Maximum time of a step under the pass "lines", as a multiple of the step's time in the trial. If a step takes longer, its
+# shares are not those of the measured program.
 MAX_SLOWDOWN = 1.5
 SIDES = ("with the remedy", "as it was")
 ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
@@ -71,7 +71,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         study: the study's name.
 
     Raises:
-        BadInput: there is no such trial, or it has no measurement; names those that can be explained.
+        BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
     able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
@@ -86,9 +86,9 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        raise BadInput(f"--trial: a {one.kind} trial of {one.repeats}, got {number}. Explain that: --trial {one.repeats}.")
+        raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
     reason = f" ({one.reason})" if one.reason else ""
-    raise BadInput(f"--trial: it has no measurement, it ended as {one.outcome}{reason}, got {number}. {can}")
+    raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 
 
 def pass_s(record: TrialRecord, which: str) -> float:
@@ -145,14 +145,14 @@ class Explaining:
         name, most_s = self._session.folder.name, self._session.budget.explain_max_s
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         pass_takes = f"{seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}"
-        text = f"{what}, {pass_takes}; `autotune explain {name}` does it"
+        text = f"{what}, {pass_takes}; `autotune explain {name}` runs the passes"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
     # Any time ---------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
-        """Runs the wanted passes of a trial that were not run yet, explains it, and tries what it finds."""
+        """Runs the wanted passes of a trial that have not run yet, explains the trial, and tries the settings that it finds."""
         session, before = self._session, self._passes(record)
         if wanted.fixed:
             self._compare(wanted.fixed, wanted, record)
@@ -283,7 +283,7 @@ class Explaining:
                     record, record.knobs, cause=f"fixed: {finding.cause}", round_number=number + index, why=why, ends_s=None
                 )
                 if is_new and not made.outcome.may_win:
-                    raise BadInput(f"COMMAND: it could not be measured, got {made.outcome}: {made.reason}.")
+                    raise BadInput(f"COMMAND: the fixed program could not be measured, got {made.outcome}: {made.reason}.")
                 scores.append(made.score if made.outcome.may_win else None)
             pairs += _paired(scores)
         if not pairs:
@@ -324,7 +324,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
     """Returns the finding that a fixed program is to confirm.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such finding.
     """
     if entry is None:
         raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
@@ -337,7 +337,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns why the pass "lines" says nothing of the measured program; "" if it does."""
+    """Returns why the pass "lines" does not represent the measured program; "" if it does."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

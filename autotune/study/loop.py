@@ -64,7 +64,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
         listener: receives events and notices.
 
     Raises:
-        NothingWorked: the baseline or all of the first configurations failed; has the reason and the end of the log.
+        NothingWorked: the baseline or all of the first configurations failed; the error has the reason and the end of the log.
         FolderLost: the study's folder can no longer be written.
         BadInput: another autotune process is working on the study.
     """
@@ -82,13 +82,14 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
         listener: receives events and notices.
 
     Raises:
-        BadInput: also if machine or program differ from those of the earlier trials; names the differences.
+        BadInput: as in `run_study`, or machine or program differ from those of the earlier trials; the error names the
+            differences.
     """
     return _run(inputs, folder, listener, is_new=False)
 
 
 def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
-    """Explains a trial of a study that has ended, and returns the study's summary, otherwise unchanged.
+    """Explains a trial of a study that has ended, and returns the study's summary with the explanation added.
 
     Args:
         inputs: the inputs of the study, without a budget.
@@ -110,7 +111,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
-                f"{folder.path} cannot be locked ({problem}), as on some network file systems: start no second autotune on it."
+                f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
             )
         earlier = None if is_new else read_earlier(folder)
         return _Study(inputs, folder, listener, interrupts, earlier).run()
@@ -212,7 +213,8 @@ class _Study:
         """Explains a trial of a study that has ended."""
         session, first = self._session, self._earlier.first if self._earlier else None
         if first is None:
-            raise BadInput(f"STUDY: its baseline was not measured, got {self._folder.name!r}. Nothing can be explained before.")
+            got = f"got {self._folder.name!r}"
+            raise BadInput(f"STUDY: its baseline was not measured, {got}. Name a study whose baseline was measured.")
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.current_summary()
@@ -262,14 +264,14 @@ class _Study:
             return None
 
     def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
-        """Checks that machine, program and space are those of the trials of earlier runs."""
+        """Checks that machine, program and space are the same as for the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
         if found := differences(earlier.about.identity, now):
             raise BadInput(
-                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, its trials cannot be compared with new ones: "
-                f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
+                f"STUDY: {self._folder.name!r} cannot be {doing} here and now, because its trials cannot be compared with new "
+                f"ones: {'; '.join(found)}. Undo the change, or start a new study with `autotune run`."
             )
 
     def _baseline(self) -> None:
@@ -331,7 +333,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Notifies the user of knobs that they named but that are not searched; `autotune inspect` lists the others."""
+        """Notifies the user of knobs that the user named but that are not searched; `autotune inspect` lists other knobs."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 

@@ -260,7 +260,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     if why := why_lines(summary):
-        lines += ["", "Still costs time:", "", *(f"- {line}" for line in why)]
+        lines += ["", "What still costs time:", "", *(f"- {line}" for line in why)]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     if taken_over := warm_start_text(study.warm_start):

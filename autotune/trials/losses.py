@@ -22,10 +22,10 @@ TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compare
 # Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
 # difference from a loss near 0 would be large.
 FLOOR_FRAC = 0.5
-FIRST_FACTOR = 3.0  # the first loss has so many times the tolerance, because it is of a single batch
-CHANCE_FACTOR = 2.0  # chance explains so many times the difference between two runs of the baseline
-MAX_CHANCE_FRAC = 0.15  # the most that chance can excuse; beyond it the program's own runs differ too much to tell
-EXPLODED_FACTOR = 10.0  # no batch explains a loss of so many times any earlier loss
+FIRST_FACTOR = 3.0  # the first loss has this many times the tolerance, because it is of a single batch
+CHANCE_FACTOR = 2.0  # chance explains this many times the difference between two runs of the baseline
+MAX_CHANCE_FRAC = 0.15  # a difference is inconclusive if chance could excuse more than this
+EXPLODED_FACTOR = 10.0  # no batch explains a loss of this many times any earlier loss
 MIN_EXPLODING_STEPS = 8
 
 
@@ -44,11 +44,11 @@ class Comparison:
     Attributes:
         verdict: whether they agree.
         reason: the numbers in one line, or why the comparison is inconclusive.
-        num_steps: optimizer steps that both have made.
-        loss, reference_loss: median over the last quarter of these; None if not finite.
+        num_steps: number of optimizer steps that both have made.
+        loss, reference_loss: median over the last quarter of these steps; None if not finite.
         difference_frac: how much worse (above 0) or better the loss is, relative to the baseline's level, or to half its
             largest loss if that is more; None when unknown.
-        tolerance_frac: how much worse it may be.
+        tolerance_frac: how much worse the loss may be.
     """
 
     verdict: Verdict
@@ -69,27 +69,27 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
     """Returns whether `own` is as good as `reference`.
 
     A loss that is worse by more than the tolerance fails. So does a loss that is not finite while the baseline's is. A better
-    loss passes, unless the first loss differs. Both compute the first loss from the same weights and batch, so a difference
-    shows that something else is computed.
+    loss passes, unless the first loss differs. Both programs compute the first loss from the same weights and batch, so a
+    difference in it shows that they compute different things.
 
     Args:
         own: the configuration's curve.
-        reference: the baseline's.
-        tolerance_frac: relative to the reference's level.
+        reference: the baseline's curve.
+        tolerance_frac: tolerance, relative to the reference's level.
         chance: the baseline's curve under another seed; differences up to twice the difference between the two baseline runs
             are excused. () if there is none.
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:
-        return Comparison(verdict=Verdict.unknown, reason="the baseline's own loss is no number", num_steps=num_steps)
+        return Comparison(verdict=Verdict.unknown, reason="the baseline's loss is not finite", num_steps=num_steps)
     if None in own[:num_steps]:
         step = list(own).index(None) + 1
         return Comparison(
-            verdict=Verdict.failed, reason=f"the loss is no number at step {step}, the baseline's is", num_steps=num_steps
+            verdict=Verdict.failed, reason=f"the loss is not finite at step {step}, the baseline's is", num_steps=num_steps
         )
     if num_steps < MIN_STEPS:
-        made = f"{num_steps} steps were made by both, {MIN_STEPS} are needed"
-        return Comparison(verdict=Verdict.unknown, reason=made, num_steps=num_steps)
+        few = f"only {num_steps} steps can be compared, at least {MIN_STEPS} are needed"
+        return Comparison(verdict=Verdict.unknown, reason=few, num_steps=num_steps)
     return _judge(_numbers(own, num_steps), _numbers(reference, num_steps), _numbers(chance, num_steps), tolerance_frac)
 
 
@@ -108,18 +108,19 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed
     if difference > allowed:
-        excused = f" ({percent(by_chance / CHANCE_FACTOR)} between two runs of the baseline)" if chance else ""
+        excused = f" (two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)})" if chance else ""
         verdict, reason = Verdict.failed, f"{levels}: {percent(difference)} worse, tolerance {percent(allowed)}{excused}"
     elif abs(first) > first_allowed:
         verdict = Verdict.failed
-        reason = f"the first loss, of the same weights and batch, is {own[0]:.4g} against {reference[0]:.4g}"
+        reason = f"weights and batch are the same, but the first loss is {own[0]:.4g} against {reference[0]:.4g}"
     elif difference > tolerance_frac and by_chance > MAX_CHANCE_FRAC:
         verdict = Verdict.unknown
-        reason = f"two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)}: too much to tell; {levels}"
+        reason = f"two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)}, too much to judge: {levels}"
     elif difference < -tolerance_frac:
         reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps"
     elif difference > tolerance_frac:
-        reason = f"{percent(difference)} above the baseline's loss over {len(own)} steps, no more than its own runs may differ"
+        above = f"{percent(difference)} above the baseline's loss over {len(own)} steps"
+        reason = f"{above}, at most twice the difference between two runs of the baseline"
     else:
         reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps"
     return Comparison(
@@ -136,12 +137,13 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
 def exploded(own: Curve, baseline: Curve) -> str:
     """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
-    This is a cheap check of search trials. Their batches are not the baseline's, so only what no batch explains counts: a loss
-    that still grows and exceeds ten times the trial's first losses and all of the baseline's.
+    This is a cheap check of search trials. Their batches differ from the baseline's, so a loss counts as exploded only if no
+    batch explains it. It must still grow, and exceed ten times the largest of the trial's first losses and the baseline's
+    losses.
 
     Args:
         own: the trial's curve.
-        baseline: the baseline's.
+        baseline: the baseline's curve.
     """
     if len(own) < MIN_EXPLODING_STEPS or not baseline or None in own or None in baseline:
         return ""

@@ -21,7 +21,7 @@ FILES = {
     "impossible": ("loader: {num_workers: -1}\n", "loader.num_workers: too small, got -1"),
     "reference": ("env: {HOME: '${oc.env:HOME}'}\n", "env.HOME: a reference, got '${oc.env:HOME}'"),
     "masked": ("env: {HF_TOKEN: '***1'}\n", "env.HF_TOKEN: a secret that is masked in the file, got '***1'"),
-    "lost": ("provenance: {secret: [env.A_TOKEN]}\n", "env.A_TOKEN: a secret of the study behind 'best.yaml'"),
+    "lost": ("provenance: {secret: [env.A_TOKEN]}\n", "env.A_TOKEN: a secret whose value is neither in 'best.yaml' nor"),
     "both": (
         "env: {LD_PRELOAD: x.so}\nmemory: {malloc: glibc}\n",
         "env.LD_PRELOAD: sets the same variable as memory.malloc, got both. Give one of the two. Both are in best.yaml.",

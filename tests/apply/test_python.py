@@ -55,7 +55,7 @@ def test_under_the_command_the_program_s_own_call_is_left_out(place: Place) -> N
     (place.path / "other.yaml").write_text("loader: {batch_size: 4}\n")
     done = place.apply("apply", "other.yaml", "--", sys.executable, "called.py", "before")
     assert seen(done)["batch"] == 4
-    assert "autotune: best.yaml is left out, since other.yaml is applied already" in done.stderr
+    assert "autotune: best.yaml is ignored: other.yaml is already applied" in done.stderr
 
 
 def test_it_needs_nothing_of_what_the_tuner_needs(place: Place) -> None:

@@ -133,7 +133,7 @@ def main() -> int:
         answer = _autotune(program, folder, "inspect", "--json", is_read=True)
         rows.append(_row(program, folder, json.loads(answer.stdout) if answer.returncode == 0 else {}))
     if rows:
-        print("\n" + table(("program", "baseline", "best", "ratio", "changed", "cannot be turned", "left behind"), rows))
+        print("\n" + table(("program", "baseline", "best", "ratio", "changed", "cannot be changed", "left behind"), rows))
     return 1 if failed else 0
 
 

@@ -69,7 +69,7 @@ def test_a_machine_with_gpus_as_a_document(machine):
     findings = {(finding["group"], finding["name"]): finding for finding in document["findings"]}
     assert findings["GPU", "driver"]["found"] == "2 x NVIDIA H200, driver 580.65 for CUDA up to 13.0"
     assert findings["GPU", "persistence mode"]["command"] == "sudo nvidia-smi -i 0 -pm 1"
-    assert "built for CUDA 12.8, the driver supports up to 13.0; imported in" in findings["program", "torch"]["found"]
+    assert "built for CUDA 12.8 (the driver supports up to 13.0); imported in" in findings["program", "torch"]["found"]
     assert all(set(finding) == {"group", "name", "status", "found", "cost", "command"} for finding in findings.values())
 
 

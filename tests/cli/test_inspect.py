@@ -39,7 +39,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
         "TensorDataset of 64 samples, batch 16, workers 0, made at train.py:7",
         "16 samples, as the loader's batches say; about",
         "loader.batch_size 16 8, 16, 32",
-        "cannot be turned",
+        "cannot be changed",
         "nccl.*",
         "layout.channels_last (false): no module that trains has convolution weights",
     ):
@@ -81,7 +81,7 @@ def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cl
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
     told = " ".join(ended.stdout.split())
-    assert "doubt loader.batch_size: overridden by the program, the command line asked for 8, the program uses 16" in told
+    assert "doubt loader.batch_size: overridden by the program, the command line asks for 8, but the program uses 16" in told
     assert "not removed: log.txt (4 B)" in told
 
 

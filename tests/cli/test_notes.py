@@ -51,7 +51,7 @@ def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):
 def test_a_dry_run_lists_what_can_be_changed_here_alone(capsys):
     one = json.loads(dry_run(capsys, "--json", "--", sys.executable, "train.py").out)
     assert not any(key.startswith("parallel.") for key in one["searching"])
-    assert any(key.startswith("parallel.") for key in one["not here"])
+    assert any(key.startswith("parallel.") for key in one["unavailable"])
     named = json.loads(dry_run(capsys, "--json", "parallel.bucket_cap_mb=choice(25,50)", "--", sys.executable, "train.py").out)
     assert "parallel.bucket_cap_mb" in named["searching"], "what the user names stays"
 

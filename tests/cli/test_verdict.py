@@ -141,7 +141,7 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     assert max(map(len, text.splitlines())) <= width
     for factor in ("1.62x", "1.38x", "1.03x", "2.41x", "[1.58, 1.66]", "ambiguous"):
         assert factor in text
-    assert "no effect" in text
+    assert "no clear effect" in text
     assert ("█" in text) is (width == 120)
 
 
@@ -170,17 +170,17 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
     assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
-    assert "dropped  no effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
+    assert "dropped  no clear effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
     folder = make_study(tmp_path / "runs")
     quiet = folder.read_summary()
-    assert not any(line.startswith(("beside", "drift", "disk")) for line in lines(quiet, folder.path))
+    assert not any(line.startswith(("disturbed", "drift", "disk")) for line in lines(quiet, folder.path))
     beside = {"since_trial": 4, "level": {"cpu": 1.2}, "words": "other programs used 1.2 of 2 cores"}
     noisy = {"disturbed_by": beside, "drift": "405 first", "page_cache": "the data set does not fit"}
     said = lines({**quiet, **noisy}, folder.path)
-    assert any(line.startswith("beside  other programs used 1.2 of 2 cores from trial 4 on") for line in said)
+    assert any(line.startswith("disturbed  other programs used 1.2 of 2 cores from trial 4 on") for line in said)
     assert "disk  the data set does not fit" in said
     assert "drift  405 first" in said
 
@@ -191,7 +191,7 @@ def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verd
         (
             {"repaid_after_s": 936.0, "ci": [900.0, None], "why_not": ""},
             "cost  8 min 02 s, 31 trials searched; "
-            "pays off for training that takes more than 15 min 36 s [15 min, never] today",
+            "pays off if the unchanged training takes more than 15 min 36 s [15 min, never]",
         ),
         (
             {"repaid_after_s": None, "ci": None, "why_not": "never: nothing faster was found"},

@@ -83,7 +83,7 @@ def test_a_planted_slowdown_ends_with_exit_code_4_and_is_shown_again(own, place)
     ended = own("verify", "s", *QUICK)
     assert ended.returncode == ClaimBroken.exit_code == 4
     assert "verdict  no longer holds: 1.10x now, 1.50x claimed" in ended.stdout
-    assert ended.stderr.startswith("autotune: runs/s/best.yaml: the claim does not hold: 1.10x here and now where 1.50x")
+    assert ended.stderr.startswith("autotune: runs/s/best.yaml: the claim does not hold: 1.10x here and now, but 1.50x")
     assert ended.stderr.count("\n") == 1
     shown = own("show", "verify-s")
     assert shown.returncode == 0, shown.stderr

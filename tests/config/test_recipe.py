@@ -98,7 +98,7 @@ def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
         ),
         ({**GPT2, "model.image_size": 32}, "model.image_size: has no effect with gpt2_small on text, got 32."),
         ({**GPT2, "data.root": "/no/such"}, "data.root: no folder with text in it, got '/no/such'."),
-        ({"model.factory": "my:model"}, "model.factory: two models, got 'my:model' beside 'resnet18'."),
+        ({"model.factory": "my:model"}, "model.factory: two models are given, got 'my:model' and model.name=resnet18."),
         ({"data.factory": "my:data", "data.root": "/tmp"}, "data.root: has no effect with data.factory, got '/tmp'."),
     ],
 )

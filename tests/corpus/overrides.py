@@ -218,7 +218,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("data.factory=mine/data.py:build", "data.factory: not a reference to a function, got 'mine/data.py:build'"),
     ("data.factory=../mine:build", "data.factory: not a reference to a function, got '../mine:build'"),
     ("data.factory=3", "data.factory: not a reference to a function, got '3'"),
-    ("model.factory=mine:build", "model.factory: two models, got 'mine:build' beside 'resnet18'"),
+    ("model.factory=mine:build", "model.factory: two models are given, got 'mine:build' and model.name=resnet18"),
     ("model.num_layers=2", "model.num_layers: has no effect with resnet18 on photos, got 2"),
     ("data.sequence_length=8", "data.sequence_length: has no effect with resnet18 on photos, got 8"),
     ("data=text", "data.name: resnet18 cannot train on this data, got 'text'"),
@@ -396,7 +396,7 @@ TOGETHER: list[tuple[list[str], list[str]]] = [
     (
         ["objective=cost_per_epoch"],
         [
-            "machine.price_per_hour: not set, but objective=cost_per_epoch needs what an hour on this machine costs",
+            "machine.price_per_hour: not set, but objective=cost_per_epoch needs the price of an hour on this machine",
             "train.samples_per_epoch: not set, but objective=cost_per_epoch needs the length of an epoch, and data=photos",
         ],
     ),

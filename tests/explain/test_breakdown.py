@@ -119,7 +119,7 @@ def test_other_above_five_percent_is_told_apart_by_the_ranges_around_it(tmp_path
     found = made.breakdown(tmp_path)
     assert found.other_parts == [
         ("between forward and backward", pytest.approx(3e-3)),
-        ("between optimizer and the step's end", pytest.approx(1e-3)),
+        ("between optimizer and the end of the step", pytest.approx(1e-3)),
     ]
 
 

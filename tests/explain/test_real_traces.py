@@ -53,7 +53,7 @@ def test_the_wait_for_input_is_what_the_loop_waited(real: tuple[Trace, Host], tr
 def test_what_the_program_does_between_phases_is_told_apart(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
     found = breakdown(*real)
     where, seconds = found.other_parts[0]
-    assert where == "between optimizer and the step's end"
+    assert where == "between optimizer and the end of the step"
     assert truth["slept_s"] <= seconds < found.seconds["other"] + 1e-9
 
 

@@ -50,9 +50,10 @@ def test_other_names_its_longest_line(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
-    assert found.other_parts == {0: [("between backward and the step's end", pytest.approx(0.02))]}
+    assert found.other_parts == {0: [("between backward and the end of the step", pytest.approx(0.02))]}
     assert found.tables["breakdown"].notes == [
-        "20.0% of the step is other: 20 ms between backward and the step's end; its longest line is /p/train.py:12 with 4 ms"
+        "20.0% of the step is in category other: 20 ms between backward and the end of the step; the program's slowest line "
+        "there is /p/train.py:12, 4 ms"
     ]
 
 
@@ -172,9 +173,9 @@ def test_refused_cupti_leaves_the_other_tables_and_says_what_helps(tmp_path: Pat
     write(tmp_path, lines(), traced(device="cuda", notes=["CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]), memory())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
-    assert found.absent["kernels"].startswith("not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; let users profile with")
+    assert found.absent["kernels"].startswith("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; let users profile with")
     assert {"operators", "lines", "memory"} <= set(found.tables)
-    assert any(note.startswith("only what the host did: not known") for note in found.tables["breakdown"].notes)
+    assert any(note.startswith("shows only what the host did: CUPTI") for note in found.tables["breakdown"].notes)
 
 
 def test_a_pass_that_wrote_no_trace_says_why(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(s
     assert said["tiers"]["numerics"]["ci"] == [1.75, 1.85]
     assert said["parity"].startswith("not checked: ")
     assert said["left_alone"] == ["backend.cudnn_benchmark"]
-    assert said["caveats"] == ["measured beside other work: other programs took 1.0 core", "ran at 405 first"]
+    assert said["caveats"] == ["disturbed while it was measured: other programs took 1.0 core", "ran at 405 first"]
     assert "# Loss parity: not checked: " in text
-    assert "# Note: measured beside other work: " in text
+    assert "# Note: disturbed while it was measured: " in text
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -175,7 +175,7 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
     text = render(summary, "yaml", None).text
     assert "  num_workers: 4  # was 0; 1.400 x [1.350, 1.450]\n" in text
     assert '  amp: "off"  # not measured (no time)\n' in text
-    assert "# Changed back, because they had no effect: threads.intra.\n" in text
+    assert "# Reverted, because they had no clear effect: threads.intra.\n" in text
     provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
     assert provenance["without_effect"]["threads.intra"]["verdict"] == "same"

@@ -375,7 +375,7 @@ def test_a_rank_that_ended_without_a_word_is_the_cause_and_not_the_one_that_lost
 def test_a_rank_that_ended_by_itself_is_the_cause_and_not_the_one_that_lost_it():
     done = answer(1, 2, status="ended", window=None, throughput_per_s=None, detected={"num_steps": 3})
     facts = answered(failed("RuntimeError", GLOO, 0, 2), done, exit_code=1)
-    told = f"rank 1 ended by itself after 3 optimizer steps, the others run on; RuntimeError: {GLOO} (rank 0)"
+    told = f"rank 1 ended by itself after 3 optimizer steps, the others did not; RuntimeError: {GLOO} (rank 0)"
     assert classify(facts) == (Outcome.error, told)
 
 

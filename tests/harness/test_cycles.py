@@ -58,7 +58,7 @@ def test_a_window_holds_whole_cycles_wherever_they_begin(kind: tuple[float, int,
         assert window.rate_per_s == pytest.approx(true_per_s(*kind), rel=0.01)
         assert (window.is_steady, window.steps, len(window.block_s)) == (True, window.cycles * kind[1], window.cycles)
         assert window.cycles >= 2
-        assert window.reason.startswith(f"steps come in cycles of {kind[1]} in ")
+        assert window.reason.startswith(f"steps come in cycles of {kind[1]} steps in ")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STEPS if kind[0] * kind[1] <= 5])
@@ -91,7 +91,7 @@ def test_a_slower_trial_waits_for_a_cycle_of_the_baseline_s_length_in_steps() ->
 def test_cycles_that_are_too_long_are_told_and_not_measured() -> None:
     window = window_of(measured(alternating(0.01, 800, 2.0, phase=0.9), MeasureRules(cycles_max_s=9.0, max_s=4.0)))
     assert not window.is_steady
-    assert window.reason.startswith("steps come in cycles of 800 in 10 s, and the window holds none")
+    assert window.reason.startswith("steps come in cycles of 800 steps in 10 s, and the window holds none")
     assert "cycles_max_s=9" in window.reason
 
 

@@ -265,7 +265,7 @@ def test_what_kineto_says_is_kept_from_the_log_and_a_refusal_is_noted(capfd: pyt
         os.write(2, b"USDT: registered\nERROR: a b\n[rank0]:[W1124 CPUAllocator.cpp:245] x\nthe program's own\n")
         os.write(2, b"CUPTI: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n")
     assert capfd.readouterr().err == "the program's own\n"
-    assert notes == ["kernels: not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]
+    assert notes == ["GPU kernels are not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]
 
 
 def test_history_of_the_gpu_s_allocator_is_reduced_to_its_peak() -> None:

@@ -75,7 +75,7 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
         ("two", "several optimizers step"),
-        ("lbfgs", "the optimizer calls its closure as often as it likes"),
+        ("lbfgs", "the optimizer may call its closure several times a step"),
         ("discards", "throws gradients away between backward() and step()"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: An
 def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
     found = trained("batch=12", global_batch=32).report
     assert found.status == NOT_APPLICABLE
-    uneven = "a step of the program holds 12 samples in all ranks, and train.global_batch=32 is not a multiple of that"
+    uneven = "a step of the program holds 12 samples in all ranks, and train.global_batch=32 is not a multiple of this number"
     assert found.reason == uneven
     found = trained("batch=8", knobs={KEY: 2}, global_batch=32).report
     other = "a step holds 16 samples in all ranks, train.global_batch=32 was requested"
@@ -142,7 +142,7 @@ def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, wor
     [
         ("handclip", "changes its gradients itself"),
         ("scaler", "scales its gradients itself"),
-        pytest.param("lbfgs", "calls its closure as often as it likes", marks=pytest.mark.thorough),
+        pytest.param("lbfgs", "calls its closure a varying number of times", marks=pytest.mark.thorough),
         pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
     ],
 )

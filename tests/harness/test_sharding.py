@@ -47,7 +47,7 @@ def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) 
     [
         ("one", NOT_APPLICABLE, "sharded as a single unit"),
         ("ddp", NOT_APPLICABLE, "no module is sharded"),
-        ("again", OVERRIDDEN, "3 of 3 sharded modules do otherwise"),
+        ("again", OVERRIDDEN, "3 of 3 sharded modules have another value"),
         ("loose", APPLIED, ""),
     ],
 )

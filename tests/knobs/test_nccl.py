@@ -55,7 +55,7 @@ def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: HostCon
         ("nccl.algo", CPU, "no CUDA device"),
         ("nccl.algo", replace(HOPPERS, world_size=1), "one process trains"),
         ("nccl.algo", replace(HOPPERS, collectives="gloo"), "communicate through gloo"),
-        ("nccl.algo", replace(HOPPERS, world_size=None, topology=Topology(num_gpus=1)), "one GPU, as far as can be seen"),
+        ("nccl.algo", replace(HOPPERS, world_size=None, topology=Topology(num_gpus=1)), "only one GPU is seen"),
         ("nccl.p2p_level", HOPPERS, "all GPUs are connected by NVLink"),
         ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, num_gpus=1)), "fewer than two GPUs"),
         ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, paths=frozenset())), "not known"),

@@ -190,7 +190,7 @@ def test_a_driver_that_hangs_is_broken() -> None:
         ({"cuda": "14.1", "is_available": False, "why_not_available": "driver too old"}, Status.error, "(driver too old)"),
         ({"arch_list": ["sm_80", "sm_90"]}, Status.ok, "imported in 2.5 s"),
         ({"arch_list": ["sm_90a"]}, Status.ok, "imported"),
-        ({"arch_list": ["sm_80", "compute_80"]}, Status.warning, "only code that the driver compiles"),
+        ({"arch_list": ["sm_80", "compute_80"]}, Status.warning, "only PTX that the driver compiles"),
         ({"arch_list": ["sm_80", "sm_100", "sm_120"]}, Status.error, "no kernels for GPUs 0, 1 (sm_90)"),
         ({"arch_list": []}, Status.ok, "imported"),
     ],

@@ -52,7 +52,7 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     bench = recording(None, "record.repeats=3", "record.minutes=1")
     summary = bench.run()
     assert summary["status"] == "interrupted"
-    assert "record.minutes=1 leaves no time for the next, 7 of 12 measurements are left" in summary["reason"]
+    assert "record.minutes=1 leaves no time for another trial: 7 of 12 measurements are missing" in summary["reason"]
     before = places(bench.trials)
     begun_s = bench.clock.now_s
     summary = resume_study(bench.inputs, bench.folder, bench.listener)

@@ -219,9 +219,9 @@ def test_batch_sizes_that_do_not_divide_a_held_global_batch_are_not_offered() ->
 @pytest.mark.parametrize(
     ("changes", "machine", "reason"),
     [
-        ({}, {"not_applicable": {"step.accumulation": "several optimizers step"}}, "nothing can be accumulated: several"),
+        ({}, {"not_applicable": {"step.accumulation": "several optimizers step"}}, "gradients cannot be accumulated: several"),
         ({"tiers": Tier.exact}, {}, "its tier is numerics"),
-        ({"pinned": {"step.accumulation": 8}}, {}, "leave it one value"),
+        ({"pinned": {"step.accumulation": 8}}, {}, "leave only one value"),
     ],
 )
 def test_a_held_batch_size_is_left_alone_with_the_reason(changes: dict, machine: dict, reason: str) -> None:

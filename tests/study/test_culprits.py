@@ -45,8 +45,8 @@ def test_next_trial_asks_which_change_it_was_and_says_so(bench):
     first = lost(study)[0]
     assert len(first.changed) > 2
     after = searched(study)[searched(study).index(first) + 1]
-    assert after.why.startswith("was it ")
-    assert f"? trial {first.number} failed with it and {len(first.changed) - 1} others" in after.why
+    assert after.why.startswith("does ")
+    assert f"fail? trial {first.number} failed with it and {len(first.changed) - 1} other changes" in after.why
     assert len(after.changed) == 1
     known = lost(study)[-1].number
     assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
@@ -88,7 +88,7 @@ def test_a_study_that_goes_on_asks_what_it_was_about_to_ask(bench):
     study.surface.failures, study.launcher.is_closed = interrupted, False
     resume_study(study.inputs, study.folder, study.listener)
     again = [trial for trial in searched(study) if trial.outcome is not Outcome.interrupted]
-    assert again[1].why.startswith("was it ")
+    assert again[1].why.startswith("does ")
     assert len(lost(study)) <= 2
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.testing.fake_launcher import Surface
 
-CYCLES = "Steps come in cycles of 10 in 2 s; the window contains 4"
+CYCLES = "Steps come in cycles of 10 steps in 2 s; the window contains 4 cycles"
 
 
 def test_the_baseline_tells_the_other_trials_of_its_cycles_and_the_study_says_them(bench):

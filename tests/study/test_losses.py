@@ -43,11 +43,11 @@ def test_a_better_loss_passes_when_it_began_alike():
 def test_a_first_loss_that_is_another_fails_however_low_the_loss_is():
     found = verdict([0.0] * 40)
     assert found.verdict is Verdict.failed
-    assert found.reason == "the first loss, of the same weights and batch, is 0 against 2"
+    assert found.reason == "weights and batch are the same, but the first loss is 0 against 2"
 
 
 def test_a_loss_that_is_no_number_fails_where_the_baseline_s_is_one():
-    assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is no number at step 2, the baseline's is"
+    assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is not finite at step 2, the baseline's is"
     assert verdict([2.0, None, *FALLS[2:]]).verdict is Verdict.failed
     assert verdict(FALLS, reference=[None, *FALLS[1:]]).verdict is Verdict.unknown
 
@@ -80,7 +80,7 @@ def test_only_steps_that_both_have_made_are_compared():
     assert verdict(FALLS[:12]).num_steps == 12
     assert verdict(FALLS[:12]).verdict is Verdict.passed
     few = verdict(FALLS[:3])
-    assert (few.verdict, few.reason) == (Verdict.unknown, "3 steps were made by both, 5 are needed")
+    assert (few.verdict, few.reason) == (Verdict.unknown, "only 3 steps can be compared, at least 5 are needed")
 
 
 def test_what_two_runs_of_the_baseline_differ_by_is_no_difference():

@@ -93,7 +93,7 @@ def test_the_quotient_s_interval_covers():
     [
         (Ratio(ratio=1.49, ci=(1.45, 1.53), num_rounds=4), "holds", ""),
         (Ratio(ratio=1.80, ci=(1.70, 1.90), num_rounds=4), "holds", ""),
-        (Ratio(ratio=1.20, ci=(1.18, 1.22), num_rounds=4), "no longer holds", "1.20x here and now where 1.50x is claimed"),
+        (Ratio(ratio=1.20, ci=(1.18, 1.22), num_rounds=4), "no longer holds", "1.20x here and now, but 1.50x is claimed"),
         (Ratio(ratio=1.45, ci=(1.00, 2.10), num_rounds=4), "ambiguous", "anything from 1.00x to 2.10x"),
         (Ratio(ratio=1.45, ci=None, num_rounds=1), "ambiguous", "one round only"),
     ],
@@ -143,7 +143,7 @@ def test_a_planted_slowdown_is_found(verified):
     slow = Surface(gains={("precision.amp", "bf16"): 1.15}, loader_per_s=1e6, start_s=1.0, window_s=3.0)
     found = verified(slow).run()["verification"]
     assert found["verdict"] == "no longer holds"
-    assert found["reason"].startswith(f"{found['now']['ratio']:.2f}x here and now where 1.50x is claimed, 0.7")
+    assert found["reason"].startswith(f"{found['now']['ratio']:.2f}x here and now, but 1.50x is claimed: 0.7")
 
 
 @pytest.mark.parametrize(

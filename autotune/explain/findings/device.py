@@ -116,9 +116,9 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
-        evidence=f"{operations.count:.0f} operators a step of {ms(step_s)}: {percent(share)} of it is calling them",
+        evidence=f"calling {operations.count:.0f} operators takes {percent(share)} of a step's {ms(step_s)}",
         gain=measured or _of_larger_batch(share, times),
-        basis="trials of this study" if measured else f"{OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares",
+        basis="trials of this study" if measured else f"{OPERATOR_S * 1e6:.0f} us to call an operator, whatever the batch size",
         knob=knob,
         value=value,
     )

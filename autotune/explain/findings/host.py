@@ -26,16 +26,17 @@ LOGS = re.compile(
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
-LEAST_CALLS = 2  # least numbers fetched in a step for a finding; fetching one, the loss, is usual and costs nothing on a CPU
-NOISE_TIMES = 2.0  # a sampled share can be wrong by so many standard errors ...
+# A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
+LEAST_CALLS = 2
+NOISE_TIMES = 2.0  # a sampled share can be wrong by this many standard errors ...
 OFF_FRAC = 0.02  # ... and by this share of a step more, since the sampler has errors besides noise
 FREED_FRAC = 0.35  # removing work can save this share of its seconds in addition, because it frees caches and cores
 CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
     METRICS: "compute metrics every N steps, or on the device",
-    COLLECTION: "leave out gc.collect(); gc.freeze() before the loop, or gc.disable() and a collection every N steps",
-    PYTHON: "replace the loop by tensor operations, do it every N steps, or move it to the loader's workers",
+    COLLECTION: "remove gc.collect(); call gc.freeze() before the loop, or gc.disable() and collect every N steps",
+    PYTHON: "replace the loop with tensor operations, run it every N steps, or move it to the loader's workers",
 }
 
 
@@ -85,7 +86,7 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
     sites = [site for site in evidence.first.syncs if _is_at(site, line)]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
-    # On a GPU, a number that is fetched only once a step waits for nothing but the device's own work.
+    # On a GPU, fetching one number per step only waits for work that the device has to do anyway.
     return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
 
 
@@ -112,7 +113,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
         where=place_of(top, evidence.cwd),
         evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}){text}{also}",
         gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
-        basis=f"share of {first.num_samples} samples of the training thread in {first.seconds:.1f} s",
+        basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
 

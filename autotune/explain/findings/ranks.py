@@ -33,11 +33,11 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="rank skew",
         where=f"rank {slow.rank}{place}",
-        evidence=f"rank {slow.rank} needs {ms(excess_s)} of a step's {ms(evidence.step_s)} longer than the others, in {phase}"
+        evidence=f"of a step's {ms(evidence.step_s)}, rank {slow.rank} takes {ms(excess_s)} longer than others, most in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
         gain=gain_of(evidence.step_s, Saved(low=0.8 * excess_s, mid=excess_s, high=1.2 * excess_s), "floor"),
-        basis="seconds a step outside the phases that wait for other ranks, rank by rank",
-        code="give every rank the same work: split the data evenly, and do what one rank does alone outside the step",
+        basis="each rank's step time, without the phases in which it waits for other ranks",
+        code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
 
 
@@ -74,12 +74,13 @@ def communication(evidence: Evidence) -> Iterator[Finding]:
         return
     seconds = min(known)  # the rank that waits least waits only for the exchange; the others also wait for slower ranks
     size = evidence.first.communication.get("gradient_bytes")
+    amount = f"{float(size) / 1e6:.3g} MB of " if isinstance(size, int | float) else ""
+    share = percent(seconds / evidence.step_s)
     yield Finding(
         cause="communication",
         where="gradient all-reduce",
-        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}) exchange gradients"
-        + (f" of {float(size) / 1e6:.3g} MB" if isinstance(size, int | float) else ""),
+        evidence=f"a step waits {ms(seconds)} of its {ms(evidence.step_s)} ({share}) for the exchange of {amount}gradients",
         gain=gain_of(evidence.step_s, Saved(low=0.0, mid=0.5 * seconds, high=seconds), "bound"),
-        basis="exposed seconds of the rank that waits least",
-        code="a larger batch or accumulation exchanges less often; parallel.gradient_compression exchanges less",
+        basis="exposed communication of the rank that waits least",
+        code="exchange less often (larger batch, accumulation) or fewer bytes (parallel.gradient_compression)",
     )

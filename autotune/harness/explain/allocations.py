@@ -101,7 +101,7 @@ class DeviceAllocations(Allocations):
         try:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
         except Exception as error:  # for example another allocator
-            self.notes.append(f"what was allocated at the peak: not known: {type(error).__name__}: {error}")
+            self.notes.append(f"allocations at the peak are not known: {type(error).__name__}: {error}")
 
     def end(self) -> None:
         """See the base class."""

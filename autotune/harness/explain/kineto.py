@@ -11,7 +11,7 @@ from typing import Iterator, List
 
 CHATTER = re.compile(rb"^(\[rank\d+\]:)?(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")
 REFUSED = re.compile(rb"CUPTI_ERROR_\w+")
-NO_KERNELS = "kernels: not known: {}"
+NO_KERNELS = "GPU kernels are not known: {}"
 
 
 @contextlib.contextmanager

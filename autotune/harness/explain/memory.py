@@ -21,8 +21,8 @@ from .sources import Sources
 from .syncs import SyncSites
 
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
-COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
-NO_FLOPS = "FLOPs: not known: {}"
+COMPILED = "activations of compiled code count as `other`, because compiled code does not report what it saves"
+NO_FLOPS = "FLOPs are not known: {}"
 
 
 class Storages:

@@ -1,6 +1,6 @@
 """Sets how often a program reads its metrics back from the device; each reading waits for the device.
 
-In a library's training loop (`adapters.METRIC_READERS`), the interval is set before training begins and read back at the end.
+In a library's training loop (`adapters.METRIC_READERS`), this interval is set before training begins and read back at the end.
 If the program gets the interval on its command line, the steps between two readings of a loss are counted. The harness itself
 still reads losses independently of this knob (`losses.py`).
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
-    "the program's own loop reads its metrics: where it has an argument for that, write {step.metrics_sync_interval=10} in "
-    "the command"
+    "the program's own loop reads its metrics. If an argument of the program sets the interval, write "
+    "{step.metrics_sync_interval=10} there in the command"
 )
-NEVER = "the program's trainer reads no metrics between two epochs"
+NEVER = "the program's trainer reads no metrics during an epoch"
 
 
 class Met:
@@ -126,7 +126,7 @@ class MetricKnobs(KnobHandler):
 
     @property
     def _interval(self) -> Optional[int]:
-        """Steps between two readings by a library's loop; None if none reads metrics."""
+        """Steps between two readings by a library's loop; None if no loop reads metrics."""
         for each in self._met:
             each.look()
         return min((each.interval for each in self._met if each.interval is not None), default=None)
@@ -150,10 +150,10 @@ class MetricKnobs(KnobHandler):
     def _verify(self, key: str, asked: Any) -> KnobReport:
         found = self._interval
         if found is None and any(each.is_reader for each in self._met):
-            return KnobReport(APPLIED, "", asked)  # it read metrics before and no longer does
+            return KnobReport(APPLIED, "", asked)  # a trainer read metrics before and no longer does
         if found is None:
             return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
         if found >= asked:
             return KnobReport(APPLIED, "", asked)
-        why = f"the program reads its metrics every {found} steps, or its progress bar does"
+        why = f"the program or its progress bar reads metrics every {found} steps"
         return KnobReport(OVERRIDDEN, why, found)

@@ -2,7 +2,7 @@
 
 A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before its first forward pass. Until then, resharding
 can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
-module that reshards has only its shards registered as parameters, and any other has the whole parameters.
+module that reshards has only its shards registered as parameters, and any other module has the whole parameters.
 
 The harness does not change whether a model is sharded, because that decides what the optimizer holds and what is saved. If the
 program has an argument for it, that argument is set on the command line and verified here.
@@ -28,13 +28,13 @@ DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
 HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # where FSDP2's class is; the second until torch 2.5
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
-    "DDP or FSDP decides what the program's optimizer holds and what the program saves: where the program has an argument for "
-    "it, write {parallel.strategy=ddp} in the command"
+    "autotune does not switch between DDP and FSDP itself, since that changes what the optimizer holds and what the program "
+    "saves. If an argument of the program sets it, write {parallel.strategy=ddp} there in the command"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
-WHOLE = "the model is sharded as a single unit: the backward pass needs all of it at once"
-FIRST = "FullyShardedDataParallel fixes it when it is built (sharding_strategy)"
-OLD = "this version of torch cannot change it after fully_shard"
+WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
+FIRST = "FullyShardedDataParallel (FSDP 1) fixes this when it is constructed (sharding_strategy)"
+OLD = "this version of torch cannot change resharding after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
 
 
@@ -76,7 +76,7 @@ class ShardingKnobs(KnobHandler):
 
     def _meet_fsdp1(self, module: Any) -> None:
         for each in members.modules(module):
-            if type(each).__name__ == "FullyShardedDataParallel":  # other modules may not support reading attributes
+            if type(each).__name__ == "FullyShardedDataParallel":  # some other modules do not support reading attributes
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._fsdp1_reshards, self._why = True, strategy in RESHARDING, FIRST
 
@@ -105,7 +105,7 @@ class ShardingKnobs(KnobHandler):
         if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
-            return {}  # with the other value, the program has other modules
+            return {}  # with another value of it, the program has other modules
         partly = PARTLY if PARTLY in self._seen.values() else ""
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
@@ -126,7 +126,7 @@ class ShardingKnobs(KnobHandler):
             return KnobReport(APPLIED, "", asked)
         if self._why:
             return KnobReport(NOT_APPLICABLE, self._why, self._resharded)
-        return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules do otherwise", self._resharded)
+        return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules have another value", self._resharded)
 
 
 def _sharded_by(module: Any) -> List[Any]:
@@ -135,7 +135,7 @@ def _sharded_by(module: Any) -> List[Any]:
 
 
 def _mesh_size(module: Any) -> int:
-    """Returns over how many ranks a module's parameter is currently sharded; 0 if it is whole."""
+    """Returns over how many ranks a module's parameters are currently sharded; 0 if they are whole."""
     for parameter in members.parameters(module):
         for dimension, placement in enumerate(getattr(parameter, "placements", ())):
             if placement.is_shard():

@@ -14,14 +14,14 @@ ACCUMULATION, SET_TO_NONE = "step.accumulation", "optimizer.set_to_none"
 
 NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"
-CLOSURE = "the optimizer calls its closure as often as it likes: gradients cannot be gathered or scaled around it"
+CLOSURE = "the optimizer may call its closure several times a step: gradients cannot be gathered or scaled around it"
 SCALES = "the program scales its gradients itself"
-SHARDED = "the parameters are sharded over the ranks, and each rank would skip different steps"
+SHARDED = "the parameters are sharded over the ranks, and the ranks would not all skip the same steps"
 CHANGES = "the program changes its gradients itself between backward() and step()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 DISCARDS = "the program throws gradients away between backward() and step()"
 UNCOUNTED = "it is not known how many samples a batch holds"
-UNEVEN = "a step of the program holds {} samples in all ranks, and train.global_batch={} is not a multiple of that"
+UNEVEN = "a step of the program holds {} samples in all ranks, and train.global_batch={} is not a multiple of this number"
 OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was requested"
 
 

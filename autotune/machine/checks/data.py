@@ -55,7 +55,7 @@ def _speed(found: dict[str, Any]) -> Finding:
         return _finding("disk", text)
     cost = "one loader worker cannot read faster than that; several read in parallel"
     is_remote = kind in REMOTE or kind.startswith(FUSE)
-    why = "it lies on another machine" if is_remote else "if there is a faster one"
+    why = "the folder is on another machine" if is_remote else "if there is a faster disk"
     command = f"cp -r {shlex.quote(found['path'])} /local/disk   # {why}"
     return _finding("disk", text, Status.warning, cost, command)
 
@@ -70,7 +70,8 @@ def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
         f"{at_least}{bytes_text(found['bytes'])} in {at_least}{_files(found['num_files'])}, {bytes_text(free)} of memory free"
     )
     if found["bytes"] < free:
-        return [_finding("page cache", f"{text}: {'later epochs can come from memory' if found['is_all'] else 'may not fit'}")]
+        fits = "later epochs can come from memory" if found["is_all"] else "may not fit in memory"
+        return [_finding("page cache", f"{text}: {fits}")]
     return [_finding("page cache", f"{text}: every epoch reads the disk again, at the rate above")]
 
 

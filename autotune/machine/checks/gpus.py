@@ -91,7 +91,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
         for gpu in slowed:
             why, degrees = " and ".join(_slowdowns(gpu)), gpu.get("temperature_c")
             parts.append(f"GPU {gpu['index']} is slowed down now {why}{f', {degrees} °C' if degrees is not None else ''}")
-        cost = "meanwhile trials are `disturbed` and have no rate; with several ranks, all wait for the slowest"
+        cost = "trials measured now are `disturbed` and get no rate; with several ranks, all wait for the slowest"
         option = gpus_option([gpu["index"] for gpu in slowed], gpus)
         return _finding("clocks", "; ".join(parts), Status.warning, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
     held = [gpu for gpu in gpus if _is_below(gpu.get("application_clock_mhz"), gpu.get("default_application_clock_mhz"))]
@@ -103,7 +103,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
         return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.warning, cost, command)
     now = {(gpu.get("clock_mhz"), gpu.get("max_clock_mhz")) for gpu in gpus}
     known = [f"{clock} of {highest} MHz" for clock, highest in sorted(now, key=str) if clock and highest]
-    return _known("clocks", f"not held down, now {', '.join(known)}", bool(known))
+    return _known("clocks", f"not lowered, now {', '.join(known)}", bool(known))
 
 
 def _power(gpus: list[dict[str, Any]]) -> Finding:
@@ -125,7 +125,7 @@ def _processes(gpus: list[dict[str, Any]]) -> Finding:
         return _finding("other processes", "none on the GPUs")
     names = [f"GPU {index}: {_process_text(process)}" for index, process in there]
     shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
-    cost = "they take memory and time from the training: trials that run at the same time are `disturbed`"
+    cost = "these processes take memory and time from the training, so trials that run now are `disturbed`"
     return _finding("other processes", shown, Status.warning, cost, "nvidia-smi   # then end those that are yours")
 
 

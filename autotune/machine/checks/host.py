@@ -107,10 +107,10 @@ def _huge_pages(setting: str) -> Finding:
     if not setting:
         return _finding(name, "the kernel has none", Status.skipped)
     if setting != "never":
-        return _finding(name, f"transparent ones: {setting}")
-    cost = "training on a CPU uses pages of 4 KiB, however large the tensors; training on a GPU is not affected"
+        return _finding(name, f"transparent huge pages: {setting}")
+    cost = "training on a CPU uses 4 KiB pages even for large tensors; training on a GPU is not affected"
     command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-    return _finding(name, "transparent ones are never made", Status.warning, cost, command)
+    return _finding(name, "transparent huge pages are off", Status.warning, cost, command)
 
 
 def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:

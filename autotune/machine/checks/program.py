@@ -67,7 +67,7 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str
         text = f"{version}: built without CUDA, although this machine has {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older"
         return _finding("torch", text, Status.error, "everything is computed on the CPU", command)
-    built = f"{version}, built for CUDA {found['cuda']}, the driver supports up to {newest}"
+    built = f"{version}, built for CUDA {found['cuda']} (the driver supports up to {newest})"
     if not found.get("is_available"):
         return _unavailable(found, built, gpus)
     return _architectures(found, f"{built}; imported in {found['import_s']:.1f} s", gpus)
@@ -107,8 +107,8 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
         cost = "every kernel on them fails: 'no kernel image is available'"
         return _finding("torch", text, Status.error, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     if late:
-        text = f"{text}; it has no kernels for {gpus_text(late)}, only code that the driver compiles"
-        cost = "the first start compiles every kernel, and kernels made for this GPU are missing"
+        text = f"{text}; it has no kernels for {gpus_text(late)}, only PTX that the driver compiles"
+        cost = "the first start compiles every kernel, and no kernel is made specially for this GPU"
         return _finding("torch", text, Status.warning, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     return _finding("torch", text)
 
@@ -149,12 +149,12 @@ def _threads(host: dict[str, Any]) -> Finding:
         cost = "not a number of threads: each library reads it in its own way"
         return _finding(name, text, Status.warning, cost, f"unset {' '.join(bad)}")
     if many:
-        cost = f"there are more threads than the {cores} effective cores: they take turns"
+        cost = f"there are more threads than the {cores} effective cores, so the threads take turns"
         return _finding(name, text, Status.warning, cost, unset)
     if few:
         cost = (
-            f"operators on the CPU leave the rest of the {cores} effective cores idle; right only with several ranks, "
-            "or if the cores are for loader workers"
+            f"operators on the CPU leave the rest of the {cores} effective cores idle; that is right only if other ranks "
+            "or loader workers need them"
         )
         return _finding(name, text, Status.warning, cost, f"{unset}   # or tune threads.intra")
     values = ", ".join(f"{name}={count}" for name, count in counts.items())
