@@ -170,7 +170,8 @@ def run(
         command: the program to tune, word by word; None if a recipe is tuned (model=...).
         runs_dir: folder of the studies; None for "runs".
         config_dirs: folders with configuration of your own, searched first.
-        on_trial: called with the study and the trial's record after every trial. If it raises, the study is interrupted.
+        on_trial: called with the study and the trial's record after every trial. If it raises, the study ends as failed;
+            `autotune resume` continues it.
         is_quiet: print only warnings, on standard error; otherwise a line is printed for every event.
 
     Raises:
