@@ -276,7 +276,8 @@ class StudyRecord:
         spent_s: wall time that earlier runs of this study took, before it was resumed.
         settings: configuration key -> value that is not the default, for keys that affect what is measured (recipe, device,
             windows).
-        recording: how much is recorded instead of searched, {"configurations", "repeats"}; {} for a study that searches.
+        recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
+            and how often each, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
@@ -411,7 +412,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #    "search" means a single measurement, biased upwards as the best of many. If a "ci" of baseline, best or a tier is null,
 #    "why_no_ci" next to it says why,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; a ratio of scores,
-#    null if not compared; "faster" means better, for every objective
+#    null if not compared; the word "faster" is used for "better" whatever the objective is, for energy and cost, too
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
 #  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,

@@ -87,7 +87,7 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
     except ValueError as error:
         raise BadInput(f"STUDY: a verification that cannot be resumed, got {study.name!r} ({error}). {again}") from error
     if is_masked(wanted.claim.changed):
-        raise BadInput(f"STUDY: the file changes a secret, whose value was not saved, got {study.name!r}. {again}")
+        raise BadInput(f"STUDY: its best.yaml sets a secret value, which was not saved, got {study.name!r}. {again}")
     return lambda composed, facts: inputs_to_verify(composed, wanted, facts)
 
 
@@ -150,8 +150,8 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     names_recipe = claim.is_recipe or any(word.startswith(chosen) for word in asked.overrides)
     if not has_command and not names_recipe:
         raise BadInput(
-            f"COMMAND: {claim.file} was made for your own program, and autotune does not run a command just because a file "
-            f"contains it, got no command after '--'. If the file's command is the right one, type `{typed_command(claim)}`."
+            f"COMMAND: missing, and {claim.file} was made for your own program. autotune does not run a command just because "
+            f"a file contains it. If the file's command is the right one, type `{typed_command(claim)}`."
         )
     if not has_command:
         claim.check_parts(asked.overrides)

@@ -54,13 +54,13 @@ class Breakdown:
 
     Attributes:
         is_gpu: whether a GPU's events come first.
-        seconds: category -> mean seconds a step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
+        seconds: category -> mean seconds per step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
         by_step: seconds of each step, shape (steps, categories).
         step_s: mean seconds of a step.
-        other_parts: parts of "other" by place, ("between forward and backward", seconds a step); [] unless "other" is above
+        other_parts: parts of "other" by place, ("between forward and backward", seconds per step); [] unless "other" is above
             MAX_OTHER_FRAC.
-        busy_s: seconds a step in which the device did anything; on the CPU, in which an operator ran.
-        collective_s: seconds a step in which a collective ran, exposed or not.
+        busy_s: seconds per step in which the device did anything; on the CPU, in which an operator ran.
+        collective_s: seconds per step in which a collective ran, exposed or not.
     """
 
     is_gpu: bool
@@ -222,7 +222,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns where no category holds, as (the ranges before and after it, seconds a step), the longest first."""
+    """Returns where no category holds, as (the ranges before and after it, seconds per step), the longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

@@ -1,7 +1,7 @@
 """Defines the document that explains a study: explanation.json, and `explanation` in its summary.
 
 {"explained": [{"trial", "role": "best|baseline|asked", "passes": {pass: {"trial", "outcome", "reason"}},
-                "phases_s": {phase: seconds a step} | {}, "findings": [as Finding.as_json], "notes": [sentence]}],
+                "phases_s": {phase: seconds per step} | {}, "findings": [as Finding.as_json], "notes": [sentence]}],
  "checks": [as Check.as_json], "accuracy": {"checked", "held"}, "skipped": why nothing was explained, or ""}
 """
 

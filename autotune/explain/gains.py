@@ -14,7 +14,7 @@ LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter h
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much faster training would be, as fractions: 0.38 for 38 % more samples a second.
+    """How much faster training would be, as fractions: 0.38 for 38 % more samples per second.
 
     Attributes:
         low, high: interval; the true gain should lie inside in nineteen of twenty cases.

@@ -18,25 +18,25 @@ _PLACE = {"file": "path of the file", "line": "line number", "function": "qualif
 LINE_COLUMNS = {
     "rank": "rank of the process", **_PLACE, "text": "the line", "phase": "phase of the step",
     "where": "main, worker or thread", "is_own": "whether the file belongs to the program",
-    "self_s": "seconds a step in the line and the libraries that it calls; for workers, the sum over all workers",
-    "total_s": "seconds a step with the line anywhere on the stack", "share_frac": "self_s relative to the step",
+    "self_s": "seconds per step spent in the line and in the libraries that it calls; for workers, summed over them",
+    "total_s": "seconds per step with the line anywhere on the stack", "share_frac": "self_s relative to the step",
     "callee": "library function in which most of self_s is spent",
 }  # fmt: skip
 STAGE_COLUMNS = {
     "rank": "rank of the process", "stage": "stage of the input pipeline", "where": "main or worker",
-    "seconds": "wall seconds a sample", "cpu_s": "CPU seconds a sample",
-    "blocked_s": "seconds a sample blocked: neither on a CPU nor waiting for one",
+    "seconds": "wall seconds per sample", "cpu_s": "CPU seconds per sample",
+    "blocked_s": "seconds per sample spent blocked: neither running on a CPU nor waiting for one",
     "share_frac": "share of the seconds of all stages in the same process (where)", "count": "samples that were timed",
-    "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples a second without waits",
+    "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples per second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip
 SYNC_COLUMNS = {
     "rank": "rank of the process", "kind": "what waits or copies", **_PLACE, "text": "the line", "phase": "phase of the step",
-    "count": "calls a step", "seconds": "seconds a step in these calls", "share_frac": "seconds relative to the step",
+    "count": "calls per step", "seconds": "seconds per step in these calls", "share_frac": "seconds relative to the step",
 }  # fmt: skip
 PHASE_COLUMNS = {
-    "rank": "rank of the process", "phase": "phase of the step", "host_s": "host seconds a step",
-    "device_s": "device seconds a step, by CUDA events", "share_frac": "host_s relative to the step",
+    "rank": "rank of the process", "phase": "phase of the step", "host_s": "host seconds per step",
+    "device_s": "device seconds per step, by CUDA events", "share_frac": "host_s relative to the step",
 }  # fmt: skip
 COMPILE_COLUMNS = {
     "rank": "rank of the process", "kind": "recompilation or graph break", **_PLACE, "reason": "as torch gives it",
@@ -78,7 +78,7 @@ def workers_needed(demand: float | None, service_s: float) -> int | None:
     """Returns the number of workers that a demand needs, at least one: ceil(1.1 x D x service_s). None without a demand.
 
     Args:
-        demand: D, samples a second.
+        demand: D, samples per second.
         service_s: seconds that a worker needs for a sample.
     """
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))

@@ -1,4 +1,4 @@
-"""Compares FLOPs and bytes a second with what a device can do at most.
+"""Compares FLOPs and bytes per second with what a device can do at most.
 
 The roofline model is by Williams et al., 2009. MFU (model FLOPs utilisation) is by Chowdhery et al., 2022: the model's FLOPs
 divided by those that the device could have done in the same time.
@@ -19,7 +19,7 @@ class Peaks:
     """What a device can do at most.
 
     Attributes:
-        flops_per_s: dtype ("float32", "tf32", "bfloat16", "float16", "float8") -> dense FLOPs a second.
+        flops_per_s: dtype ("float32", "tf32", "bfloat16", "float16", "float8") -> dense FLOPs per second.
         bytes_per_s: bandwidth of its memory; None if unknown.
         source: the data sheet that says so, or "measured".
     """

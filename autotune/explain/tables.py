@@ -50,14 +50,14 @@ PRIVILEGES_REMEDY = (
 
 BREAKDOWN_COLUMNS = {
     "rank": "rank of the process", "category": "what the time goes to; if several apply at once, the first counts",
-    "seconds": "seconds a step, under the profiler", "share_frac": "seconds relative to the step", "steps": "profiled steps",
+    "seconds": "seconds per step, under the profiler", "share_frac": "seconds relative to the step", "steps": "profiled steps",
 }  # fmt: skip
 ROOFLINE_COLUMNS = {
     "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
     "dtype": "dtype of most of the matrix work", "flops": "FLOPs of a step",
     "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
-    "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs a second",
-    "bytes_per_s": "bytes a second", "peak_flops_per_s": "peak of the device in this dtype",
+    "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs per second",
+    "bytes_per_s": "bytes per second", "peak_flops_per_s": "peak of the device in this dtype",
     "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
     "mfu_frac": "flops_per_s relative to the peak (MFU)", "bandwidth_frac": "bytes_per_s relative to the peak",
     "intensity_flops_per_byte": "FLOPs a byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
@@ -77,7 +77,7 @@ class Tables:
         timeline: what happened in one step of the rank `timeline_rank`.
         distortion: rank -> seconds of a profiled step divided by those of a plain one.
         traces: rank -> path of its trace, for ui.perfetto.dev.
-        other_parts: rank -> parts of "other" by place, [(place, seconds a step)], for ranks with more than 5 % of "other".
+        other_parts: rank -> parts of "other" by place, [(place, seconds per step)], for ranks with more than 5 % of "other".
     """
 
     tables: dict[str, Table] = field(default_factory=dict)

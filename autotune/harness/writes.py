@@ -1,4 +1,4 @@
-"""Counts steps of programs without an optimizer of torch.optim: writes to parameters after backward passes.
+"""Counts the steps of programs without an optimizer of torch.optim, by their writes to parameters after backward passes.
 
 Such programs write their parameters themselves (`p -= lr * p.grad`) or use another library's optimizers. The trained tensors
 are found in the graph of the loss. A write changes a tensor's version or memory address. `p.data.add_(...)` changes neither, so

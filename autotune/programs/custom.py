@@ -168,7 +168,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of this script's own options."""
-    # --model is the script's own option, not an abbreviation of --model-factory
+    # Without allow_abbrev=False, the base script's option --model would be taken for an abbreviation of --model-factory.
     parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
     parser.add_argument("--base", choices=BASES, default="tabular.py", help="the script that all other parts come from")
     parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")

@@ -175,7 +175,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
 
 
 def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None) -> Replayed:
-    """Replays one study on a table.
+    """Runs the real study loop on a recorded table of measurements instead of a machine.
 
     Args:
         table: the recording.

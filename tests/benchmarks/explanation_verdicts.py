@@ -34,7 +34,7 @@ class Finding:
 
     Attributes:
         cause, where: as printed; a place of several parts as JSON.
-        low, mid, high: the gain, 0.38 for 38 % more samples a second; None where the finding does not say.
+        low, mid, high: the gain, 0.38 for 38 % more samples per second; None where the finding does not say.
         kind: "bound", "floor", "predicted" or "measured".
     """
 

@@ -47,7 +47,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One run of each kind: rates in samples a second by what was switched off, and how many cores others used at most."""
+    """One run of each kind: rates in samples per second by what was switched off, and how many cores others used at most."""
 
     rates: dict[str, float]
     foreign_cores: float = 0.0
@@ -141,7 +141,7 @@ def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: in
 
 
 def own_rate(program: Program, data: Path, switched_off: str, seconds: float = WINDOW_S) -> float:
-    """Returns the rate that the program prints, in samples a second.
+    """Returns the rate that the program prints, in samples per second.
 
     Raises:
         RuntimeError: it printed none; with the end of what it wrote.

@@ -141,7 +141,7 @@ def choices(work: Work) -> dict[str, list[list[str]]]:
 
 
 def search_tpe(work: Work, repeat: int) -> Found:
-    """Returns what Optuna's TPE finds with a fresh process and 50 steps a trial."""
+    """Returns what Optuna's TPE finds with a fresh process and 50 steps per trial."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

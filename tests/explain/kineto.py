@@ -85,7 +85,7 @@ class Kineto:
 
 
 def milliseconds(found: Breakdown) -> dict[str, float]:
-    """Returns the categories that are not zero, in milliseconds a step."""
+    """Returns the categories that are not zero, in milliseconds per step."""
     return {name: round(1e3 * value, 6) for name, value in found.seconds.items() if value > 1e-9}
 
 

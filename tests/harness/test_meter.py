@@ -125,7 +125,8 @@ def test_a_queue_that_empties_is_waited_for_so_long_and_no_longer() -> None:
 def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:
     workers = 4
     meter = Meter(MeasureRules(), width=workers)
-    bursts = (0.085 if number % workers == 0 else 0.005 for number in range(10**6))  # 25 ms a step in truth, 5 ms in the median
+    # 25 ms per step in truth, 5 ms in the median
+    bursts = (0.085 if number % workers == 0 else 0.005 for number in range(10**6))
     for step_s in bursts:
         if meter.feed(step_s, 1) == DONE:
             break

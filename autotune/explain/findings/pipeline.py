@@ -51,7 +51,7 @@ CODE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Work of the input pipeline that has one cause, in seconds a sample.
+    """Work of the input pipeline that has one cause, in seconds per sample.
 
     Attributes:
         cause: cause of a finding, if the part takes too long.

@@ -62,7 +62,7 @@ def pytorch_autotune_searches(place: Place) -> Found:
         for trial in said["trials"]
     ]
     words = f"{said['winner']}: {said['rate_per_s'] / said['baseline_per_s']:.2f}x by its own figures, {said['seconds']:.0f} s"
-    return Found(evidence=words, detail=table(("pytorch-autotune tried", "", "ms a step", ""), rows))
+    return Found(evidence=words, detail=table(("pytorch-autotune tried", "", "ms per step", ""), rows))
 
 
 def autotune_searches(place: Place) -> Found:
@@ -83,7 +83,7 @@ def autotune_searches(place: Place) -> Found:
 
 
 def tpe_searches(place: Place) -> Found:
-    """Optuna's TPE, a fresh process and 50 steps a trial, has the same seconds as the first study."""
+    """Optuna's TPE, a fresh process and 50 steps per trial, has the same seconds as the first study."""
     if OURS not in (measured := place.document.measured(place.stage)):
         raise Missing("autotune has not searched yet, whose seconds it is to have")
     whole, budget_s = work(place), max(LEAST_S, measured[OURS]["seconds"])

@@ -1,4 +1,4 @@
-"""Stage `transformer`: GPT-2 small with random weights on text: tokens a second, share of the device's arithmetic, memory."""
+"""Stage `transformer`: GPT-2 small with random weights on text: tokens per second, share of the device's arithmetic, memory."""
 
 from __future__ import annotations
 
