@@ -54,7 +54,7 @@ def test_trials_are_records_and_a_table(study):
 
 
 def test_the_winner_is_exported_as_on_the_command_line(study):
-    assert "  amp: bf16" in study.export()
+    assert 'amp: "bf16"' in study.export()
     assert "autocast" in study.export("python")
     with pytest.raises(BadInput, match="no such tier, got 'everything'"):
         study.export(tier="everything")

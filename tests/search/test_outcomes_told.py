@@ -111,7 +111,9 @@ def test_what_breaks_a_constraint_is_told_with_its_value_and_how_far_it_is_beyon
 
 
 def test_several_objectives_are_told_a_score_each(tmp_path):
-    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), scores=["throughput", "energy"])
+    study = begin_study(
+        tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), scores=["throughput", "energy"]
+    )
     scores = {"throughput": 50.0, "energy_per_sample": 2.0}
     tell(study, study.ask(SPACE), record(Outcome.ok, 50.0, scores=scores), worst=[9.0, 1.0])
     tell(study, study.ask(SPACE), record(Outcome.crash), worst=[9.0, 1.0])
@@ -121,7 +123,9 @@ def test_several_objectives_are_told_a_score_each(tmp_path):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
-    study = begin_study(tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), scores=["throughput", "energy"])
+    study = begin_study(
+        tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), scores=["throughput", "energy"]
+    )
     for _ in range(12):
         trial = study.ask(SPACE)
         batch = trial.params["loader.batch_size"]
