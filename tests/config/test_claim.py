@@ -116,9 +116,7 @@ def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
     assert read(export(summary, "yaml", None)).secret == ["env.HF_TOKEN"]
     summary["pinned"] = {}
     summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
-    with pytest.raises(
-        BadInput, match=r"env\.HF_TOKEN: changed by the study, but its value is secret and not in .*"
-    ):
+    with pytest.raises(BadInput, match=r"env\.HF_TOKEN: changed by the study, but its value is secret and not in .*"):
         read(export(summary, "yaml", None))
 
 
