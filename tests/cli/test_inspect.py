@@ -105,7 +105,7 @@ def test_a_program_whose_steps_cannot_be_seen_is_3_with_what_was_seen_and_what_t
     ended = cli(*words, "--", *program)
     assert ended.returncode == 3
     told = " ".join(ended.stderr.split())
-    assert "after 64 backward passes, no optimizer of torch.optim" in told
+    assert "in 64 backward passes, the program has made no optimizer of torch.optim" in told
     assert "seen: a DataLoader made at train.py:7; 64 backward passes; no optimizer step" in told
     assert "autotune.trial_step(samples=len(batch))" in told
     assert "Traceback" not in ended.stderr

@@ -70,8 +70,8 @@ def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording
     reasons = [bench.run()["reason"]]
     while (summary := resume_study(bench.inputs, bench.folder, bench.listener))["status"] != "complete":
         reasons.append(summary["reason"])
-    assert "of 8 measurements are left" in reasons[0]
-    assert any("of the best few are left" in reason for reason in reasons)
+    assert "of 8 measurements are missing" in reasons[0]
+    assert any("measurements of the best few are missing" in reason for reason in reasons)
     found = places(bench.trials)
     assert len(set(found)) == len(found) == 2 * 4 + 3 * 2
     assert [number for _, number in found] == sorted(number for _, number in found)
