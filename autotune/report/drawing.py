@@ -7,6 +7,7 @@ plot is one drawing whose marks stand at percentages of its width. Colours are c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ NEAR_EDGE_FRAC = 0.08  # texts closer to an edge than this share of the width ar
 MAX_TITLED = 300  # marks that show a text when pointed at; more of them would fill the file
 NUM_TICKS = 4
 NOTHING = Markup("")
+_INTERVAL = re.compile(r"\[[^\[\]]{1,40}\]")
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,9 @@ class Bars:
 
     def _row(self, row: Row) -> Markup:
         ticks = NOTHING.join(line(x, x, "grid", 0, TRACK_PX) for x, _ in self.axis)
-        note = Markup("<small>{}</small>").format(row.note) if row.note else NOTHING
+        note = Markup("<small>{}</small>").format(tied(row.note)) if row.note else NOTHING
         track = Markup('<svg aria-hidden="true">{}</svg>').format(ticks + NOTHING.join(row.marks))
-        return Markup("<li><span>{}{}</span>{}<b>{}</b></li>").format(row.label, note, track, row.value)
+        return Markup("<li><span>{}{}</span>{}<b>{}</b></li>").format(row.label, note, track, tied(row.value))
 
 
 def legend(key: Iterable[tuple[str, str]]) -> Markup:
@@ -236,9 +238,14 @@ def at_height(share: float, height: float = PLOT_PX) -> float:
     return TOP_PX + (1 - share) * (height - TOP_PX - BOTTOM_PX)
 
 
+def tied(words: str) -> str:
+    """Returns a text in which no line breaks inside an interval or before a percent sign."""
+    return _INTERVAL.sub(lambda found: found[0].replace(" ", "\u00a0"), words).replace(" %", "\u00a0%")
+
+
 def inline_code(words: str) -> Markup:
     """Returns a text whose parts in backticks are code."""
-    parts = words.split("`")
+    parts = tied(words).split("`")
     if len(parts) % 2 == 0:  # a backtick without its partner
         return escape(words)
     shown = [Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)]

@@ -11,6 +11,8 @@ from autotune.report.study import Study
 from autotune.report.verdict import ADVICE, has_winner, headline, next_commands, objective_lines, reason_of, verdict_of
 from autotune.wording import changes_phrase, parity_lines, search_cost_text, side_texts
 
+OWN = ("autotune report", "autotune show", "autotune ui")  # commands that show what a reader of the report sees already
+
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLine:
@@ -72,7 +74,7 @@ def _cost(study: Study) -> FirstLine:
 
 def _next(study: Study) -> FirstLine:
     summary = study.summary
-    commands = next_commands(summary, study.folder.path)
+    commands = [each for each in next_commands(summary, study.folder.path) if not each.startswith(OWN)]
     told = why_lines(summary)
     if summary.get("status") == "interrupted":
         lead = "continue the study, which ended early"

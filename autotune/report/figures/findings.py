@@ -55,7 +55,7 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
     gains = [gain for finding in found for gain in _gains(finding)]
     scale = Scale(min(0.0, *(gain["low"] for gain in gains)), 1.05 * max(gain["high"] for gain in gains))
     rows = [row for number, finding in enumerate(found, 1) for row in _rows(number, finding, scale)]
-    axis = [(scale(tick), signed(tick)) for tick in scale.ticks()]
+    axis = [(scale(tick), signed(tick) if tick else "0") for tick in scale.ticks()]
     return Bars(rows=rows, axis=axis, key=[(PREDICTED, "predicted"), ("best", "measured"), ("line:ci", "interval")])
 
 

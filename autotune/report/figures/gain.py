@@ -8,16 +8,16 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.quantities import number_text, ratio_interval_text, ratio_text
+from autotune.quantities import ratio_interval_text, ratio_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of
 from autotune.report.claims import compared_rows
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, dot, interval, line
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import ROLES, sentence
+from autotune.report.figures.sides import ROLES, sentence, tick_text
 from autotune.report.study import Study
 from autotune.report.verdict import no_interval_text
-from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, side_texts
+from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, knob_phrase, side_texts
 
 MIDDLE = TRACK_PX / 2
 CHANGE_KINDS = {"faster": "best", "slower": "bad", "ambiguous": "unsure"}  # verdict on a change -> class of its bar
@@ -59,7 +59,7 @@ def _rate_bars(study: Study) -> Markup:
     top = max(side["ci"][1] if side.get("ci") else side["value"] for _, side in sides)
     scale = Scale(0.0, 1.02 * top)
     rows = [_rate_row(study.summary, name, side, scale) for name, side in sides]
-    axis = [(scale(tick), number_text(tick)) for tick in scale.ticks()]
+    axis = [(scale(tick), tick_text(tick)) for tick in scale.ticks()]
     return Bars(rows=rows, axis=axis).html()
 
 
@@ -154,7 +154,7 @@ def changes(study: Study) -> Figure:
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
-    notes = [*basis_lines(summary), *dropped_lines(summary)]
+    notes = [*(words.removeprefix("-: ") for words in basis_lines(summary)), *dropped_lines(summary)]
     return Figure(
         key="changes",
         title=title,
@@ -185,5 +185,5 @@ def _change_row(entry: Mapping[str, Any], begun: float, reached: float, scale: S
         marks.append(bar(scale(begun), scale(reached), CHANGE_KINDS.get(str(entry.get("verdict")), "same")))
         if ci := entry.get("ci"):
             marks.append(interval(scale(begun * max(ci[0], 1e-9)), scale(begun * ci[1]), "ci"))
-    label = f"{entry['knob']}: {value_text(entry.get('from'))} → {value_text(entry.get('to'))}"
-    return Row(label=label, value=effect_text(entry), marks=marks)
+    note = f"{entry['knob']}: {value_text(entry.get('from'))} → {value_text(entry.get('to'))}"
+    return Row(label=knob_phrase(entry["knob"], entry["to"]), note=note, value=effect_text(entry), marks=marks)

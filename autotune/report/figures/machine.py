@@ -14,7 +14,7 @@ from autotune.quantities import DASH, bytes_text, number_text, seconds_text, ste
 from autotune.records import Kind, TrialRecord, objective_names
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import sentence
+from autotune.report.figures.sides import sentence, share_text
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
 from autotune.trials.health import FOREIGN_CORES
@@ -66,7 +66,7 @@ def quiet(study: Study) -> Figure:
     if disturbed:
         said.append(f"{len(disturbed)} trials were disturbed, and are not used.")
     if noise := study.summary.get("noise"):
-        said.append(f"From process to process, the rate of one configuration varies by {noise['spread']:.1%}.")
+        said.append(f"From process to process, the rate of one configuration varies by {share_text(noise['spread'])}.")
     if not said and not lines:
         return Figure(key="quiet", title=title, absent="What else ran on the machine was not recorded.")
     return Figure(key="quiet", title=title, says=" ".join(said), notes=lines)

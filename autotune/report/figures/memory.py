@@ -27,11 +27,11 @@ from autotune.report.drawing import (
     text,
 )
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import keys, named, pair, table_notes
+from autotune.report.figures.sides import keys, pair, table_notes
 from autotune.report.study import BASELINE, Study
 from autotune.report.trials import phrases
 
-MIB = 2**20
+UNITS = (2**40, 2**30, 2**20, 2**10)
 NEAR_FRAC = 0.2  # of the capacity; if no trial used more, the capacity is not drawn, since it would flatten everything else
 MAX_NAMED = 5  # trials that a sentence names
 MAX_MODULES = 40  # rows of the table of modules
@@ -143,7 +143,8 @@ def _capacity(capacity_bytes: float, height: Scale) -> Markup:
 
 
 def _byte_axis(height: Scale) -> list[tuple[float, str]]:
-    ticks = [tick * MIB for tick in round_values(height.high / MIB)]
+    unit = next((unit for unit in UNITS if height.high >= unit), 1)
+    ticks = [tick * unit for tick in round_values(height.high / unit)]
     return [(at_height(height(tick)), bytes_text(tick)) for tick in ticks if tick]
 
 
@@ -164,7 +165,7 @@ def memory(study: Study) -> Figure:
     scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
     rows = [
         Row(
-            label=named(name), value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
+            label=name.replace("_", " "), value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
             marks=pair({role: found.get(name) for role, found in amounts.items()}, scale),
         )
         for name in names

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from autotune.explain.tables import Tables
-from autotune.quantities import DASH, step_time_text
+from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar
 from autotune.report.study import Study
 
@@ -62,6 +62,12 @@ def _tables(study: Study) -> dict[str, Tables]:
 def ms_text(seconds: float | None) -> str:
     """Returns the duration of a part of a step; a dash for nothing."""
     return step_time_text(seconds) if seconds else DASH
+
+
+def tick_text(value: float) -> str:
+    """Returns a round number of an axis, without zeros at its end: "20", "0.5", "1,500"."""
+    words = number_text(value)
+    return words.rstrip("0").rstrip(".") if "." in words else words
 
 
 def share_text(share: float | None) -> str:

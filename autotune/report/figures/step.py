@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from markupsafe import Markup
 
 from autotune.explain.timeline import PHASES, Rectangle
-from autotune.quantities import DASH, number_text, rate_text, step_time_text
-from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, bar, box, round_values, text
+from autotune.quantities import DASH, number_text, step_time_text
+from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, box, round_values, text
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, share_text, table_notes
+from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, share_text, table_notes, tick_text
 from autotune.report.study import Study
 
 LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
@@ -27,6 +26,7 @@ KINDS = {
 }
 BY_TRACE = "By torch.profiler; each instant counts once."
 BY_PHASE = "By phase, as the training thread sees it, without a profiler."
+RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
 Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
 
 
@@ -45,7 +45,7 @@ def breakdown(study: Study) -> Figure:
         )
         for name in categories
     ]  # fmt: skip
-    axis = [(scale(tick), step_time_text(tick)) for tick in scale.ticks()[1:]]
+    axis = [(scale(tick), step_time_text(tick).replace(".0 ", " ")) for tick in scale.ticks()[1:]]
     whole = ", ".join(f"{ROLES[role]}: {step_time_text(math.fsum(found.values()))}" for role, found in seconds.items())
     return Figure(
         key="breakdown", title=title, says=f"A whole step, {whole}. {source}",
@@ -95,9 +95,9 @@ def stages(study: Study) -> Figure:
     known = {role: trial for role, number in study.sides.items() if (trial := study.trial(number)).get("loader_rate")}
     if not known:
         return Figure(key="stages", title=title, absent="The program has no DataLoader whose rate could be measured.")
-    scale = Scale(0.0, 1.02 * max(_rates(trial) for trial in known.values()))
-    rows = [row for role, trial in known.items() for row in _input_rows(study, role, trial, scale)]
-    chart = Bars(rows=rows, axis=[(scale(tick), number_text(tick)) for tick in scale.ticks()])
+    scale = Scale(0.0, 1.02 * max(float(trial.get(key) or 0.0) for trial in known.values() for key in RATES))
+    rows = [_rate_row(study, key, {role: trial.get(key) for role, trial in known.items()}, scale) for key in RATES]
+    chart = Bars(rows=rows, axis=[(scale(tick), tick_text(tick)) for tick in scale.ticks()], key=keys(known))
     says = (
         "D is what the training would do with a loader that costs nothing, L what the loader can deliver. "
         "If L is not well above D, the step waits for its input. These are rates of single trials."
@@ -113,23 +113,9 @@ def stages(study: Study) -> Figure:
     return Figure(key="stages", title=title, says=says, drawing=chart.html(), grid=grid, notes=notes)
 
 
-def _rates(trial: Mapping[str, Any]) -> float:
-    return max(float(trial.get(key) or 0.0) for key in ("device_rate", "loader_rate", "value"))
-
-
-def _input_rows(study: Study, role: str, trial: Mapping[str, Any], scale: Scale) -> list[Row]:
-    shown = (
-        ("D, the step alone", "device_rate", role),
-        ("L, the loader alone", "loader_rate", "predicted"),
-        ("both together", "value", "same"),
-    )
-    return [
-        Row(
-            label=name, note=ROLES[role] if key == "device_rate" else "", value=rate_text(trial.get(key), study.unit),
-            marks=[bar(0, scale(trial[key]), kind)] if trial.get(key) else [],
-        )
-        for name, key, kind in shown
-    ]  # fmt: skip
+def _rate_row(study: Study, key: str, rates: Mapping[str, float | None], scale: Scale) -> Row:
+    value = f"{' → '.join(number_text(rate) for rate in rates.values())} {study.unit}/s"
+    return Row(label=RATES[key], value=value, marks=pair(rates, scale))
 
 
 def _stage_grid(study: Study) -> Grid | None:
@@ -163,7 +149,7 @@ def timeline(study: Study) -> Figure:
     plot = Plot(
         title=f"{title} {len(lanes)} lanes over {step_time_text(end_s)}.", marks=marks,
         height=TOP_PX + len(lanes) * PITCH_PX + 16,
-        x=[(tick / end_s, step_time_text(tick) if tick else "0") for tick in round_values(end_s)],
+        x=[(tick / end_s, step_time_text(tick).replace(".0 ", " ") if tick else "0") for tick in round_values(end_s)],
     )  # fmt: skip
     path = tables.traces.get(tables.timeline_rank)
     return Figure(

@@ -27,24 +27,26 @@ from autotune.report.drawing import (
     round_values,
 )
 from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import tick_text
 from autotune.report.study import BASELINE, Study
 from autotune.report.trials import is_better, phrases
 from autotune.wording import counts_text, log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
+LABELS_FRAC = 0.08
 FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # where trials without a rate stand
 
 
 def rates_by_trial(study: Study) -> Figure:
     """Returns the rate of each trial in order, with intervals, the best so far, and failures."""
-    title = "What was tried?"
+    title = "How fast was each trial?"
     said = phrases(study.summary)
     trials = [(trial, words) for trial, words in zip(study.trials, said, strict=True) if _is_measurement(trial)]
     valued = [trial for trial, _ in trials if trial.get("value")]
     if not valued:
         return Figure(key="trials", title=title, absent="No trial has a rate.", grid=_trial_grid(study, said) if said else None)
     height = heights(max(_top(trial) for trial in valued))
-    across = Scale(-0.5, len(trials) - 0.5)
+    across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the texts of the other axis
     marks = _best_so_far(study, [trial for trial, _ in trials], across, height)
     for place, (trial, words) in enumerate(trials):
         marks += _trial_marks(study, trial, words, across(place), height, is_titled=len(trials) <= MAX_TITLED)
@@ -53,7 +55,7 @@ def rates_by_trial(study: Study) -> Figure:
         title=f"{title} The rates of {len(valued)} of {len(trials)} trials, in order.",
         marks=marks,
         x=[(across(tick), f"{trials[tick][0]['number']:04d}") for tick in ticks],
-        y=[(at_height(height(tick)), f"{number_text(tick)} {study.unit}/s") for tick in round_values(height.high) if tick],
+        y=[(at_height(height(tick)), f"{tick_text(tick)} {study.unit}/s") for tick in round_values(height.high) if tick],
         key=_trial_key(trials),
     )
     says = f"Each mark is one process, in order; the step is the best so far. Outcomes: {counts_text(study.summary['counts'])}."
