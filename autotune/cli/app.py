@@ -257,6 +257,7 @@ def report(
             "--picture", metavar="FILE.png", help="Also take a picture of its top, with Chromium.", show_default=False
         ),
     ] = None,
+    width: Annotated[int, typer.Option("--width", metavar="PX", min=320, max=4000, help="Width of the picture.")] = 1440,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -270,7 +271,12 @@ def report(
     from autotune.cli import report as implementation
 
     asked = implementation.Asked(
-        studies=studies or (), runs=runs_folder(runs_dir), output=output, picture=picture, is_opened=is_opened
+        studies=studies or (),
+        runs=runs_folder(runs_dir),
+        output=output,
+        picture=picture,
+        width_px=width,
+        is_opened=is_opened,
     )
     return implementation.report(asked, as_json=as_json)
 

@@ -24,6 +24,7 @@ class Asked:
     runs: Path
     output: Path | None = None
     picture: Path | None = None
+    width_px: int = 1440
     is_opened: bool = False
 
 
@@ -51,7 +52,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
     if asked.picture:
         from autotune.report.picture import take
 
-        take(text, asked.picture)
+        take(text, asked.picture, width_px=asked.width_px)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
         print_json({"studies": [folder.name for folder in folders], "file": str(file), "bytes": len(text.encode()), **picture})

@@ -27,14 +27,14 @@ class Compared:
         facts: what each study is, and what it found.
         rates: their speed-ups.
         effects: the effect of each change in each of them.
-        differences: what differs between the first and another one.
+        differences: (the first and another one, what differs between them).
     """
 
     names: Sequence[str]
     facts: Grid
     rates: Figure
     effects: Grid
-    differences: Sequence[str]
+    differences: Sequence[tuple[str, Sequence[str]]]
 
 
 def compared(studies: Sequence[Study]) -> Compared:
@@ -69,23 +69,20 @@ def _effects(studies: Sequence[Study]) -> Grid:
     by_study = [{entry["knob"]: entry for entry in entries_of(study.summary)} for study in studies]
     knobs = list(dict.fromkeys(knob for entries in by_study for knob in entries))
     rows = [
-        [knob, *(changes_phrase({knob: e["to"]}) + f"  {effect_text(e)}" if (e := found.get(knob)) else "unchanged"
+        [knob, *(changes_phrase({knob: e["to"]}) + f": {effect_text(e)}" if (e := found.get(knob)) else "unchanged"
                  for found in by_study)]
         for knob in knobs
     ]  # fmt: skip
     return Grid(columns=["setting", *(study.label for study in studies)], rows=rows)
 
 
-def _differences(studies: Sequence[Study]) -> list[str]:
+def _differences(studies: Sequence[Study]) -> list[tuple[str, list[str]]]:
+    first, *others = studies
+    return [(f"From {first.label} to {other.label}", _phrases(first, other)) for other in others]
+
+
+def _phrases(first: Study, other: Study) -> list[str]:
     from autotune.trials.identity import differences  # it imports Optuna, which takes longer than a report of one study
 
-    first, *others = studies
-    said = []
-    for other in others:
-        found = differences(first.summary.get("identity") or {}, other.summary.get("identity") or {})
-        words = (
-            "; ".join(one_line(text, MAX_DIFFERENCE) for text in found)
-            or "nothing: program, machine and search space are the same"
-        )
-        said.append(f"From {first.label} to {other.label}: {words}.")
-    return said
+    found = differences(first.summary.get("identity") or {}, other.summary.get("identity") or {})
+    return [one_line(words, MAX_DIFFERENCE) for words in found] or ["nothing: program, machine and search space are the same"]

@@ -176,7 +176,7 @@ class Bars:
 
     def _row(self, row: Row) -> Markup:
         ticks = NOTHING.join(line(x, x, "grid", 0, TRACK_PX) for x, _ in self.axis)
-        note = Markup("<small>{}</small>").format(tied(row.note)) if row.note else NOTHING
+        note = Markup("<small>{}</small>").format(breakable(row.note)) if row.note else NOTHING
         track = Markup('<svg aria-hidden="true">{}</svg>').format(ticks + NOTHING.join(row.marks))
         return Markup("<li><span>{}{}</span>{}<b>{}</b></li>").format(row.label, note, track, tied(row.value))
 
@@ -241,6 +241,11 @@ def at_height(share: float, height: float = PLOT_PX) -> float:
 def tied(words: str) -> str:
     """Returns a text in which no line breaks inside an interval or before a percent sign."""
     return _INTERVAL.sub(lambda found: found[0].replace(" ", "\u00a0"), words).replace(" %", "\u00a0%")
+
+
+def breakable(words: str) -> Markup:
+    """Returns a text in which lines of a path break after a slash."""
+    return Markup("/<wbr>").join(escape(part) for part in tied(words).split("/"))
 
 
 def inline_code(words: str) -> Markup:

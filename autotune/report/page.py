@@ -15,7 +15,7 @@ import autotune
 from autotune.export.claims import day
 from autotune.report.beside import compared
 from autotune.report.code import Code, codes
-from autotune.report.drawing import inline_code, tied
+from autotune.report.drawing import breakable, inline_code, tied
 from autotune.report.figures import findings, gain, machine, memory, operators, spent, step, trials
 from autotune.report.figures.figure import Figure, Maker, made
 from autotune.report.first_lines import FirstLine, first_lines
@@ -111,7 +111,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"code": inline_code, "tied": tied}
+    made.filters |= {"code": inline_code, "tied": tied, "breakable": breakable}
     return made
 
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from autotune.report.page import page as page_of
 from autotune.report.picture import take
@@ -168,7 +169,10 @@ def test_marks_of_charts_stand_inside_their_drawings(browser, reports):
 
 
 def test_a_picture_of_the_top_is_a_small_png(reports, tmp_path):
-    take(reports["complete"].read_text(), tmp_path / "top.png")
-    taken = (tmp_path / "top.png").read_bytes()
-    assert taken.startswith(b"\x89PNG")
-    assert 10_000 < len(taken) < 400_000
+    for width_px in (360, 1440):
+        take(reports["complete"].read_text(), tmp_path / "top.png", width_px=width_px)
+        taken = Image.open(tmp_path / "top.png")
+        assert (taken.format, taken.size) == ("PNG", (width_px, 900))
+        assert 5_000 < (tmp_path / "top.png").stat().st_size < 150_000
+        below = taken.convert("L").crop((0, 850, width_px, 900))
+        assert below.getextrema()[0] < 128  # the page goes on below; nothing was cut off

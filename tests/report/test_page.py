@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autotune.report.drawing import Scale, bar, inline_code, powers_of_two, round_values
+from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
 from autotune.report.page import page
 from autotune.report.study import read
 from autotune.run_dir import StudyFolder
@@ -245,6 +245,23 @@ def test_a_bar_of_nothing_can_still_be_seen():
 def test_only_pairs_of_backticks_are_code():
     assert inline_code("run `a <b>` now") == "run <code>a &lt;b&gt;</code> now"
     assert inline_code("it`s <b>") == "it`s &lt;b&gt;"
+
+
+def test_no_line_breaks_inside_an_interval_or_before_a_percent_sign():
+    assert tied("+25 % [18, 80] or more") == "+25\u00a0% [18,\u00a080] or more"
+
+
+def test_a_path_breaks_after_a_slash():
+    assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
+
+
+def test_a_trace_that_slowed_the_step_too_much_gives_way_to_its_phases(tmp_path):
+    folder = made.complete(tmp_path)
+    for index in folder.path.glob("trials/*/explain/tables.json"):
+        index.write_text(json.dumps({**json.loads(index.read_text()), "distortion": {"0": 1.8}}))
+    said = part(page_of(folder), "breakdown")
+    assert "without a profiler" in said
+    assert "forward" in said
 
 
 def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):

@@ -150,7 +150,8 @@ def changes(study: Study) -> Figure:
         ]))  # fmt: skip
     axis = [(scale(tick), f"{tick:g}x") for tick in _factor_ticks(scale)]
     grid = Grid(columns=["setting", "was", "is", "factor ", "how sure"], rows=[
-        [entry["knob"], value_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry), effect_doubt(entry)]
+        [entry["knob"], value_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry),
+         effect_doubt(entry) or "measured"]
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."

@@ -72,7 +72,7 @@ def memory_by_batch(study: Study) -> Figure:
     notes = []
     if found.capacity_bytes and not found.is_near:
         share = found.peak_bytes / found.capacity_bytes
-        notes.append(f"No trial used more than {share:.0%} of the capacity, {bytes_text(found.capacity_bytes)}.")
+        notes.append(f"No trial used more than {100 * share:.0f} % of the capacity, {bytes_text(found.capacity_bytes)}.")
     rows = [
         [f"{trial['number']:04d}", f"{_batch(trial):g}", bytes_text(trial.get("peak_memory_bytes")), str(trial["outcome"])]
         for trial in (*found.measured, *found.out)

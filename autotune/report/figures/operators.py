@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,11 +65,14 @@ def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
 
 
 def _chart(rows: _Ranked, name: str) -> Bars:
-    scale = Scale(0.0, 1.02 * rows[0][1] or 1.0)
+    """Returns the chart of rows with the same name together, whatever their shapes."""
+    seconds, shares = defaultdict[str, float](float), defaultdict[str, float](float)
+    for row, row_s in rows:
+        seconds[str(row[name])] += row_s
+        shares[str(row[name])] += float(row["share_frac"] or 0.0)
+    shown = sorted(seconds.items(), key=lambda pair: -pair[1])[:MAX_SHOWN]
+    scale = Scale(0.0, 1.02 * shown[0][1] or 1.0)
     return Bars(rows=[
-        Row(
-            label=str(row[name]), note=f"{row['bound']}-bound" if row.get("bound") else "",
-            value=f"{ms_text(seconds)}, {share_text(row['share_frac'])}", marks=[bar(0, scale(seconds), "best")],
-        )
-        for row, seconds in rows[:MAX_SHOWN]
+        Row(label=each, value=f"{ms_text(each_s)}, {share_text(shares[each])}", marks=[bar(0, scale(each_s), "best")])
+        for each, each_s in shown
     ])  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
 from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, box, round_values, text
@@ -36,7 +37,8 @@ def breakdown(study: Study) -> Figure:
     seconds, source = _step_seconds(study)
     if not seconds:
         return Figure(key="breakdown", title=title, absent=study.why_absent("breakdown", "Where the time of a step goes"))
-    categories = dict.fromkeys(name for found in seconds.values() for name, value in found.items() if value)
+    names = dict.fromkeys(name for found in seconds.values() for name, value in found.items() if value)
+    categories = sorted(names, key=lambda name: -max(found.get(name, 0.0) for found in seconds.values()))
     scale = Scale(0.0, 1.02 * max(value for found in seconds.values() for value in found.values()))
     rows = [
         Row(
@@ -49,17 +51,20 @@ def breakdown(study: Study) -> Figure:
     whole = ", ".join(f"{ROLES[role]}: {step_time_text(math.fsum(found.values()))}" for role, found in seconds.items())
     return Figure(
         key="breakdown", title=title, says=f"A whole step, {whole}. {source}",
-        drawing=Bars(rows=rows, axis=axis, key=keys(seconds)).html(), grid=_breakdown_grid(seconds, list(categories)),
+        drawing=Bars(rows=rows, axis=axis, key=keys(seconds)).html(), grid=_breakdown_grid(seconds, categories),
         notes=[*_batch_notes(study, seconds), *table_notes(study, "breakdown")],
     )  # fmt: skip
 
 
 def _step_seconds(study: Study) -> tuple[Seconds, str]:
-    """Returns the seconds of a step, and how they were found out: by traces, or by phases if more trials have them."""
+    """Returns the seconds of a step, and how they were found out: by traces, or by phases if more trials have them.
+
+    A trace whose profiler slowed the step too much says nothing of the plain program.
+    """
     by_trace = {
         role: {str(row["category"]): float(row["seconds"]) for row in rows}
         for role, number in study.sides.items()
-        if (rows := study.rows("breakdown", number))
+        if (rows := study.rows("breakdown", number)) and study.tables[number].distortion.get(0, 1.0) <= MAX_DISTORTION
     }
     by_phase = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
     return (by_phase, BY_PHASE) if len(by_phase) > len(by_trace) else (by_trace, BY_TRACE)
