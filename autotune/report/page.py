@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -107,6 +108,7 @@ def _labelled(studies: Sequence[Study]) -> list[Study]:
     return [replace(study, label=str(study.folder.path)) if is_same else study for study in studies]
 
 
+@functools.cache
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -66,7 +66,9 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
     assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
     assert "standard output takes no picture" in refused(capsys, "resnet18", "-o", "-", "--open")
     assert "--picture: not a PNG, got 'x.jpg'. Give FILE.png." in refused(capsys, "resnet18", "--picture", "x.jpg")
-    assert "100 is not in the range 320<=x<=4000" in refused(capsys, "resnet18", "--picture", "x.png", "--width", "100")
+    assert "--width': Input should be greater than or equal to 320, got '100'" in refused(
+        capsys, "resnet18", "--picture", "x.png", "--width", "100"
+    )
     (here / "runs" / "resnet18" / "summary.json").unlink()
     assert "has nothing to show yet" in refused(capsys, "resnet18")
 
