@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.explained import why_lines
+from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
 from autotune.report.verdict import ADVICE, has_winner, headline, next_commands, objective_lines, reason_of, verdict_of
@@ -82,6 +83,10 @@ def _next(study: Study) -> FirstLine:
         lead = "use the best settings in the real run"
     elif summary.get("status") == "failed":
         lead = "make the program train, then start again"
+    elif not is_compared(summary):
+        lead = "give the study more time: nothing was compared yet"
+        minutes = f" study.budget.minutes={summary['budget_s'] / 30:g}" if summary.get("budget_s") else ""
+        commands = [f"autotune resume {study.name}{minutes}"]
     else:
         lead = "keep the program as it is"
     if told and (summary.get("explanation") or {}).get("explained"):

@@ -157,6 +157,15 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path):
     assert "autotune resume resnet18" in first
 
 
+def test_a_study_that_compared_nothing_asks_for_more_time(tmp_path):
+    folder = make_study(tmp_path / "runs", num_trials=1)
+    changes = {"best": None, "speedup": None, "attribution": [], "minimality": None}
+    first = text_of(page_of(folder, **changes).split("</dl>")[0])
+    assert "give the study more time" in first
+    assert "autotune resume resnet18" in first
+    assert "study.budget.minutes=16" in first
+
+
 def test_a_study_of_a_thousand_trials_stays_below_a_megabyte(tmp_path):
     folder = made.large(tmp_path / "runs", 1000)
     size = len(page_of(folder).encode())
