@@ -71,6 +71,11 @@ class StudyFolder:
         """The winner as YAML."""
         return self.path / "best.yaml"
 
+    @property
+    def report_file(self) -> Path:
+        """What the study found, as one HTML file."""
+        return self.path / "report.html"
+
     def trial_path(self, number: int) -> Path:
         """Returns the folder of a trial."""
         return self.path / "trials" / f"{number:04d}"

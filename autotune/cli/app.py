@@ -34,6 +34,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 - `autotune resume STUDY`: continue a study that ended early
 - `autotune show`: the latest study again
 - `autotune explain STUDY`: where its time goes, what a change would gain
+- `autotune report STUDY --open`: what it found, as one HTML file
 - `autotune export STUDY -o best.yaml`: the winner as a file
 - `autotune apply best.yaml -- python train.py`: train with it
 - `autotune verify best.yaml`: whether its speed-up still holds
@@ -227,6 +228,57 @@ def explain(
         runs=runs_folder(runs_dir),
     )
     return implementation.explain(asked, as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def report(
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STUDY",
+            help="One study, or several beside each other. The latest study when not given.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write here, not to runs/STUDY/report.html; - for stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE.png", help="Also take a picture of its top, with Chromium.", show_default=False
+        ),
+    ] = None,
+    width: Annotated[int, typer.Option("--width", metavar="PX", min=320, max=4000, help="Width of the picture.")] = 1440,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Report what a study found: one HTML file that loads nothing, with charts, tables and what to change.
+
+    Every study writes it at its end. This command makes it again, at any time, from the study's folder alone.
+
+        autotune report resnet18 --open
+        autotune report resnet18 resnet18-2 -o both.html
+    """
+    from autotune.cli import report as implementation
+
+    asked = implementation.Asked(
+        studies=studies or (),
+        runs=runs_folder(runs_dir),
+        output=output,
+        picture=picture,
+        width_px=width,
+        is_opened=is_opened,
+    )
+    return implementation.report(asked, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)

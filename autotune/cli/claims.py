@@ -1,47 +1,15 @@
-"""Renders a verification: what the file claims and what was measured, for a terminal and as plain lines."""
+"""Renders a verification for a terminal: what the file claims and what was measured."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.quantities import DASH, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
 from autotune.records import Summary
+from autotune.report.claims import Row, compared_rows, long_rows, long_title
 from autotune.wording import changes_phrase
-
-SIDES = ("baseline", "best")
-
-_Row = tuple[str, str, str, str]
-
-
-def headline(found: dict[str, Any]) -> str:
-    """Returns the verdict as one line: "holds: 2.04x now, 2.06x claimed"."""
-    now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
-    if not found.get("verdict"):
-        return f"verifying: {claimed} claimed"
-    if not now:
-        return f"{found['verdict']}: {claimed} claimed"
-    return f"{found['verdict']}: {ratio_text(now['ratio'])} now, {claimed} claimed"
-
-
-def explanation(found: dict[str, Any]) -> str:
-    """Returns the reason for the verdict and what to do about it; "" if there is none, as for a claim that holds."""
-    reason, verdict = str(found.get("reason") or ""), found.get("verdict")
-    if verdict == "ambiguous" and found.get("now"):
-        rounds = 2 * int(found["now"]["num_rounds"])
-        return f"{reason}. Measure more rounds: --rounds {rounds} --minutes 15."
-    if verdict == "no longer holds":
-        return f"{reason}. `autotune run` finds what is fastest here and now."
-    return reason
-
-
-def broken(found: dict[str, Any]) -> str:
-    """Returns the error message for a claim that does not hold."""
-    return f"{found['file']}: the claim does not hold: {explanation(found)}"
 
 
 def blocks(summary: Summary) -> Group:
@@ -51,29 +19,17 @@ def blocks(summary: Summary) -> Group:
         Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found.get("changed") or {}), overflow="fold"),
         Text(),
     ]
-    made.append(_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), _compared(found)))
+    made.append(_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), compared_rows(found)))
     if found.get("long"):
         title = (f"{unit}/s", "claimed", "long run", "claimed / long")
-        made.append(Padding(Group(Text(_long_title(found)), _table(title, _long(found))), (1, 0, 0, 0)))
+        made.append(Padding(Group(Text(long_title(found)), _table(title, long_rows(found))), (1, 0, 0, 0)))
     if found.get("differences"):
         lines = [Text(f"  {phrase}", style="quiet", overflow="fold") for phrase in found["differences"]]
         made.append(Padding(Group(Text("what differs from the conditions of the claim"), *lines), (1, 0, 0, 0)))
     return Group(*made)
 
 
-def lines(summary: Summary) -> list[str]:
-    """Returns the content of `blocks` as plain lines."""
-    found, unit = summary["verification"], str(summary.get("unit") or "samples")
-    said = [f"file  {found['file']}: {changes_phrase(found['changed'])}"]
-    for name, claimed, now, left in _compared(found):
-        rate = "" if name == "speed-up" else f" {unit}/s"
-        said.append(f"{name}  claimed {claimed}{rate}, now {now}{rate}{f', now / claimed {left}' if left else ''}")
-    for name, claimed, achieved, ratio in _long(found):
-        said.append(f"long run  {name}: claimed {claimed}, achieved {achieved} {unit}/s, claimed / achieved {ratio or DASH}")
-    return said + [f"differs  {phrase}" for phrase in found.get("differences") or []]
-
-
-def _table(titles: _Row, rows: list[_Row]) -> RenderableType:
+def _table(titles: Row, rows: list[Row]) -> RenderableType:
     made = Table(box=None, header_style="quiet", padding=(0, 3, 0, 0), pad_edge=False)
     made.add_column(titles[0], no_wrap=True)
     for title in titles[1:]:
@@ -81,39 +37,3 @@ def _table(titles: _Row, rows: list[_Row]) -> RenderableType:
     for name, *cells in rows:
         made.add_row(Text(name, style="name" if name == "speed-up" else ""), *map(Text, cells))
     return made
-
-
-def _compared(found: dict[str, Any]) -> list[_Row]:
-    """Returns (name, claimed, now, now / claimed) for baseline, best and speed-up."""
-    claimed, now, left = found["claimed"], found.get("now") or {}, found.get("left")
-    rows = [_row(name, claimed[name], now.get(name) or {}) for name in SIDES]
-    interval = f"{left['ratio']:.2f} {ratio_interval_text(left['ci'])}".strip() if left else ""
-    return [*rows, ("speed-up", _speedup(claimed), _speedup(now), interval)]
-
-
-def _row(name: str, then: dict[str, Any], here: dict[str, Any]) -> _Row:
-    left = here["value"] / then["value"] if here.get("value") and then.get("value") else None
-    return (name, _rate(then), _rate(here), "" if left is None else f"{left:.2f}")
-
-
-def _long_title(found: dict[str, Any]) -> str:
-    return f"long runs of {seconds_text(found['long']['seconds'])}"
-
-
-def _long(found: dict[str, Any]) -> list[_Row]:
-    """Returns (configuration, claimed rate, achieved rate, claimed / achieved) for the long runs; [] without any."""
-    rows = []
-    for name in SIDES if found.get("long") else ():
-        side = found["long"][name]
-        claimed, achieved = side["claimed"], side["achieved"]
-        ratio = f"{claimed / achieved:.3f}" if claimed and achieved else ""
-        rows.append((name, number_text(claimed), number_text(achieved), ratio))
-    return rows
-
-
-def _rate(side: dict[str, Any]) -> str:
-    return f"{number_text(side.get('value'))} {interval_text(side.get('ci'))}".strip()
-
-
-def _speedup(side: dict[str, Any]) -> str:
-    return f"{ratio_text(side.get('ratio'))} {ratio_interval_text(side.get('ci'))}".strip()

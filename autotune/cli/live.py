@@ -21,6 +21,7 @@ from autotune.cli.terminal import MAX_WIDTH, outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.report.trials import is_better
 from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
@@ -98,7 +99,7 @@ class LiveView(View):
         if trial.kind is Kind.baseline:
             self._baseline = trial
         before = vars(self._best) if self._best else None
-        if trials.is_better(self._about, vars(trial), before):
+        if is_better(self._about, vars(trial), before):
             self._best = trial
         width = self._console.width
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None

@@ -137,7 +137,7 @@ def judge(verification: dict[str, Any]) -> None:
         ClaimBroken: the claim does not hold on this machine now.
         NotMeasured: no round was completed.
     """
-    from autotune.cli import claims
+    from autotune.report import claims
 
     if verification["verdict"] == "no longer holds":
         raise ClaimBroken(claims.broken(verification))

@@ -14,6 +14,7 @@ from autotune.cli import ranks, trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import StudyRecord, Summary
+from autotune.report.verdict import headline
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
@@ -160,7 +161,7 @@ def _row(folder: StudyFolder) -> dict[str, Any]:
         "program": INTERPRETER.sub("", study.title),
         "trials": len(summary["trials"]),
         "status": str(summary["status"]),
-        "verdict": verdict.headline(summary),
+        "verdict": headline(summary),
     }
 
 

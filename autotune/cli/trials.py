@@ -12,8 +12,9 @@ from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
 from autotune.quantities import bytes_text, clock_text, compact_text, number_text, ratio_text
-from autotune.records import THROUGHPUT, TIME, Kind, Outcome, Summary, objective_names
-from autotune.wording import HEADS, against_phrase, changes_phrase, objective_text, score_of
+from autotune.records import THROUGHPUT, TIME, Summary, objective_names
+from autotune.report.trials import is_better, trial_phrase
+from autotune.wording import HEADS, objective_text, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
@@ -116,12 +117,6 @@ def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[s
     return Group(table(width, about=summary), *shown)
 
 
-def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Whether a trial is a baseline or search trial that can win, and scores higher than `before`, the best so far."""
-    is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
-    return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
-
-
 def row(
     trial: dict[str, Any],
     *,
@@ -155,17 +150,4 @@ def _cell_text(name: str, value: float | None) -> str:
 
 
 def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool) -> Text:
-    kind, again = str(trial.get("kind")), trial.get("repeats")
-    changed = trial.get("changed") or {}
-    words = against_phrase(changed, before.get("changed") or {}, before["number"]) if before else changes_phrase(changed)
-    if kind == Kind.baseline:
-        words = "baseline"
-    elif kind == Kind.final:
-        words = "finals" if again is None else f"finals: {again:04d} again" if again else "finals: baseline again"
-    elif kind == Kind.attribution:
-        words = f"attribution: {trial.get('why') or words}"
-    elif kind == Kind.parity:
-        words = f"losses of {changes_phrase(changed)}" if changed else "losses of the baseline"
-    elif kind in (Kind.explain, Kind.check):
-        words = f"{kind}: {trial.get('why') or words}"
-    return Text(words, style="name" if is_best else "default")
+    return Text(trial_phrase(trial, before), style="name" if is_best else "default")

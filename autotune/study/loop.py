@@ -27,6 +27,7 @@ from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
+from autotune.report.writing import write_report
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier import Earlier, read_earlier
@@ -228,6 +229,7 @@ class _Study:
             raise KeyboardInterrupt from None
         finally:
             self._amend(summary)
+            self._report(summary)
             self._inputs.launcher.close()
             session.runner.close()
         tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
@@ -365,10 +367,21 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
+        if status != "running":  # before the summary: the tracker reads the folder for the last time once that is final
+            self._report(summary)
         self._folder.write_summary(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
+
+    def _report(self, summary: Summary) -> None:
+        """Writes the report. A study never fails for want of one: `autotune report` makes it from the folder alone."""
+        if not self._folder.is_kept:
+            return
+        try:
+            write_report(self._folder, summary)
+        except Exception as error:
+            self._listener.notice(f"No report was written ({error}). `autotune report {self._folder.name}` makes it.")
 
     def _note_progress(self) -> None:
         if self._folder.is_kept:

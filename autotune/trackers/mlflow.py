@@ -217,13 +217,13 @@ class MlflowTracker(Tracker):
             if tail := logs.tail(file, LOG_TAIL_BYTES):
                 self._client.log_text(run_id, self._secrets.text(tail), f"{file.stem}.tail.txt")
 
-    def _upload(self, run_id: str, file: Path) -> None:
+    def _upload(self, run_id: str, file: Path, name: str = "") -> None:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
         self._client.log_text(
-            run_id, self._secrets.message(text), file.name
+            run_id, self._secrets.message(text), name or file.name
         )  # `message` masks known values only, so that JSON stays valid
 
     def _log(
@@ -256,8 +256,12 @@ class MlflowTracker(Tracker):
         if status == "RUNNING":
             self._client.update_run(run_id, status="RUNNING")  # resumed
         else:
-            for file in (folder.study_file, folder.summary_file, folder.best_file, folder.config_file):
+            for file in (
+                folder.study_file, folder.summary_file, folder.best_file, folder.config_file, folder.report_file,
+            ):  # fmt: skip
                 self._upload(run_id, file)
+            for file in sorted(folder.path.glob("trials/*/explain/*.csv")):
+                self._upload(run_id, file, f"explain/{file.parts[-3]}/{file.name}")
         tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
         end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
         step = 2 * len(trials) + (status != "RUNNING")  # larger than every step logged while the study ran

@@ -8,7 +8,7 @@ from autotune import __version__
 from autotune.cli import main as cli_main
 from autotune.cli.main import main, split
 
-COMMANDS = ["run", "list", "show", "export", "ui", "sync", "inspect", "knobs"]
+COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "inspect", "knobs"]
 
 
 def test_everything_behind_the_first_dashes_is_the_command():

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.report.writing import write_report
 from autotune.testing.studies import make_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,7 +53,8 @@ def ui(tmp_path_factory):
     from tests.cli.conftest import Cli
 
     folder = tmp_path_factory.mktemp("ui")
-    make_study(folder / "runs")
+    study = make_study(folder / "runs")
+    write_report(study, study.read_summary())
     make_study(folder / "runs", name="elsewhere").write_config("tracker: {uri: 'http://127.0.0.1:9'}")
     shown = Ui(Cli(folder))
     yield shown
@@ -110,6 +112,16 @@ def test_study_page_shows_the_verdict(ui, page):
     parent = ui.runs()["resnet18"]["info"]["run_id"]
     page.goto(f"{ui.url}/#/experiments/{ui.experiment}/runs/{parent}")
     page.get_by_text("faster: 2.41x").first.wait_for()
+
+
+@pytest.mark.usefixtures("shoot")
+def test_the_report_is_shown_in_the_study_s_artifacts(ui, page):
+    parent = ui.runs()["resnet18"]["info"]["run_id"]
+    page.goto(f"{ui.url}/#/experiments/{ui.experiment}/runs/{parent}/artifacts/report.html")
+    frame = page.frame_locator("iframe#html")
+    frame.get_by_text("faster: 2.41x").first.wait_for()
+    frame.locator("details:not([open]) summary").first.click()
+    frame.locator("details[open] td").first.wait_for()
 
 
 def test_every_trial_is_there(ui):

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.terminal import THEME
-from autotune.cli.verdict import headline, lines, next_commands, panel
+from autotune.cli.verdict import lines, panel
+from autotune.report.verdict import headline, next_commands
 from autotune.testing.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}

@@ -78,6 +78,7 @@ def test_a_wheel_holds_every_configuration_file_and_no_tests(tmp_path: Path) -> 
     assert shipped == NAMES
     assert not [name for name in names if name.startswith(("tests/", "runs/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {"autotune/report/templates/page.html", "autotune/report/templates/style.css"} <= set(names)
 
 
 def test_constraints_pin_every_direct_dependency_by_version_alone() -> None:

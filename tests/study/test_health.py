@@ -2,11 +2,11 @@
 
 import pytest
 
-from autotune.cli.verdict import noise_lines
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.report.verdict import noise_lines
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.trials import health
 from autotune.trials.health import Level, of_cpu, of_device

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.cli.processes import own_environment
 from autotune.errors import BadInput
+from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import add_trial, make_study, summary_of
 from autotune.trackers import store
@@ -67,12 +68,14 @@ def test_interrupted_trials_are_killed_runs(runs):
 
 
 def test_parent_holds_verdict_numbers_and_files(runs):
-    sync(make_study(runs))
+    folder = make_study(runs)
+    write_report(folder, folder.read_summary())
+    sync(folder)
     parent = read_back(runs)["resnet18"]
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["speedup"] == pytest.approx(2.41)
     assert "faster: 2.41x" in parent.data.tags["mlflow.note.content"]
-    assert {"best.yaml", "summary.json", "study.json"} <= set(artifacts(runs, parent))
+    assert {"best.yaml", "summary.json", "study.json", "report.html"} <= set(artifacts(runs, parent))
 
 
 def test_failures_carry_reason_and_log_tail(runs):

@@ -1,0 +1,1 @@
+"""The figures of a report: each function takes a study and returns one figure."""

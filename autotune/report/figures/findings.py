@@ -1,0 +1,102 @@
+"""Figures on what costs time in a trial: predicted gains beside measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.explained import accuracy_text, check_text, gain_text, remedy_text, signed, size_text
+from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
+from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import sentence
+from autotune.report.study import BASELINE, Study
+
+KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all others are predictions
+PREDICTED = "predicted"
+
+
+def findings(study: Study) -> Figure:
+    """Returns what still costs time in the best trial."""
+    title = "What still costs time?" if study.best != BASELINE else "What costs time?"
+    return _findings(study, study.best, "findings", title)
+
+
+def baseline_findings(study: Study) -> Figure:
+    """Returns what costs time in the program as it is run today."""
+    key, title = "baseline-findings", "What costs time as it is run today?"
+    if study.best == BASELINE:
+        return Figure(key=key, title=title, absent="The best is the program as it is run today: see what costs time.")
+    return _findings(study, BASELINE, key, title)
+
+
+def _findings(study: Study, number: int, key: str, title: str) -> Figure:
+    entry, document = study.explained(number), study.summary.get("explanation") or {}
+    if not entry:
+        return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=_diagnosis(study, number))
+    found = entry.get("findings") or []
+    accuracy = accuracy_text(document)
+    notes = [*_tried(number, document, found), *([f"Explanations so far: {accuracy}."] if accuracy else [])]
+    notes += [sentence(note) for note in entry.get("notes") or []]
+    if not found:
+        return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
+    says = "How many more samples a second the training makes without each cost. Gains do not add up."
+    drawing, grid = _chart(found).html(), _grid(found)
+    return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
+
+
+def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
+    skipped = str(document.get("skipped") or "").partition(";")[0]
+    why = f" It was left out of the study: {skipped}." if skipped else ""
+    command = f"autotune explain {study.name}" + (" --trial 0" if number == BASELINE else "")
+    return f"Where the time goes was not looked at.{why} `{command}` does it."
+
+
+def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
+    gains = [gain for finding in found for gain in _gains(finding)]
+    scale = Scale(min(0.0, *(gain["low"] for gain in gains)), 1.05 * max(gain["high"] for gain in gains))
+    rows = [row for number, finding in enumerate(found, 1) for row in _rows(number, finding, scale)]
+    axis = [(scale(tick), signed(tick) if tick else "0") for tick in scale.ticks()]
+    return Bars(rows=rows, axis=axis, key=[(PREDICTED, "predicted"), ("best", "measured"), ("line:ci", "interval")])
+
+
+def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the gains of a finding: as predicted and, if it was tried, as measured."""
+    check = finding.get("check")
+    return [{**check["predicted"], "kind": PREDICTED}, check["measured"]] if check else [finding["gain"]]
+
+
+def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
+    rows: list[Row] = []
+    for gain in _gains(finding):
+        marks = [
+            bar(scale(0.0), scale(gain["mid"]), KINDS.get(str(gain["kind"]), PREDICTED)),
+            interval(scale(gain["low"]), scale(gain["high"]), "ci"),
+            line(scale(0.0), scale(0.0), "one", 0, TRACK_PX),
+        ]
+        label, note = ("", "") if rows else (f"{number}  {finding['cause']}", str(finding["where"]))
+        rows.append(Row(label=label, note=note, value=gain_text(gain), marks=marks))
+    return rows
+
+
+def _grid(found: Sequence[Mapping[str, Any]]) -> Grid:
+    rows = [
+        [f"{number}  {one['cause']}", one["where"], one["evidence"], remedy_text(one), size_text(one), one["basis"]]
+        for number, one in enumerate(found, 1)
+    ]
+    return Grid(columns=["finding", "where", "seen", "what to do", "gain", "sized by"], rows=rows)
+
+
+def _tried(number: int, document: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each check of the trial that is not shown with a finding, such as one that was refuted."""
+    shown = {(one["cause"], one["where"]) for one in found if one.get("check")}
+    checks = [check for check in document.get("checks") or [] if check["trial"] == number]
+    others = [check for check in checks if (check["cause"], check["where"]) not in shown]
+    return [f"Tried, too: {check['cause']}, {check['remedy']}: {check_text(check)}." for check in others]
+
+
+def _diagnosis(study: Study, number: int) -> list[str]:
+    """Returns what the trial's own rates say of its input, which is known without any pass."""
+    if number != study.best:
+        return []
+    found = study.summary.get("diagnosis") or []
+    return [f"{sentence(str(one.get('finding')))}: {one.get('evidence')}. {one.get('advice')}" for one in found]

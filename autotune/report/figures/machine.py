@@ -1,0 +1,146 @@
+"""Figures on where and how a study was measured: its ranks, the machine, and what disturbed it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from autotune.knobs.base import value_text
+from autotune.quantities import DASH, bytes_text, number_text, seconds_text, step_time_text
+from autotune.records import Kind, TrialRecord, objective_names
+from autotune.report.drawing import Bars, Row, Scale, bar
+from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import sentence, share_text
+from autotune.report.study import Study
+from autotune.report.verdict import file_lines, noise_lines
+from autotune.trials.health import FOREIGN_CORES
+from autotune.wording import aims_text, command_text, communication_text, cycles_text, machine_text, warm_start_text
+
+
+def ranks(study: Study) -> Figure:
+    """Returns what each rank of the best trial does in a step: its own work, and waiting for the others."""
+    title = "Do the ranks keep up with each other?"
+    found: dict[str, Any] = study.trial(study.best).get("ranks") or {}
+    by_rank = found.get("by_rank") or []
+    if not by_rank:
+        return Figure(key="ranks", title=title, absent="One process trains, so there are no ranks to compare.")
+    known = [entry for entry in by_rank if entry.get("own_s") is not None]
+    scale = Scale(0.0, 1.02 * max([float(entry["step_s"] or 0.0) for entry in by_rank] or [1.0]) or 1.0)
+    rows = [
+        Row(
+            label=f"rank {entry['rank']}", value=f"{step_time_text(entry['own_s'])} + {step_time_text(entry['exposed_s'])}",
+            note="the other ranks wait for it" if entry["rank"] in found["stragglers"] else "",
+            marks=[bar(0, scale(entry["own_s"]), "best"), bar(scale(entry["own_s"]), scale(entry["step_s"]), "predicted")],
+        )
+        for entry in known
+    ]  # fmt: skip
+    chart = Bars(rows=rows, key=[("best", "own work"), ("predicted", "waiting for other ranks")])
+    grid = Grid(columns=["rank ", f"{study.unit}/s ", "a step ", "waiting for input ", "memory "], rows=[
+        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), _share(entry["data_wait_frac"]),
+         bytes_text(entry["peak_memory_bytes"])]
+        for entry in by_rank
+    ])  # fmt: skip
+    says = f"{sentence(communication_text(found))}."
+    return Figure(key="ranks", title=title, says=says, drawing=chart.html() if rows else Markup(""), grid=grid)
+
+
+def _step(seconds: float | None) -> str:
+    return DASH if seconds is None else step_time_text(seconds)
+
+
+def _share(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0%}"
+
+
+def quiet(study: Study) -> Figure:
+    """Returns whether the machine was quiet: what other programs took while trials were measured."""
+    title = "Was the machine quiet?"
+    lines = [f"{name}: {text}." for name, text in noise_lines(study.summary)]
+    measured = [record for record in study.records.values() if record.outcome.has_value and record.kind is not Kind.explain]
+    disturbed = [record for record in study.records.values() if record.outcome == "disturbed"]
+    said = _foreign(measured, study)
+    if disturbed:
+        said.append(f"{len(disturbed)} trials were disturbed, and are not used.")
+    if noise := study.summary.get("noise"):
+        said.append(f"From process to process, the rate of one configuration varies by {share_text(noise['spread'])}.")
+    if not said and not lines:
+        return Figure(key="quiet", title=title, absent="What else ran on the machine was not recorded.")
+    return Figure(key="quiet", title=title, says=" ".join(said), notes=lines)
+
+
+def _foreign(records: Sequence[TrialRecord], study: Study) -> list[str]:
+    cores = (study.summary.get("machine") or {}).get("num_cores") or "?"
+    used = [value for record in records if (value := record.metrics.get("host.foreign_cores")) is not None]
+    stolen = [value for record in records if (value := record.metrics.get("host.steal_cores")) is not None]
+    if not used:
+        return []
+    is_quiet = max(used) <= FOREIGN_CORES and max(stolen or [0.0]) <= FOREIGN_CORES
+    said = "Yes: while" if is_quiet else "Not always: while"
+    said += f" trials were measured, other programs used at most {max(used):.2f} of {cores} cores"
+    said += f" ({statistics.median(used):.2f} in the median)"
+    return [said + (f", and a hypervisor took at most {max(stolen):.2f} of them." if stolen else ".")]
+
+
+def environment(study: Study) -> Figure:
+    """Returns the program, the machine and the versions that the numbers hold for."""
+    summary = study.summary
+    machine, versions = summary.get("machine") or {}, summary.get("versions") or {}
+    facts = {
+        "study": f"{summary['study']}, {summary.get('status')}, in {study.folder.path}",
+        "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(summary["started_at"] or 0.0))),
+        "budget": _budget(summary),
+        "goal": aims_text(summary.get("objective") or "throughput", summary.get("terms") or {}),
+        "program": command_text(map(str, summary.get("command") or [])),
+        "folder": str(summary.get("cwd") or ""),
+        "machine": f"{machine.get('hostname') or ''}: {machine_text(machine)}",
+        "kernel": str(machine.get("kernel") or ""),
+        "device": " ".join(str(machine[key]) for key in ("device", "device_name") if machine.get(key)),
+        "CUDA": str(machine.get("cuda") or "") if machine.get("device") == "cuda" else "",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "pinned": ", ".join(f"{key}={value_text(value)}" for key, value in (summary.get("pinned") or {}).items()),
+        "variables": ", ".join(f"{name}={value}" for name, value in (machine.get("environment") or {}).items()),
+        "taken over": warm_start_text(summary.get("warm_start") or {}),
+        "fingerprint": str(summary.get("fingerprint") or ""),
+    }
+    files = [f"{name}: {said}" for name, said in file_lines(summary)]
+    grid = Grid(columns=["what", "value"], rows=[[name, value] for name, value in facts.items() if value.strip(": ")])
+    return Figure(key="environment", title="What do the numbers hold for?", grid=grid, is_open=True, notes=files)
+
+
+def _budget(summary: dict[str, Any]) -> str:
+    parts = [seconds_text(summary["budget_s"])] if summary.get("budget_s") else []
+    parts += [f"{summary['budget_trials']} trials"] if summary.get("budget_trials") else []
+    return " or ".join(parts)
+
+
+def method(study: Study) -> Figure:
+    """Returns how the numbers were made, in sentences."""
+    summary = study.summary
+    rounds = (summary.get("speedup") or {}).get("num_rounds") or 0
+    kinds = [str(trial.get("kind")) for trial in study.trials]
+    said = [
+        "Every trial is a process of the unchanged program. Its rate is samples over wall time once start-up, compilation and "
+        "warm-up are over.",
+        f"Baseline and best were measured again in {rounds} pairs of fresh processes that took turns. The ratio and its "
+        "interval come from these pairs alone, not from the search that picked the best." if rounds else
+        "Baseline and best were not measured in turn, so the search's own numbers are all there is.",
+    ]  # fmt: skip
+    if Kind.attribution in kinds:
+        said.append("For the effect of a change, the best was measured with and without it, in turn.")
+    if Kind.parity in kinds:
+        said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
+    warm = sum(trial.get("start") == "warm" for trial in study.trials)
+    if warm:
+        said.append(
+            f"{warm} trials of the search started as forks of a process that had imported torch; all others were fresh."
+        )
+    if cycles := cycles_text(study.records[0].metrics) if 0 in study.records else "":
+        said.append(f"{cycles}.")
+    goal = objective_names(summary.get("objective") or "throughput")[0]
+    if goal != "throughput":
+        said.append(f"A ratio above 1 means a better {goal}.")
+    return Figure(key="method", title="How were the numbers made?", says=" ".join(said))

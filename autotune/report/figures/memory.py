@@ -1,0 +1,207 @@
+"""Figures on memory: what ran out of it, what holds it at the peak, and how it changes during a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from autotune.quantities import bytes_text, step_time_text
+from autotune.records import Kind, Outcome
+from autotune.report.drawing import (
+    CROSS,
+    TOP_PX,
+    Bars,
+    Plot,
+    Row,
+    Scale,
+    at_height,
+    dot,
+    heights,
+    line,
+    mark,
+    round_values,
+    text,
+)
+from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import keys, pair, table_notes
+from autotune.report.study import BASELINE, Study
+from autotune.report.trials import phrases
+
+UNITS = (2**40, 2**30, 2**20, 2**10)
+NEAR_FRAC = 0.2  # of the capacity; if no trial used more, the capacity is not drawn, since it would flatten everything else
+MAX_NAMED = 5  # trials that a sentence names
+MAX_MODULES = 40  # rows of the table of modules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """The trials of a study whose batch size is known.
+
+    Attributes:
+        measured: those with a peak memory.
+        out: those that ran out of memory.
+        capacity_bytes: memory that trials may use; None if unknown.
+    """
+
+    measured: Sequence[dict[str, Any]]
+    out: Sequence[dict[str, Any]]
+    capacity_bytes: float | None
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that a trial used."""
+        return max(float(trial["peak_memory_bytes"]) for trial in self.measured)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the capacity matters."""
+        return self.capacity_bytes is not None and (bool(self.out) or self.peak_bytes > NEAR_FRAC * self.capacity_bytes)
+
+
+def memory_by_batch(study: Study) -> Figure:
+    """Returns the peak memory of the trials by batch size, with the capacity and what ran out of memory."""
+    title, key = "What runs out of memory?", "memory-by-batch"
+    found = _sized(study)
+    says = _words(study, found.out)
+    if not found.measured:
+        return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
+    notes = []
+    if found.capacity_bytes and not found.is_near:
+        share = found.peak_bytes / found.capacity_bytes
+        notes.append(f"No trial used more than {100 * share:.0f} % of the capacity, {bytes_text(found.capacity_bytes)}.")
+    rows = [
+        [f"{trial['number']:04d}", f"{_batch(trial):g}", bytes_text(trial.get("peak_memory_bytes")), str(trial["outcome"])]
+        for trial in (*found.measured, *found.out)
+    ]
+    grid = Grid(columns=["trial ", "batch ", "peak ", "outcome"], rows=rows)
+    return Figure(key=key, title=title, says=says, drawing=_plot(study, found).html(), grid=grid, notes=notes)
+
+
+def _sized(study: Study) -> Sized:
+    sized = [trial for trial in study.trials if _batch(trial) and str(trial.get("kind")) in (Kind.baseline, Kind.search)]
+    return Sized(
+        measured=[trial for trial in sized if trial.get("peak_memory_bytes")],
+        out=[trial for trial in sized if Outcome(str(trial["outcome"])).is_memory],
+        capacity_bytes=_capacity_bytes(study),
+    )
+
+
+def _capacity_bytes(study: Study) -> float | None:
+    """Returns the memory of the device, of the machine if trials run on the CPU, or the limit that was set, if that is less."""
+    machine, identity = study.summary.get("machine") or {}, study.summary.get("identity") or {}
+    known = machine.get("device_memory_bytes") or (machine.get("memory_bytes") if machine.get("device") != "cuda" else None)
+    limit = identity.get("device.memory_limit")
+    return min(known, limit) if known and isinstance(limit, int | float) and limit > 1 else known
+
+
+def _batch(trial: dict[str, Any]) -> float:
+    size = (trial.get("knobs") or {}).get("loader.batch_size")
+    return float(size) if isinstance(size, int | float) and not isinstance(size, bool) and size > 0 else 0.0
+
+
+def _words(study: Study, out: Sequence[dict[str, Any]]) -> str:
+    taken = len((study.summary.get("warm_start") or {}).get("out_of_memory") or [])
+    if not out:
+        earlier = f" {taken} were left out, as they ran out of memory in earlier studies." if taken else ""
+        return f"No configuration ran out of memory.{earlier}"
+    by_number = {trial["number"]: words for trial, words in zip(study.trials, phrases(study.summary), strict=True)}
+    listed = "; ".join(f"trial {trial['number']} ({by_number[trial['number']]})" for trial in out[:MAX_NAMED])
+    more = f" and {len(out) - MAX_NAMED} more" if len(out) > MAX_NAMED else ""
+    return f"{len(out)} trial{'s' if len(out) > 1 else ''} ran out of memory: {listed}{more}."
+
+
+def _plot(study: Study, found: Sized) -> Plot:
+    height = heights(found.capacity_bytes if found.is_near and found.capacity_bytes else found.peak_bytes)
+    sizes = [_batch(trial) for trial in (*found.measured, *found.out)]
+    across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, is_log=True)
+    marks = [_capacity(found.capacity_bytes, height)] if found.is_near and found.capacity_bytes else []
+    places: dict[tuple[str, float, int], Markup] = {}  # trials at the same place are drawn once
+    for trial in found.measured:
+        x, y = across(_batch(trial)), at_height(height(float(trial["peak_memory_bytes"])))
+        kind = "best" if trial["number"] == study.best else "baseline" if trial["number"] == BASELINE else "searched"
+        title = f"{trial['number']:04d}: batch {_batch(trial):g}, {bytes_text(trial['peak_memory_bytes'])}"
+        places.setdefault((kind, round(x, 3), round(y)), dot(x, y, kind, title))
+    crosses = {
+        _batch(trial): mark(across(_batch(trial)), TOP_PX + 8, CROSS, "failed", f"{trial['number']:04d}: {trial['outcome']}")
+        for trial in reversed(found.out)
+    }
+    kinds = [("dot:baseline", "baseline"), ("dot:searched", "search"), ("dot:best", "best"), ("cross:failed", "out of memory")]
+    return Plot(
+        title="Peak memory by batch size.", marks=[*marks, *places.values(), *crosses.values()],
+        x=[(across(tick), f"batch {tick:g}") for tick in (across.ticks() if len(set(sizes)) > 1 else sizes[:1])],
+        y=_byte_axis(height), key=kinds if found.out else kinds[:-1],
+    )  # fmt: skip
+
+
+def _capacity(capacity_bytes: float, height: Scale) -> Markup:
+    y = at_height(height(capacity_bytes))
+    return line(0, 1, "capacity", y, y) + text(1, y + 14, f"capacity {bytes_text(capacity_bytes)}", "over")
+
+
+def _byte_axis(height: Scale) -> list[tuple[float, str]]:
+    unit = next((unit for unit in UNITS if height.high >= unit), 1)
+    ticks = [tick * unit for tick in round_values(height.high / unit)]
+    return [(at_height(height(tick)), bytes_text(tick)) for tick in ticks if tick]
+
+
+# At the peak, and during a step -----------------------------------------------------------------------------------------
+
+
+def memory(study: Study) -> Figure:
+    """Returns what holds the memory at the peak, of the baseline above the best."""
+    title = "What holds the memory at its peak?"
+    amounts = {
+        role: {str(row["category"]): float(row["bytes"]) for row in found}
+        for role, number in study.sides.items()
+        if (found := study.rows("memory", number))
+    }
+    if not amounts:
+        return Figure(key="memory", title=title, absent=study.why_absent("memory", "What holds the memory"))
+    names = dict.fromkeys(name for found in amounts.values() for name, value in found.items() if value)
+    scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
+    rows = [
+        Row(
+            label=name.replace("_", " "), value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
+            marks=pair({role: found.get(name) for role, found in amounts.items()}, scale),
+        )
+        for name in names
+    ]  # fmt: skip
+    return Figure(
+        key="memory", title=title, says="Bytes of the program's tensors, by what they are for.",
+        drawing=Bars(rows=rows, key=keys(amounts)).html(), grid=_modules(study), notes=table_notes(study, "memory"),
+    )  # fmt: skip
+
+
+def _modules(study: Study) -> Grid | None:
+    rows = [
+        [
+            row["module"] or "(the model)",
+            row["class"],
+            *(bytes_text(row[key]) for key in ("activations_bytes", "parameters_bytes")),
+        ]
+        for row in study.rows("memory_modules", study.best)[:MAX_MODULES]
+    ]
+    return Grid(columns=["module of the best trial", "class", "activations ", "parameters "], rows=rows) if rows else None
+
+
+def memory_timeline(study: Study) -> Figure:
+    """Returns the memory over one step of the best trial."""
+    title = "How does memory change during a step?"
+    rows = study.rows("memory_timeline", study.best)
+    if len(rows) < 2:
+        return Figure(key="memory-timeline", title=title, absent="The allocator tells this on CUDA only, in the pass `memory`.")
+    span = Scale(0.0, max(float(row["time_s"]) for row in rows))
+    height = heights(max(float(row["reserved_bytes"]) for row in rows))
+    marks = []
+    for key, kind in (("reserved_bytes", "baseline-line"), ("allocated_bytes", "best-line")):
+        points = [(span(row["time_s"]), at_height(height(float(row[key])))) for row in rows]
+        marks += [line(one[0], two[0], kind, one[1], two[1]) for one, two in itertools.pairwise(points)]
+    plot = Plot(
+        title=title, marks=marks, x=[(0.0, "0"), (1.0, step_time_text(span.high))], y=_byte_axis(height),
+        key=[("line:baseline-line", "reserved by the allocator"), ("line:best-line", "allocated by tensors")],
+    )  # fmt: skip
+    return Figure(key="memory-timeline", title=title, says="One step of the best trial.", drawing=plot.html())

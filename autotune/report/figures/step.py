@@ -1,0 +1,182 @@
+"""Figures on one step: where its time goes, whether its input keeps up, and what happens when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from autotune.explain.tables import MAX_DISTORTION
+from autotune.explain.timeline import PHASES, Rectangle
+from autotune.quantities import DASH, number_text, step_time_text
+from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, box, round_values, text
+from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, share_text, table_notes, tick_text
+from autotune.report.study import Study
+
+LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
+LABEL_FRAC = 0.05  # rectangles that take a larger share of the step have a label
+# Classes of the timeline's rectangles. Colours only help to tell neighbours apart; labels and titles say what they are.
+KINDS = {
+    **dict.fromkeys(("convolution", "matmul", "attention", "compiled", "compute_16bit", "forward"), "k1"),
+    **dict.fromkeys(("backward", "compute_32bit", "autograd", "normalisation"), "k2"),
+    "optimizer": "k3",
+    **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
+    **dict.fromkeys(("exposed_collective", "collective"), "k5"),
+}
+BY_TRACE = "By torch.profiler; each instant counts once."
+BY_PHASE = "By phase, as the training thread sees it, without a profiler."
+RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
+Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
+
+
+def breakdown(study: Study) -> Figure:
+    """Returns the seconds of a step by category, of the baseline above those of the best."""
+    title = "Where does the time of a step go?"
+    seconds, source = _step_seconds(study)
+    if not seconds:
+        return Figure(key="breakdown", title=title, absent=study.why_absent("breakdown", "Where the time of a step goes"))
+    names = dict.fromkeys(name for found in seconds.values() for name, value in found.items() if value)
+    categories = sorted(names, key=lambda name: -max(found.get(name, 0.0) for found in seconds.values()))
+    scale = Scale(0.0, 1.02 * max(value for found in seconds.values() for value in found.values()))
+    rows = [
+        Row(
+            label=named(name), value=" → ".join(ms_text(found.get(name)) for found in seconds.values()),
+            marks=pair({role: found.get(name) for role, found in seconds.items()}, scale),
+        )
+        for name in categories
+    ]  # fmt: skip
+    axis = [(scale(tick), step_time_text(tick).replace(".0 ", " ")) for tick in scale.ticks()[1:]]
+    whole = ", ".join(f"{ROLES[role]}: {step_time_text(math.fsum(found.values()))}" for role, found in seconds.items())
+    return Figure(
+        key="breakdown", title=title, says=f"A whole step, {whole}. {source}",
+        drawing=Bars(rows=rows, axis=axis, key=keys(seconds)).html(), grid=_breakdown_grid(seconds, categories),
+        notes=[*_batch_notes(study, seconds), *table_notes(study, "breakdown")],
+    )  # fmt: skip
+
+
+def _step_seconds(study: Study) -> tuple[Seconds, str]:
+    """Returns the seconds of a step, and how they were found out: by traces, or by phases if more trials have them.
+
+    A trace whose profiler slowed the step too much says nothing of the plain program.
+    """
+    by_trace = {
+        role: {str(row["category"]): float(row["seconds"]) for row in rows}
+        for role, number in study.sides.items()
+        if (rows := study.rows("breakdown", number)) and study.tables[number].distortion.get(0, 1.0) <= MAX_DISTORTION
+    }
+    by_phase = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
+    return (by_phase, BY_PHASE) if len(by_phase) > len(by_trace) else (by_trace, BY_TRACE)
+
+
+def _breakdown_grid(seconds: Seconds, categories: Sequence[str]) -> Grid:
+    totals = {role: math.fsum(found.values()) for role, found in seconds.items()}
+    columns = ["", *(f"{ROLES[role]}, seconds " for role in seconds), *(f"{ROLES[role]}, share " for role in seconds)]
+    rows = [
+        [
+            named(name),
+            *(f"{found.get(name, 0.0):.6f}" for found in seconds.values()),
+            *(share_text(found.get(name, 0.0) / (totals[role] or 1.0)) for role, found in seconds.items()),
+        ]
+        for name in categories
+    ]
+    return Grid(columns=columns, rows=rows)
+
+
+def _batch_notes(study: Study, seconds: Seconds) -> list[str]:
+    sizes = {study.trial(study.sides[role]).get("knobs", {}).get("loader.batch_size") for role in seconds}
+    if len(sizes) < 2:
+        return []
+    return ["The batch size differs, so a step of the best does not do the same work: compare rates, not seconds."]
+
+
+# Input ------------------------------------------------------------------------------------------------------------------
+
+
+def stages(study: Study) -> Figure:
+    """Returns demand D and supply L of the input of baseline and best, and what a sample costs at each stage."""
+    title = "Does the input keep up?"
+    known = {role: trial for role, number in study.sides.items() if (trial := study.trial(number)).get("loader_rate")}
+    if not known:
+        return Figure(key="stages", title=title, absent="The program has no DataLoader whose rate could be measured.")
+    scale = Scale(0.0, 1.02 * max(float(trial.get(key) or 0.0) for trial in known.values() for key in RATES))
+    rows = [_rate_row(study, key, {role: trial.get(key) for role, trial in known.items()}, scale) for key in RATES]
+    chart = Bars(rows=rows, axis=[(scale(tick), tick_text(tick)) for tick in scale.ticks()], key=keys(known))
+    says = (
+        "D is what the training would do with a loader that costs nothing, L what the loader can deliver. "
+        "If L is not well above D, the step waits for its input. These are rates of single trials."
+    )
+    notes = [
+        f"{sentence(ROLES[role])}: the step waits for input {share_text(trial['data_wait_frac'])} of the time."
+        for role, trial in known.items()
+        if trial.get("data_wait_frac") is not None
+    ]
+    grid = _stage_grid(study)
+    if grid is None:
+        notes.append(study.why_absent("stages", "What a sample costs at each stage of the loader"))
+    return Figure(key="stages", title=title, says=says, drawing=chart.html(), grid=grid, notes=notes)
+
+
+def _rate_row(study: Study, key: str, rates: Mapping[str, float | None], scale: Scale) -> Row:
+    value = f"{' → '.join(number_text(rate) for rate in rates.values())} {study.unit}/s"
+    return Row(label=RATES[key], value=value, marks=pair(rates, scale))
+
+
+def _stage_grid(study: Study) -> Grid | None:
+    rows = [(role, row) for role, number in study.sides.items() for row in study.rows("stages", number)]
+    if not rows:
+        return None
+    columns = ["", "stage", "in", "a sample takes ", "of it on a CPU ", "of it blocked ", "workers needed ", "workers there "]
+    cells = [
+        [
+            ROLES[role], row["stage"], row["where"], *(ms_text(row[key]) for key in ("seconds", "cpu_s", "blocked_s")),
+            *(DASH if row[key] is None else str(row[key]) for key in ("workers_needed", "num_workers")),
+        ]
+        for role, row in rows
+    ]  # fmt: skip
+    return Grid(columns=columns, rows=cells)
+
+
+# One step ---------------------------------------------------------------------------------------------------------------
+
+
+def timeline(study: Study) -> Figure:
+    """Returns what happens in one step of the best trial, in lanes."""
+    title = "What happens during one step?"
+    tables = study.tables.get(study.best)
+    if tables is None or not tables.timeline:
+        return Figure(key="timeline", title=title, absent=study.why_absent("breakdown", "What happens during one step"))
+    end_s = max(each.start_s + each.seconds for each in tables.timeline)
+    lanes = list(dict.fromkeys(each.lane for each in tables.timeline))
+    marks = [text(0, TOP_PX + number * PITCH_PX, lane) for number, lane in enumerate(lanes)]
+    marks += [_box(each, end_s, TOP_PX + lanes.index(each.lane) * PITCH_PX + 4) for each in tables.timeline]
+    plot = Plot(
+        title=f"{title} {len(lanes)} lanes over {step_time_text(end_s)}.", marks=marks,
+        height=TOP_PX + len(lanes) * PITCH_PX + 16,
+        x=[(tick / end_s, step_time_text(tick).replace(".0 ", " ") if tick else "0") for tick in round_values(end_s)],
+    )  # fmt: skip
+    path = tables.traces.get(tables.timeline_rank)
+    return Figure(
+        key="timeline", title=title, says=f"The step of median length under torch.profiler, rank {tables.timeline_rank}.",
+        drawing=plot.html(), grid=_timeline_grid(tables.timeline),
+        notes=[f"The whole trace opens in https://ui.perfetto.dev: {path}"] if path else [],
+    )  # fmt: skip
+
+
+def _box(each: Rectangle, end_s: float, top: float) -> Markup:
+    start, end = each.start_s / end_s, (each.start_s + each.seconds) / end_s
+    what = each.name if each.lane == PHASES else each.category
+    several = f" and {each.count - 1} more" if each.count > 1 else ""
+    title = f"{each.name}{several}: {step_time_text(each.seconds)} ({named(each.category)})"
+    return box(
+        start, end, KINDS.get(what, "k0"), top, LANE_PX, title=title, label=named(what) if end - start > LABEL_FRAC else ""
+    )
+
+
+def _timeline_grid(rectangles: Sequence[Rectangle]) -> Grid:
+    found: dict[tuple[str, str], list[float]] = {}
+    for each in rectangles:
+        found.setdefault((each.lane, named(each.category)), []).append(each.seconds)
+    rows = [[lane, kind, f"{math.fsum(seconds):.6f}", str(len(seconds))] for (lane, kind), seconds in found.items()]
+    return Grid(columns=["lane", "what", "seconds ", "rectangles "], rows=rows)

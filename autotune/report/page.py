@@ -1,0 +1,132 @@
+"""Makes a report: one HTML file that shows one study, or several beside each other. It loads nothing and runs no script."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import autotune
+from autotune.export.claims import day
+from autotune.report.beside import compared
+from autotune.report.code import Code, codes
+from autotune.report.drawing import breakable, inline_code, tied
+from autotune.report.figures import findings, gain, machine, memory, operators, spent, step, trials
+from autotune.report.figures.figure import Figure, Maker, made
+from autotune.report.first_lines import FirstLine, first_lines
+from autotune.report.study import Study
+from autotune.wording import machine_text
+
+TEMPLATES = Path(__file__).parent / "templates"
+SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
+    "part-gain": ("What was gained", (gain.rates, gain.changes)),
+    "part-time": (
+        "Where the time goes",
+        (
+            findings.findings,
+            findings.baseline_findings,
+            step.breakdown,
+            step.stages,
+            operators.operators,
+            operators.kernels,
+            step.timeline,
+        ),
+    ),
+    "part-tried": ("What was tried", (trials.rates_by_trial, trials.failures)),
+    "part-memory": ("Memory", (memory.memory_by_batch, memory.memory, memory.memory_timeline)),
+    "part-measured": (
+        "How it was measured",
+        (machine.method, machine.quiet, machine.ranks, spent.study_timeline, machine.environment),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of a study's report.
+
+    Attributes:
+        key: its place in the page.
+        title: its heading.
+        figures: what it shows.
+    """
+
+    key: str
+    title: str
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One study as a page shows it.
+
+    Attributes:
+        key: what the places of its sections begin with; "" for a study alone.
+        about: machine and day, in a line.
+        study: the study.
+        first: the three lines at the top.
+        code: the best configuration in every format.
+        sections: the rest.
+    """
+
+    key: str
+    about: str
+    study: Study
+    first: Sequence[FirstLine]
+    code: Sequence[Code]
+    sections: Sequence[Section]
+
+
+def page(studies: Sequence[Study]) -> str:
+    """Returns the report of studies, as HTML.
+
+    Args:
+        studies: one study, or several to compare.
+    """
+    studies = _labelled(studies)
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8").strip()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    shown = [_shown(study, "" if len(studies) == 1 else f"study-{number}-") for number, study in enumerate(studies, 1)]
+    return _environment().get_template("page.html").render(
+        style=Markup(style),
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
+        shown=shown,
+        compared=compared(studies) if len(studies) > 1 else None,
+        version=autotune.__version__,
+    )  # fmt: skip
+
+
+def _labelled(studies: Sequence[Study]) -> list[Study]:
+    """Returns the studies with different labels: their folders, where names are the same."""
+    is_same = len({study.label for study in studies}) < len(studies)
+    return [replace(study, label=str(study.folder.path)) if is_same else study for study in studies]
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"code": inline_code, "tied": tied, "breakable": breakable}
+    return made
+
+
+def _shown(study: Study, key: str) -> Shown:
+    sections = [
+        Section(key=key + name, title=title, figures=[made(make, study) for make in makers])
+        for name, (title, makers) in SECTIONS.items()
+    ]
+    return Shown(
+        key=key, about=_about(study), study=study, first=first_lines(study), code=codes(study), sections=sections
+    )  # fmt: skip
+
+
+def _about(study: Study) -> str:
+    """Returns where and when a study ran: "AMD EPYC, 2 cores, 23.5 GiB, 2026-11-25"."""
+    return f"{machine_text(study.summary.get('machine') or {})}, {day(study.summary)}"

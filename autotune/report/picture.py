@@ -1,0 +1,65 @@
+"""Takes a picture of the top of a report with a browser that is installed, for a README or a message."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from autotune.errors import BadInput
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDTH_PX, HEIGHT_PX = 1440, 900
+SPARE_PX = 200  # what Chromium keeps of a window for itself; that part of a picture stays empty
+NUM_COLOURS = 64  # a page has few: so the file takes a third
+TIMEOUT_S = 60.0
+
+
+def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> None:
+    """Writes a PNG of the first screen of a page.
+
+    Args:
+        page: the page, as HTML.
+        file: the picture.
+        width_px: its width; its height is always the same.
+
+    Raises:
+        BadInput: the file's name does not end in .png, no browser is installed, or it takes no picture.
+    """
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    problems = [] if file.suffix.lower() == ".png" else [f"--picture: not a PNG, got {str(file)!r}. Give FILE.png."]
+    if browser is None:
+        problems.append(
+            f"--picture: no browser was found. Looked for: {', '.join(BROWSERS)}. Install one: apt-get install chromium."
+        )
+    if problems or browser is None:
+        raise BadInput(problems)
+    with tempfile.TemporaryDirectory(prefix="autotune-picture-") as folder:
+        source, made = Path(folder, "report.html"), Path(folder, "report.png")
+        source.write_text(page, encoding="utf-8")
+        arguments = [
+            browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
+            f"--window-size={width_px},{HEIGHT_PX + SPARE_PX}", f"--screenshot={made}", source.as_uri(),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium refuses to run as root with one
+        ]  # fmt: skip
+        _run(arguments)
+        if not made.is_file():
+            raise BadInput(f"--picture: {browser} made none, got {str(file)!r}. Try another browser.")
+        try:
+            taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
+            taken.quantize(NUM_COLOURS).save(file, format="PNG", optimize=True)
+        except OSError as error:
+            raise BadInput(f"--picture: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error
+
+
+def _run(arguments: list[str]) -> None:
+    try:
+        subprocess.run(arguments, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadInput(
+            f"--picture: {arguments[0]} cannot take one, got {type(error).__name__}. Try another browser."
+        ) from error

@@ -1,0 +1,122 @@
+"""Reads what a report shows from a study's folder: the summary, the trials' records and the tables of explained trials."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.explain.explanation import entry_of, folders_of, passes_of
+from autotune.explain.tables import Tables, explained, read_tables
+from autotune.harness.explain.documents import TRACE
+from autotune.records import Outcome, Summary, TrialRecord
+from autotune.run_dir import StudyFolder, call
+
+BASELINE = 0  # number of the baseline's trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is known of a study.
+
+    Attributes:
+        folder: its folder.
+        summary: its summary, without secrets and without numbers that are not finite.
+        records: the trials' records, by number; {} if they cannot be read.
+        tables: number of an explained trial -> its tables.
+        name: what to type for the study on a command line, as one word or with the option for its runs folder.
+        label: what it is called beside other studies.
+    """
+
+    folder: StudyFolder
+    summary: Summary
+    records: dict[int, TrialRecord] = field(default_factory=dict)
+    tables: dict[int, Tables] = field(default_factory=dict)
+    name: str = ""
+    label: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What the rates count: "samples", "tokens" or "steps"."""
+        return str(self.summary.get("unit") or "samples")
+
+    @property
+    def best(self) -> int:
+        """Number of the best trial; the baseline's if nothing is better."""
+        return int((self.summary.get("best") or {}).get("trial") or BASELINE)
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Role -> trial of the baseline and, if it is another one, of the best."""
+        return {"baseline": BASELINE, "best": self.best} if self.best != BASELINE else {"baseline": BASELINE}
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """The summary's trials."""
+        return list(self.summary.get("trials") or [])
+
+    def trial(self, number: int) -> dict[str, Any]:
+        """Returns a trial's entry in the summary; {} if there is none."""
+        return next((trial for trial in self.trials if trial.get("number") == number), {})
+
+    def explained(self, number: int) -> dict[str, Any]:
+        """Returns the explanation of a trial; {} if it was not explained."""
+        return entry_of(self.summary.get("explanation"), number) or {}
+
+    def rows(self, table: str, number: int, rank: int = 0) -> list[dict[str, Any]]:
+        """Returns the rows of a table of one trial and rank; [] if there is none."""
+        return self.tables[number].rows(table, rank) if number in self.tables else []
+
+    def why_absent(self, table: str, what: str) -> str:
+        """Returns a sentence on why a table of the best trial is missing, with the command that makes it."""
+        tables = self.tables.get(self.best)
+        if tables is not None and (reason := tables.absent.get(table)):
+            more = f" `autotune explain {self.name}` runs it." if "was not run" in reason else ""
+            return f"{what}: {reason}.{more}"
+        option = f" --trial {self.best}" if self.best == BASELINE else ""
+        return f"{what}: not known yet. `autotune explain {self.name}{option}` finds it out."
+
+
+def read(folder: StudyFolder, summary: Summary) -> Study:
+    """Returns what is known of a study. What cannot be read is left out.
+
+    Args:
+        folder: its folder; `mask` removes secrets.
+        summary: its summary, which may be newer than the one on disk.
+    """
+    plain = _finite(json.loads(folder.mask(json.dumps(summary))))
+    records: dict[int, TrialRecord] = {}
+    with contextlib.suppress(OSError, ValueError):
+        records = {record.number: record for record in folder.read_trials()}
+    made = Study(folder=folder, summary=plain, records=records, name=call(folder), label=folder.name)
+    for number in made.sides.values():
+        if (found := _tables(made, number)) is not None:
+            made.tables[number] = found
+    return made
+
+
+def _tables(study: Study, number: int) -> Tables | None:
+    """Returns the tables of a trial; None if no pass of it ended well. Those that need a trace are read, not made again."""
+    passes = passes_of(number, list(study.records.values()))
+    ran = {name: one for name, one in passes.items() if one.outcome is Outcome.ok}
+    folders = folders_of(ran, study.folder.path / "trials")
+    if TRACE in folders:
+        with contextlib.suppress(OSError, ValueError):
+            return read_tables(folders[TRACE])
+        del folders[TRACE]
+    return explained(list(folders.values()), mask=study.folder.mask).tables if folders else None
+
+
+def _finite(document: Any) -> Any:
+    """Returns a JSON document with None for each number that is not finite, and for each list of numbers with such a number."""
+    if isinstance(document, dict):
+        return {name: _finite(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return None if any(_is_odd(item) for item in document) else [_finite(item) for item in document]
+    return None if _is_odd(document) else document
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,46 @@
+"""Words the trials of a study: what each one measured, and which of them was the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.records import Kind, Outcome, Summary
+from autotune.wording import against_phrase, changes_phrase, score_of
+
+
+def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
+    """Whether a trial is a baseline or search trial that can win, and scores higher than `before`, the best so far."""
+    is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
+    return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
+
+
+def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:
+    """Returns what a trial measured: "baseline", "as 0003 with batch 64", "final of 0007", "losses of bf16".
+
+    Args:
+        trial: one of `Summary["trials"]`.
+        before: the best trial until then; the changes are described relative to it.
+    """
+    kind, again = str(trial.get("kind")), trial.get("repeats")
+    changed = trial.get("changed") or {}
+    if kind == Kind.baseline:
+        return "baseline"
+    if kind == Kind.final:
+        return "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
+    if kind == Kind.parity:
+        return f"losses of {changes_phrase(changed)}" if changed else "losses of the baseline"
+    words = against_phrase(changed, before.get("changed") or {}, before["number"]) if before else changes_phrase(changed)
+    if kind in (Kind.attribution, Kind.explain, Kind.check):
+        return f"{kind}: {trial.get('why') or words}"
+    return words
+
+
+def phrases(summary: Summary) -> list[str]:
+    """Returns what each trial of a study measured, in the order of `Summary["trials"]`."""
+    trials: Sequence[dict[str, Any]] = summary.get("trials") or []
+    said, before = [], None
+    for trial in trials:
+        said.append(trial_phrase(trial, before))
+        before = trial if is_better(summary, trial, before) else before
+    return said

@@ -1,0 +1,188 @@
+"""Words a study's verdict, as lines without layout: what was gained, what it costs, what is next, what disturbed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from autotune.export.claims import speedup_of
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.quantities import bytes_text, ratio_interval_text, ratio_text
+from autotune.records import THROUGHPUT, Summary, Tier, objective_names
+from autotune.report import claims
+from autotune.run_dir import StudyFolder, call
+from autotune.wording import (
+    break_even_text,
+    changes_phrase,
+    command_text,
+    objective_text,
+    own_command_text,
+    verdict_text,
+)
+
+MAX_FILES = 5  # how many file names a line lists
+MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
+ADVICE = {
+    "same": "The program already runs about as well as it can with these knobs.",
+    "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
+}
+
+
+def headline(summary: Summary, *, is_said: bool = False) -> str:
+    """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
+
+    Args:
+        summary: the study's summary.
+        is_said: whether the reason of a failure is printed elsewhere.
+    """
+    if is_said and summary.get("status") == "failed":
+        return "failed"
+    speedup = summary.get("speedup") or {}
+    status, reason = str(summary.get("status")), str(summary.get("reason") or "")
+    if (verification := summary.get("verification")) and status != "failed":
+        words = claims.headline(verification)
+        return words if status == "complete" else f"{words} ({status})"
+    if (recording := summary.get("recording")) and status != "failed":
+        words = f"recorded: {recording['configurations']} configurations, {recording['trials']} measurements"
+        return words if status == "complete" else f"{words} ({reason or status})"
+    if not speedup or status == "failed":
+        return f"{status}: {reason}" if reason else status
+    if speedup.get("ratio") is None:
+        words = "same" if speedup.get("verdict") == "same" else "no verdict"
+        words = f"{words}: {speedup.get('reason') or reason}"
+    else:
+        words = verdict_text(summary)
+    return words if status == "complete" else f"{words} ({status})"
+
+
+def has_winner(summary: Summary) -> bool:
+    """Whether there is a configuration to export: a best trial that changes at least one knob."""
+    return bool((summary.get("best") or {}).get("overrides"))
+
+
+def next_commands(summary: Summary, path: Path) -> list[str]:
+    """Returns the commands to type next, ready to copy.
+
+    Args:
+        summary: the study's summary.
+        path: the study's folder.
+    """
+    study = call(StudyFolder(path))
+    commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
+    if has_winner(summary) and not (summary.get("verification") or summary.get("recording")):
+        commands.append(f"autotune export {study} -o best.yaml")
+        if program := summary.get("command") if not summary.get("is_recipe") else None:
+            typed = command_text(program)
+            commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
+    return [*commands, f"autotune report {study} --open", f"autotune show {study}", own_command_text("ui", runs=path.parent)]
+
+
+def objective_lines(summary: Summary) -> list[str]:
+    """Returns notes on the ratio: a baseline that violates a constraint, the ratio without training changes, break-even."""
+    baseline = summary.get("baseline") or {}
+    barred = f"The program as it is run today cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
+    return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
+
+
+def same_training_text(summary: Summary) -> str:
+    """Returns the speed-up without changes of the training tier, as text; "" if the best configuration has no such changes."""
+    best, tiers = summary.get("best") or {}, summary.get("best_by_tier") or {}
+    lower = tiers.get(Tier.numerics.value) or {}
+    if (
+        not lower.get("overrides")
+        or lower.get("trial") == best.get("trial")
+        or (summary.get("speedup") or {}).get("ratio") is None
+    ):
+        return ""
+    ratio, interval = tier_ratio(summary, lower)
+    overrides = best.get("overrides") or {}
+    changed = {key: overrides[key] for key in overrides if key in CATALOGUE and CATALOGUE[key].tier is Tier.training}
+    if not changed or ratio is None:
+        return ""
+    once = "" if interval else " (measured once)"
+    return f"{f'{ratio_text(ratio)} {interval}'.strip()}{once} without changing the training: no {changes_phrase(changed)}"
+
+
+def verdict_of(summary: Summary) -> str:
+    """Returns the verdict in a word: "faster", "same", "ambiguous", "holds"; "" before there is one."""
+    return str((summary.get("verification") or summary.get("speedup") or {}).get("verdict") or "")
+
+
+def reason_of(summary: Summary) -> str:
+    """Returns the reason of the verdict; "" if there is none, or if the headline says it."""
+    if verification := summary.get("verification"):
+        return claims.explanation(verification)
+    speedup = summary.get("speedup") or {}
+    # Without a ratio, the headline contains the reason.
+    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")
+
+
+def no_interval_text(side: dict[str, Any]) -> str:
+    """Returns why the rate of a baseline or best has no interval: "no interval: one round only"."""
+    return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
+
+
+def tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
+    """Returns the ratio of a tier's best to the baseline, and the ratio's interval as text ("" if there is none)."""
+    entry = speedup_of(summary, side) or {}
+    return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
+
+
+def front_lines(summary: Summary) -> list[str]:
+    """Returns the Pareto front as plain lines; [] with a single objective."""
+    names, unit = objective_names(summary.get("objective") or THROUGHPUT), str(summary.get("unit") or "samples")
+    said = []
+    for point in summary.get("front") or []:
+        values = ", ".join(objective_text(name, point["objectives"].get(name), unit) for name in names)
+        said.append(
+            f"trial {point['trial']}: {values}  {changes_phrase(point.get('overrides') or {})} ({point['measured_in']})"
+        )
+    return said
+
+
+def noise_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Returns what affects the numbers, as (label, text): non-finite loss, other load, limited cores, drift, page cache."""
+    said = [("not finite", str(why))] if (why := summary.get("not_finite")) else []
+    if beside := summary.get("disturbed_by"):
+        since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
+        text = f"{beside['words']}{since}: rates are lower than on a quiet machine"
+        if (summary.get("speedup") or {}).get("ci"):
+            text += "; the finals took turns, so the ratio is still valid"
+        said.append(("beside", text))
+    if why := summary.get("own_share"):
+        said.append(("shared", str(why)))
+    if why := summary.get("drift"):
+        said.append(("drift", str(why)))
+    if why := summary.get("page_cache"):
+        said.append(("disk", str(why)))
+    return said
+
+
+def file_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Returns what happened to the user's files during the trials, as (label, text)."""
+    files = summary.get("files") or {}
+    said = []
+    if left := _listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []]):
+        said.append(("left", f"{left}: written by trials, not removed"))
+    known = {entry["name"] for entry in files.get("left") or []}
+    others = {entry["name"]: entry for entry in files.get("new") or [] if entry["name"] not in known}
+    if new := _listed([f"{_sized(entry)})" for entry in others.values()]):
+        said.append(("new", f"{new}: written during the study, by a trial or by another program"))
+    for entry in files.get("kept") or []:
+        numbers = entry["trials"]
+        who = f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
+        said.append(("kept", f"{entry['path']}: {who} would have changed it; it is unchanged"))
+    for entry in files.get("aside") or []:
+        said.append(("overwritten", f"{entry['path']}: by trial {entry['trial']}; its previous content is in {entry['copy']}"))
+    if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
+        said.append(("not guarded", f"{_listed(open_)}: a trial that saves there overwrites it"))
+    return said
+
+
+def _sized(entry: dict[str, Any]) -> str:
+    return f"{entry['name']} ({bytes_text(entry['bytes'])}"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f" and {len(texts) - MAX_FILES} more" if len(texts) > MAX_FILES else ""
+    return f"{', '.join(texts[:MAX_FILES])}{more}" if texts else ""

@@ -1,0 +1,25 @@
+"""Writes a study's report into its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.records import Summary
+from autotune.run_dir import StudyFolder, write_text
+
+
+def write_report(folder: StudyFolder, summary: Summary) -> Path:
+    """Writes report.html, and returns it.
+
+    Args:
+        folder: the study's folder.
+        summary: its summary, which may be newer than the one on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from autotune.report.page import page
+    from autotune.report.study import read
+
+    write_text(folder.report_file, page([read(folder, summary)]))
+    return folder.report_file

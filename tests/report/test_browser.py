@@ -1,0 +1,178 @@
+"""The report in Debian's Chromium: it loads nothing, says nothing on the console, is accessible, fits a phone, and prints."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from autotune.report.page import page as page_of
+from autotune.report.picture import take
+from autotune.report.study import read
+from autotune.testing.studies import make_study
+from tests.report import made
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium: misses what a browser makes of the report (apt-get install chromium)"
+)
+PHONE, DESK = {"width": 360, "height": 740}, {"width": 1440, "height": 900}
+# What MLflow's page of an artifact does with HTML (ShowArtifactHtmlView in its sources).
+FRAMED = """<!doctype html><html lang="en"><title>t</title><body><iframe id="html" title="report" width="900" height="700"
+sandbox="allow-scripts"></iframe><script>const text = %s;
+document.getElementById("html").src = URL.createObjectURL(new Blob([text], {type: "text/html"}));</script></body></html>"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+class Looked:
+    """A page that was opened: what it requested, and what it said."""
+
+    def __init__(self, browser, file: Path, **context) -> None:
+        self.page = browser.new_context(**{"viewport": DESK, **context}).new_page()
+        self.requests, self.said = [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(f"dialog: {dialog.message}"))
+        self.page.goto(file.as_uri())
+
+    def overflow_px(self) -> int:
+        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+KINDS = ("complete", "interrupted", "beside", "hostile", "large")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory, complete):
+    """Files of reports: of a complete study, an interrupted one, two beside each other, a hostile one, and a large one."""
+    place = tmp_path_factory.mktemp("reports")
+    runs = place / "runs"
+    (place / "hostile").mkdir()
+    folders = {
+        "complete": [complete],
+        "interrupted": [make_study(runs, "cut", status="interrupted", num_trials=3)],
+        "beside": [make_study(runs, "one"), complete],
+        "hostile": [made.hostile(place / "hostile")],
+        "large": [made.large(runs, 1000)],
+    }
+    assert tuple(folders) == KINDS
+    files = {}
+    for name, them in folders.items():
+        files[name] = place / f"{name}.html"
+        files[name].write_text(page_of([read(one, one.read_summary()) for one in them]), encoding="utf-8")
+    return files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_request_leaves_and_nothing_is_said(browser, reports, kind):
+    looked = Looked(browser, reports[kind])
+    assert looked.said == []
+    assert [url for url in looked.requests if not url.startswith("data:")] == [reports[kind].as_uri()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_accessible(browser, reports, kind, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    looked = Looked(browser, reports[kind], color_scheme=scheme)
+    found = Axe().run(looked.page).response
+    assert len(found["passes"]) > 15
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_overflows_on_a_phone(browser, reports, kind):
+    looked = Looked(browser, reports[kind], viewport=PHONE)
+    assert looked.overflow_px() == 0
+    looked.page.evaluate("document.querySelectorAll('details').forEach(each => each.setAttribute('open', ''))")
+    assert looked.overflow_px() == 0
+
+
+def test_light_and_dark_differ(browser, reports):
+    backs = {
+        Looked(browser, reports["complete"], color_scheme=scheme).page.evaluate(
+            "getComputedStyle(document.body).backgroundColor"
+        )
+        for scheme in ("light", "dark")
+    }
+    assert len(backs) == 2
+
+
+def test_it_prints_with_every_table_open(browser, reports, tmp_path):
+    looked = Looked(browser, reports["complete"])
+    hidden = looked.page.locator("details:not([open]) td").first
+    assert not hidden.is_visible()
+    pdf = looked.page.pdf(path=str(tmp_path / "report.pdf"), format="A4", print_background=True)
+    assert pdf.startswith(b"%PDF-")
+    assert 3 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type/Page") <= 40
+    looked.page.emulate_media(media="print")
+    looked.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet
+    assert hidden.bounding_box()["height"] > 0
+    assert looked.overflow_px() == 0
+
+
+def test_texts_of_a_program_stay_texts(browser, reports):
+    looked = Looked(browser, reports["hostile"])
+    assert looked.page.locator("script, img, iframe, b[onclick], [onerror]").count() == 0
+    assert looked.page.locator("style").count() == 1
+    assert made.HOSTILE.split("<style>")[0][:25] in looked.page.inner_text("h1")
+    assert looked.said == []
+
+
+def test_the_policy_would_stop_a_script(browser, reports, tmp_path):
+    planted = tmp_path / "planted.html"
+    planted.write_text(reports["complete"].read_text().replace("<main>", "<main><script>document.title = 'ran'</script>"))
+    looked = Looked(browser, planted)
+    assert looked.page.title() != "ran"
+    assert any("Content Security Policy" in said for said in looked.said)
+
+
+def test_it_is_whole_inside_mlflow_s_frame_of_an_artifact(browser, reports, tmp_path):
+    import json
+
+    outer = tmp_path / "mlflow.html"
+    outer.write_text(FRAMED % json.dumps(reports["complete"].read_text()).replace("</", "<\\/"))
+    looked = Looked(browser, outer)
+    frame = looked.page.frame_locator("#html")
+    frame.get_by_text("faster:").first.wait_for()
+    first = frame.locator("details:not([open]) summary").first
+    first.click()
+    assert frame.locator("details[open] td").first.is_visible()
+    assert frame.locator(".first").evaluate("each => getComputedStyle(each).borderRadius") != "0px"  # its style applies
+    assert looked.said == []
+
+
+def test_marks_of_charts_stand_inside_their_drawings(browser, reports):
+    looked = Looked(browser, reports["complete"])
+    outside = looked.page.evaluate(
+        """() => [...document.querySelectorAll('svg.plot, .bars svg')].flatMap(svg => {
+            const outer = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('rect, circle, line')].filter(mark => {
+                const inner = mark.getBoundingClientRect();
+                return inner.left < outer.left - 8 || inner.right > outer.right + 8 || inner.top < outer.top - 8
+                    || inner.bottom > outer.bottom + 8;
+            }).map(mark => mark.outerHTML);
+        })"""
+    )
+    assert outside == []
+
+
+def test_a_picture_of_the_top_is_a_small_png(reports, tmp_path):
+    for width_px in (360, 1440):
+        take(reports["complete"].read_text(), tmp_path / "top.png", width_px=width_px)
+        taken = Image.open(tmp_path / "top.png")
+        assert (taken.format, taken.size) == ("PNG", (width_px, 900))
+        assert 5_000 < (tmp_path / "top.png").stat().st_size < 150_000
+        below = taken.convert("L").crop((0, 850, width_px, 900))
+        assert below.getextrema()[0] < 128  # the page goes on below; nothing was cut off

@@ -1,0 +1,91 @@
+"""`autotune report` as users run it."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.report import picture
+from autotune.testing.studies import make_study
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    return tmp_path
+
+
+def refused(capsys, *words):
+    assert main(["report", *words]) == 2
+    ended = capsys.readouterr()
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    return ended.err
+
+
+def test_the_latest_study_is_reported_into_its_folder(here, capsys):
+    assert main(["report"]) == 0
+    assert capsys.readouterr().out == "wrote runs/resnet18/report.html\n"
+    assert "2.41x" in (here / "runs" / "resnet18" / "report.html").read_text()
+
+
+def test_several_studies_are_reported_beside_each_other(here, capsys):
+    make_study(here / "runs", "other")
+    assert main(["report", "resnet18", "other"]) == 0
+    assert capsys.readouterr().out == "wrote runs/report.html\n"
+    assert "2 studies beside each other" in (here / "runs" / "report.html").read_text()
+
+
+def test_a_copied_folder_from_another_machine_can_be_named_by_its_path(here, capsys):
+    shutil.copytree(here / "runs" / "resnet18", here / "elsewhere" / "resnet18")
+    assert main(["report", "resnet18", "elsewhere/resnet18", "-o", "out/both.html"]) == 0
+    text = (here / "out" / "both.html").read_text()
+    assert "elsewhere/resnet18" in text
+    assert "runs/resnet18" in text
+
+
+def test_a_dash_is_standard_output(here, capsys):
+    assert main(["report", "resnet18", "-o", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+
+
+def test_as_json_it_says_where_the_file_is(here, capsys):
+    assert main(["report", "resnet18", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["studies"] == ["resnet18"]
+    assert os.path.getsize(said["file"]) == said["bytes"]
+
+
+def test_what_cannot_be_reported_is_refused(here, capsys):
+    assert "STUDY: no such study" in refused(capsys, "nothing")
+    assert "STUDY: given twice, got 'resnet18'" in refused(capsys, "resnet18", "runs/resnet18")
+    assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
+    assert "standard output takes no picture" in refused(capsys, "resnet18", "-o", "-", "--open")
+    assert "--picture: not a PNG, got 'x.jpg'. Give FILE.png." in refused(capsys, "resnet18", "--picture", "x.jpg")
+    assert "--width': Input should be greater than or equal to 320, got '100'" in refused(
+        capsys, "resnet18", "--picture", "x.png", "--width", "100"
+    )
+    (here / "runs" / "resnet18" / "summary.json").unlink()
+    assert "has nothing to show yet" in refused(capsys, "resnet18")
+
+
+def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypatch):
+    monkeypatch.setattr(picture, "BROWSERS", ("no-such-browser",))
+    assert "apt-get install chromium" in refused(capsys, "resnet18", "--picture", "x.png")
+
+
+def test_opened_in_a_browser_or_told_where_it_is(here, capsys, monkeypatch):
+    opened = here / "opened"
+    browser = here / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr("webbrowser._browsers", {})
+    monkeypatch.setattr("webbrowser._tryorder", None)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    assert main(["report", "resnet18", "--open"]) == 0
+    assert opened.read_text().strip() == (here / "runs" / "resnet18" / "report.html").as_uri()
+    assert capsys.readouterr().err == ""

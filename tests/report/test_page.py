@@ -1,0 +1,282 @@
+"""What a report says, read from its HTML."""
+
+import html
+import json
+import re
+
+import pytest
+
+from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
+from autotune.report.page import page
+from autotune.report.study import read
+from autotune.run_dir import StudyFolder
+from autotune.testing.studies import make_study
+from tests.report import made
+
+
+def text_of(page_html: str) -> str:
+    """Returns what a reader sees: the text without tags, styles and hidden titles."""
+    body = re.sub(r"<style>.*?</style>|<title>.*?</title>", "", page_html, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def page_of(folder: StudyFolder, **changes) -> str:
+    return page([read(folder, {**folder.read_summary(), **changes})])
+
+
+@pytest.fixture(scope="session")
+def whole(complete):
+    return page_of(complete)
+
+
+def part(page_html: str, key: str) -> str:
+    """Returns the text of one figure."""
+    found = re.search(rf'<figure id="{key}".*?</figure>', page_html, flags=re.DOTALL)
+    assert found, key
+    return text_of(found[0])
+
+
+def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete, whole):
+    summary = complete.read_summary()
+    first = text_of(re.search(r'<dl class="first">.*?</dl>', whole, flags=re.DOTALL)[0])
+    gained, cost, then = (first.index(word) for word in ("Gained", "Cost", "Next"))
+    assert gained < cost < then
+    low, high = summary["speedup"]["ci"]
+    assert f"faster: {summary['speedup']['ratio']:.2f}x [{low:.2f}, {high:.2f}]" in first[gained:cost]
+    assert f"from {summary['speedup']['num_rounds']} pairs of fresh processes" in first[gained:cost]
+    assert "bf16" in first[cost:then]
+    assert "pays off for training that takes more than" in first[cost:then]
+    assert "autotune export s" in first[then:]
+
+
+def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
+    keys = re.findall(r'<figure id="([\w-]+)"', whole)
+    assert keys == [
+        "rates", "changes", "findings", "baseline-findings", "breakdown", "stages", "operators", "kernels", "timeline",
+        "trials", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet", "ranks", "study-timeline",
+        "environment",
+    ]  # fmt: skip
+    absent = re.findall(r'<figure id="([\w-]+)" class="absent"', whole)
+    assert absent == ["kernels", "ranks"]
+    assert "the program ran on the CPU" in part(whole, "kernels")
+    assert "One process trains" in part(whole, "ranks")
+
+
+def test_no_figure_failed_to_be_drawn(whole):
+    assert "cannot be drawn" not in whole
+    assert not re.search(r'="(nan|inf|-inf)', whole)
+
+
+def test_findings_say_where_what_to_do_and_how_much(whole):
+    said = part(whole, "findings")
+    assert "Python in the step" in said
+    assert "train.py:12" in said
+    assert re.search(r"at least \+\d+ %, about \+\d+ %", said)
+    assert "replace the loop by tensor operations" in said
+
+
+def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    gains = [
+        {"low": 0.30, "mid": 0.38, "high": 0.47, "kind": "predicted"},
+        {"low": 0.36, "mid": 0.41, "high": 0.46, "kind": "measured"},
+    ]
+    check = {"trial": 5, "cause": "too few workers", "where": "loader", "remedy": "loader.num_workers=2",
+             "predicted": gains[0], "measured": gains[1], "how": "pairs", "num_pairs": 2, "held": True}  # fmt: skip
+    finding = {"cause": "too few workers", "where": "loader", "evidence": "1 worker", "gain": gains[1], "basis": "2 pairs",
+               "remedy": {"knob": "loader.num_workers", "value": 2}, "check": check}  # fmt: skip
+    entry = {
+        "trial": 5,
+        "role": "best",
+        "passes": {},
+        "phases_s": {"input": 0.03, "forward": 0.07},
+        "findings": [finding],
+        "notes": [],
+    }
+    document = {"explained": [entry], "checks": [check], "accuracy": {"checked": 1, "held": 1}, "skipped": ""}
+    said = page_of(folder, explanation=document)
+    assert "predicted +38 % [30, 47]" in part(said, "findings")
+    assert "measured +41 % [36, 46]" in part(said, "findings")
+    assert "1 of 1 predicted gain held" in part(said, "findings")
+    assert summary["best"]["trial"] == 5
+    assert "waiting for input" in part(said, "breakdown")
+
+
+def test_the_code_to_paste_is_there_in_every_format_and_says_what_a_format_lacks(whole):
+    for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
+        assert f"<b>{name}</b>" in whole
+    assert "precision:" in whole
+    assert "torch.autocast" in whole or "autocast" in whole
+
+
+def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
+    said = part(whole, "memory-by-batch")
+    out = [trial for trial in complete.read_trials() if trial.outcome.is_memory]
+    assert out
+    assert f"{len(out)} trial" in said
+    assert "ran out of memory" in said
+    assert f"{out[0].number:04d}" in part(whole, "failures")
+
+
+def test_baseline_and_best_stand_above_each_other(whole):
+    said = part(whole, "breakdown")
+    assert "as it is today: 100 ms, best: 100 ms" in said
+    assert "→" in said
+
+
+def test_numbers_that_are_not_finite_draw_nothing(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    trials = [
+        {**trial, "value": float("nan"), "ci": [float("-inf"), float("inf")]} for trial in folder.read_summary()["trials"]
+    ]
+    said = page_of(folder, trials=trials, speedup={"ratio": float("inf"), "ci": None, "verdict": "ambiguous", "reason": ""})
+    assert not re.search(r'="(nan|inf|-inf)', said)
+    assert "No trial has a rate" in said
+
+
+def test_a_damaged_part_costs_only_its_own_figure(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    said = page_of(folder, attribution=[{"knob": "precision.amp"}, 3], machine={"gpus": 7})
+    assert "cannot be drawn from the files of this study" in part(said, "changes")
+    assert "2.41x" in part(said, "rates")
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
+def test_a_study_without_a_verdict_has_a_report(tmp_path, status):
+    folder = make_study(tmp_path / "runs", status=status, num_trials=3)
+    said = text_of(page_of(folder, reason="because"))
+    assert f"{status}: because" in said
+    assert "Nothing: there is no faster configuration to hand over." in said
+
+
+def test_an_interrupted_study_says_how_to_go_on(tmp_path):
+    folder = make_study(tmp_path / "runs", status="interrupted", num_trials=3)
+    first = text_of(page_of(folder).split("</dl>")[0])
+    assert "continue the study, which ended early" in first
+    assert "autotune resume resnet18" in first
+
+
+def test_a_study_that_compared_nothing_asks_for_more_time(tmp_path):
+    folder = make_study(tmp_path / "runs", num_trials=1)
+    changes = {"best": None, "speedup": None, "attribution": [], "minimality": None}
+    first = text_of(page_of(folder, **changes).split("</dl>")[0])
+    assert "give the study more time" in first
+    assert "autotune resume resnet18" in first
+    assert "study.budget.minutes=16" in first
+
+
+def test_a_study_of_a_thousand_trials_stays_below_a_megabyte(tmp_path):
+    folder = made.large(tmp_path / "runs", 1000)
+    size = len(page_of(folder).encode())
+    assert 200_000 < size < 1_000_000
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path):
+    folder = made.large(tmp_path / "runs", 1510)
+    said = page_of(folder)
+    assert "10 more rows are not in this file" in said
+    assert len(said.encode()) < 1_300_000
+
+
+def test_two_studies_beside_each_other_say_what_differs(tmp_path):
+    one, two = make_study(tmp_path / "runs"), make_study(tmp_path / "runs", "other")
+    first, second = (
+        {**folder.read_summary(), "identity": {"machine.cpu_model": model}} for folder, model in ((one, "A"), (two, "B"))
+    )
+    second["speedup"] = {"ratio": 1.2, "ci": [1.1, 1.3], "verdict": "faster", "reason": ""}
+    said = page([read(one, first), read(two, second)])
+    assert "machine.cpu_model: was 'A', is 'B'" in html.unescape(said)
+    assert "2.41x [2.36, 2.46]" in part(said, "beside-rates")
+    assert "1.20x [1.10, 1.30]" in part(said, "beside-rates")
+    ids = re.findall(r'\bid="([^"]+)"', said)
+    assert len(ids) == len(set(ids))
+
+
+def test_studies_of_the_same_name_are_called_by_their_folders(tmp_path):
+    folders = [make_study(tmp_path / place / "runs") for place in ("here", "there")]
+    said = page([read(folder, folder.read_summary()) for folder in folders])
+    for folder in folders:
+        assert str(folder.path) in said
+
+
+def test_a_verified_file_is_compared_with_its_claim(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    side = {"value": 10.0, "ci": [9.0, 11.0]}
+    claim = {"ratio": 2.0, "ci": [1.9, 2.1], "baseline": side, "best": side}
+    found = {
+        "file": "best.yaml", "changed": {"precision.amp": "bf16"}, "claimed": claim,
+        "now": {"ratio": 1.5, "ci": [1.4, 1.6], "num_rounds": 4, "baseline": side, "best": side}, "verdict": "no longer holds",
+        "reason": "it is slower", "left": {"ratio": 0.75, "ci": [0.7, 0.8]}, "differences": [], "long": None,
+    }  # fmt: skip
+    said = page_of(folder, verification=found)
+    assert "no longer holds: 1.50x now, 2.00x claimed" in text_of(said)
+    assert "2.00x [1.90, 2.10]" in part(said, "rates")
+
+
+def test_secrets_of_the_environment_are_masked(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    folder.mask = lambda words: words.replace("hunter2hunter2", "***")
+    said = page_of(folder, title="train.py hunter2hunter2")
+    assert "hunter2" not in said
+    assert "train.py ***" in said
+
+
+def test_the_policy_allows_nothing_but_the_page_s_own_style(whole):
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', whole)[1])
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert " style=" not in re.sub(r"<style>.*?</style>", "", whole, flags=re.DOTALL)
+    assert "<script" not in whole
+
+
+@pytest.mark.parametrize(
+    ("high", "values"), [(7.0, [0, 2, 4, 6]), (1.0, [0, 0.5, 1.0]), (0.0, [0.0]), (float("nan"), [0.0]), (100, [0, 50, 100])]
+)
+def test_axes_have_round_values(high, values):
+    assert round_values(high) == pytest.approx(values)
+
+
+def test_batch_axes_have_powers_of_two():
+    assert powers_of_two(12, 170) == [16, 32, 64, 128]
+
+
+def test_a_scale_stays_within_its_ends():
+    assert [Scale(1.0, 4.0, is_log=True)(value) for value in (0.0, 1.0, 2.0, 9.0)] == [0.0, 0.0, 0.5, 1.0]
+    assert Scale(2.0, 2.0)(2.0) == 0.5
+    assert Scale(-0.1, 0.3).ticks() == pytest.approx([-0.1, 0.0, 0.1, 0.2, 0.3])
+
+
+def test_a_bar_of_nothing_can_still_be_seen():
+    assert 'width="0.2%"' in bar(0.0, 0.0, "best")
+
+
+def test_only_pairs_of_backticks_are_code():
+    assert inline_code("run `a <b>` now") == "run <code>a &lt;b&gt;</code> now"
+    assert inline_code("it`s <b>") == "it`s &lt;b&gt;"
+
+
+def test_no_line_breaks_inside_an_interval_or_before_a_percent_sign():
+    assert tied("+25 % [18, 80] or more") == "+25\u00a0% [18,\u00a080] or more"
+
+
+def test_a_path_breaks_after_a_slash():
+    assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
+
+
+def test_a_trace_that_slowed_the_step_too_much_gives_way_to_its_phases(tmp_path):
+    folder = made.complete(tmp_path)
+    for index in folder.path.glob("trials/*/explain/tables.json"):
+        index.write_text(json.dumps({**json.loads(index.read_text()), "distortion": {"0": 1.8}}))
+    said = part(page_of(folder), "breakdown")
+    assert "without a profiler" in said
+    assert "forward" in said
+
+
+def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    (folder.trial_path(0) / "trial.json").write_text("{")
+    said = page_of(folder)
+    assert "2.41x" in said
+    assert "When the trials ran is not known." in said
+    assert json.loads((folder.path / "summary.json").read_text())["study"] == "resnet18"

@@ -1,0 +1,69 @@
+"""Every study leaves a report, however it ends, and never fails because of one."""
+
+import pytest
+
+from autotune.errors import NothingWorked
+from autotune.study import Wanted, explain_study, resume_study
+from autotune.testing.fake_launcher import Failure
+from tests.report import made
+
+CRASH = Failure(error={"type": "ValueError", "message": "no such file", "traceback": "Traceback: no such file"})
+
+
+def report_of(bench) -> str:
+    return bench.folder.report_file.read_text(encoding="utf-8")
+
+
+def test_a_complete_study_leaves_its_report(tmp_path):
+    bench = made.bench(tmp_path, minutes=4)
+    summary = bench.run()
+    assert f"faster: {summary['speedup']['ratio']:.2f}x" in report_of(bench)
+    assert bench.folder.report_file.stat().st_mode & 0o077 == 0
+
+
+def test_an_interrupted_study_leaves_one_and_resuming_writes_it_again(tmp_path):
+    def interrupted(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if trial == 3 else None
+
+    bench = made.bench(tmp_path, of=made.surface(failures=interrupted), minutes=6)
+    assert bench.run()["status"] == "interrupted"
+    assert "autotune resume" in report_of(bench)
+    bench.surface.failures = lambda trial, knobs: None
+    assert resume_study(bench.inputs, bench.folder, bench.listener)["status"] == "complete"
+    assert "autotune resume" not in report_of(bench)
+
+
+def test_a_failed_study_leaves_one_with_the_end_of_the_log(tmp_path):
+    bench = made.bench(tmp_path, of=made.surface(failures=lambda trial, knobs: CRASH))
+    with pytest.raises(NothingWorked):
+        bench.run()
+    assert "failed: baseline: the program could not be measured" in report_of(bench)
+    assert "no such file" in report_of(bench)
+
+
+def test_explaining_later_writes_it_again(tmp_path):
+    bench = made.bench(tmp_path)
+    bench.run()
+    assert "Python in the step" not in report_of(bench)
+    bench.inputs.config.study.budget.minutes = None
+    explain_study(bench.inputs, bench.folder, bench.listener, Wanted(passes=("lines",)))
+    assert "Python in the step" in report_of(bench)
+
+
+def test_a_report_that_cannot_be_written_is_one_note(tmp_path):
+    bench = made.bench(tmp_path, minutes=4)
+    bench.folder.report_file.mkdir()
+    assert bench.run()["status"] == "complete"
+    notes = [note for note in bench.listener.named("notice") if "report" in str(note)]
+    assert len(notes) == 1
+    assert "`autotune report s` makes it" in str(notes[0])
+
+
+def test_a_report_that_cannot_be_made_is_one_note(tmp_path, monkeypatch):
+    def broken(_):
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr("autotune.report.page.page", broken)
+    bench = made.bench(tmp_path, minutes=4)
+    assert bench.run()["status"] == "complete"
+    assert any("No report was written (the moon is full)" in str(note) for note in bench.listener.named("notice"))
