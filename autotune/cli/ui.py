@@ -169,7 +169,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
 
 
 def _page(url: str, runs: Path, *, charts: bool = False) -> str:
-    """Returns the address of the newest study's program on a server, or the server's own if it does not say which pages it has."""
+    """Returns the address of the newest study's program on a server; the server's own if it does not tell its pages."""
     from autotune.trackers import views
     from autotune.trackers.mlflow import EXPERIMENT
 

@@ -72,6 +72,10 @@ class Contents:
         """Returns a trial's metrics."""
         return metrics.trial_metrics(trial, self._baseline)
 
+    def tags(self, trial: TrialRecord) -> dict[str, str]:
+        """Returns a trial's tags, without the parent's run id."""
+        return entries.trial_tags(trial, self.study, self.mark(trial), ratio=metrics.ratio(trial, self._baseline))
+
     def params(self, trial: TrialRecord) -> dict[str, str]:
         """Returns a trial's params."""
         return entries.params(trial.knobs, is_distributed=self.is_distributed)

@@ -76,12 +76,20 @@ def _run_name(trial: TrialRecord, words: str) -> str:
     return f"{trial.number:04d} {words}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
-def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, str]:
-    """Returns a trial's tags, without the parent's run id; `mark` distinguishes its run from an earlier attempt's."""
+def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: float | None = None) -> dict[str, str]:
+    """Returns a trial's tags, without the parent's run id.
+
+    Args:
+        trial: the trial.
+        study: its study.
+        mark: distinguishes its run from an earlier attempt's.
+        ratio: its ratio to the baseline; None if it has none.
+    """
     tags = {
         STUDY_TAG: study_id(study),
         TRIAL_TAG: mark,
         "mlflow.runColor": _color(trial),
+        views.ORDER: _order(_place(trial.outcome), ratio),
         "study": study.name,
         "trial": str(trial.number),
         "kind": trial.kind.value,
@@ -93,6 +101,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, s
         "changed": changes_phrase(trial.changed),
         "violations": "; ".join(f"{key} by {beyond:.1%}" for key, beyond in trial.violations.items()),
         "repeats": "" if trial.repeats is None else str(trial.repeats),
+        "repeat": "no" if trial.kind in (Kind.baseline, Kind.search) else "yes",
         "mlflow.note.content": trial_note(trial),
         **_of_study(study),
     }
@@ -106,9 +115,11 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         STUDY_TAG: study_id(study),
         "study": study.name,
         "kind": "study",
+        views.ORDER: _order(0, speedup.get("ratio")),
+        "repeat": "no",
         "status": str(summary.get("status", "running")),
         "outcome": verdict_line(summary),
-        "reason": str(summary.get("reason") or ""),
+        "reason": "; ".join(filter(None, [summary.get("reason"), counts_text(summary.get("counts") or {})])),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
         "warm_start": warm_start_text(study.warm_start),
@@ -121,7 +132,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
 
 
 def params(knobs: Knobs, *, is_distributed: bool = True) -> dict[str, str]:
-    """Returns a full configuration as MLflow params, values as in YAML; knobs of several processes only where there are several."""
+    """Returns a full configuration as MLflow params, values as in YAML; those for several processes only if there are any."""
     left_out = () if is_distributed else SEVERAL_PROCESSES
     wanted = {key: value for key, value in sorted(knobs.items()) if not key.startswith(left_out)}
     return {mlflow_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}
@@ -194,6 +205,18 @@ def _front_lines(summary: Summary) -> list[str]:
         values = [objective_text(name, point["objectives"].get(name)) for name in names]
         lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
     return lines
+
+
+def _place(outcome: Outcome) -> int:
+    """Returns a trial's part of the table: those that count, those that do not, failures, and those that were stopped early."""
+    if outcome is Outcome.raced:
+        return 4
+    return 1 if outcome.may_win else 2 if outcome.has_value else 3
+
+
+def _order(place: int, ratio: float | None) -> str:
+    """Returns a text by which runs sort: by part of the table, then the largest ratio first."""
+    return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 
 def _color(trial: TrialRecord) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import accumulate
 from typing import Any
 
 from autotune.quantities import number_text
@@ -63,10 +64,10 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
     """
     if trial.value is None:
         return {}
-    (low, high), reference = trial.ci or (None, None), baseline.score if baseline else None
+    low, high = trial.ci or (None, None)
     numbers: dict[str, Any] = {
         rate_name(trial.unit): trial.value,
-        RATIO: trial.score / reference if trial.score and reference else None,
+        RATIO: ratio(trial, baseline),
         STEP_ALONE: trial.device_rate,
         LOADER_ALONE: trial.loader_rate,
         MEMORY: _times(trial.peak_memory_bytes, 2.0**-30),
@@ -82,37 +83,27 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
     return own | {name: value for name, value in shown(more).items() if name not in own}
 
 
+def ratio(trial: TrialRecord, baseline: TrialRecord | None) -> float | None:
+    """Returns a trial's score divided by the baseline's; None if one of them is unknown."""
+    return trial.score / baseline.score if trial.score and baseline and baseline.score else None
+
+
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the metrics of a study's own run: baseline, best, their ratio and its interval, times, when it pays off."""
+    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description."""
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
     rate = rate_name(str(summary.get("unit") or "samples"))
-    low, high = speedup.get("ci") or (None, None)
     numbers: dict[str, Any] = {
         f"Best {rate.lower()}": best.get("value"),
         f"baseline {rate.lower()}": baseline.get("value"),
         RATIO: speedup.get("ratio"),
         "ratio claimed": ((summary.get("verification") or {}).get("claimed") or {}).get("ratio"),
-        "interval/ratio low": low,
-        "interval/ratio high": high,
+        "minutes": _times((summary.get("seconds") or {}).get("total"), 1 / 60),
         "trials": len(summary.get("trials") or []),
     }
     for name, side in (("baseline", baseline), ("best", best)):
         values = side.get("objectives") or {}
         numbers |= {f"{name} {OBJECTIVES[key]}": value for key, value in values.items() if key in OBJECTIVES}
-    numbers |= {f"time/{name} min": _times(value, 1 / 60) for name, value in (summary.get("seconds") or {}).items()}
-    return shown(numbers | _pays_off(summary))
-
-
-def _pays_off(summary: Summary) -> dict[str, Any]:
-    even, cost = summary.get("break_even") or {}, summary.get("search_cost") or {}
-    low_s, high_s = cost.get("ci") or (None, None)
-    return {
-        "pays off/slower start after samples": even.get("samples"),
-        "pays off/slower start after min": _times(even.get("seconds"), 1 / 60),
-        "pays off/search after min": _times(cost.get("repaid_after_s"), 1 / 60),
-        "pays off/search after min low": _times(low_s, 1 / 60),
-        "pays off/search after min high": _times(high_s, 1 / 60),
-    }
+    return shown(numbers)
 
 
 def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
@@ -128,24 +119,24 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
 
-    Both reach from the first measurement to the last trial. There are none as long as they would be single points.
+    They have a point for each trial since the first measurement. There are none as long as they would be single points.
     """
-    if not (best := best_so_far(trials)) or best[0][0] == (last := trials[-1].number):
+    scores = dict(best_so_far(trials))
+    later = [trial.number for trial in trials if scores and trial.number >= min(scores)]
+    if len(later) < 2:
         return {}
-    if best[-1][0] < last:
-        best.append((last, best[-1][1]))
     best_name, baseline_name = curve_names(trials[0])
-    found = {best_name: best}
+    best = list(accumulate((scores.get(number, -math.inf) for number in later), max))
+    found = {best_name: list(zip(later, map(_digits, best), strict=True))}
     if (baseline := trials[0]).kind is Kind.baseline and baseline.score:
-        found[baseline_name] = [(trial.number, baseline.score) for trial in (baseline, trials[-1])]
-    return {name: [(number, _digits(score)) for number, score in points] for name, points in found.items()}
+        found[baseline_name] = [(number, _digits(baseline.score)) for number in later]
+    return found
 
 
 def curve_names(trial: TrialRecord | None) -> tuple[str, str]:
     """Returns the metrics of both `curves` by any trial of the study; a score per joule or per unit of currency is no rate."""
-    counted = trial.unit if trial else "samples"
-    unit = "score" if trial and next(iter(trial.scores), "") in (ENERGY, COST) else f"{counted} per second"
-    return f"progress/best so far {unit}", f"progress/baseline {unit}"
+    unit = "score" if trial and next(iter(trial.scores), "") in (ENERGY, COST) else "per second"
+    return f"progress/best {unit}", f"progress/baseline {unit}"
 
 
 def readable(name: str, value: float) -> tuple[str, float]:

@@ -189,7 +189,7 @@ class MlflowTracker(Tracker):
             return False
         assert self._known is not None
         mark, params = contents.mark(trial), contents.params(trial)
-        tags = entries.trial_tags(trial, contents.study, mark)
+        tags = contents.tags(trial)
         if self._known.contradicts(mark, params):  # MLflow does not allow params to change
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)

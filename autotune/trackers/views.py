@@ -3,7 +3,8 @@
 MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and an address names its KEY. Version 3.17
 lists views by name, in an envelope with the state as text; 3.10 reads the state from the tag itself. So the tag has both.
 
-Trials are sorted by a metric and not by date: by date, MLflow hides them all below their study, which stays folded.
+Trials are not sorted by date: MLflow would hide them all below their study, which stays folded. A tag sorts what counts first,
+by ratio, then what failed, and last what was stopped early.
 """
 
 from __future__ import annotations
@@ -25,19 +26,24 @@ NOTE = "mlflow.note.content"
 TAG = "mlflow.sharedViewState."
 ALL = "autotune"  # key of the view of all programs
 FAILURES = "-failures"
+ORDER = "order"  # tag by which the tables are sorted
 MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
-MAX_KNOBS = 6
+MAX_KNOBS, MAX_AXES = 8, 5
 BATCH = "loader.batch_size"
 # Knobs that change the rate most, first; the others follow by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
 # Columns of the tables, each with its width in pixels.
-_WIDTH = 120
-_NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 100)], [("tags.`study`", 110), ("tags.`kind`", 90)]
+_WIDTH = 160
+_NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
 _FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
 _SECTION = "autotune"
-_FOLDED = ("Model metrics", "interval", "pays off", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
-_ABOUT = "One parent run per study, one child run per trial."
+_FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
+_OLD_ABOUT = "One parent run per study"
+_ABOUT = (
+    "Made by autotune: a run per study and, below it, a run per trial. Params are settings. A rate that does not count has a "
+    "red cross, and `outcome` says why. The tables leave out trials that repeat a measurement."
+)
 
 
 def program(study: StudyRecord) -> str:
@@ -78,28 +84,28 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
     wanted = {
         KIND[0]: KIND[1],
         TAG + ALL: _view("all programs", at, _state(None, _FIRST[:5])),
-        TAG + key(study): _view(name, at, {**state, "searchFilter": whose}),
+        TAG + key(study): _view(name, at, {**state, "searchFilter": f"{whose} AND tags.repeat = 'no'"}),
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
-    if not note or note.startswith(_ABOUT):  # otherwise the user's own
+    if not note or note.endswith(_ABOUT) or note.startswith(_OLD_ABOUT):  # otherwise the user's own
         wanted[NOTE] = _note(experiment_id, {**present, **wanted})
     return {tag: value for tag, value in wanted.items() if _content(tag, present.get(tag)) != _content(tag, value)}
 
 
 def _note(experiment_id: str, views: Mapping[str, str]) -> str:
     """Returns the experiment's description in Markdown, with links to the pages of the newest programs."""
-    text = f"{_ABOUT} Params are settings; a rate that does not count has a red cross, and `outcome` says why.\n"
+    text, about = "", f"\n\n{_ABOUT}"
     keys = [tag.removeprefix(TAG) for tag in views if tag.startswith(f"{TAG}{ALL}-") and not tag.endswith(FAILURES)]
     newest = sorted((-json.loads(views[TAG + view])["createdAt"], json.loads(views[TAG + view])["name"], view) for view in keys)
-    for name, view in [("all programs", ALL), *((name, view) for _, name, view in newest)]:
+    for name, view in [*((name, view) for _, name, view in newest), ("all programs", ALL)]:
         pages = [("table", page(experiment_id, view)), ("charts", page(experiment_id, view, charts=True))]
         pages += [("failures", page(experiment_id, view + FAILURES))] if view != ALL else []
-        line = f"\n- {name}: {' · '.join(f'[{title}]({address})' for title, address in pages)}"
-        if len(text) + len(line) > MAX_TAG_CHARACTERS:
+        line = f"- {name}: {' · '.join(f'[{title}]({address})' for title, address in pages)}\n"
+        if len(text) + len(line) + len(about) > MAX_TAG_CHARACTERS:
             break
         text += line
-    return text
+    return text.rstrip() + about
 
 
 def _searched(study: StudyRecord) -> list[str]:
@@ -127,13 +133,14 @@ def _state(first: TrialRecord | None, knobs: Sequence[str]) -> dict[str, Any]:
     rate = rate_name(first.unit if first else "samples")
     numbers, settings = (RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY), [(f"params.`{name}`", _WIDTH) for name in knobs]
     return {
-        "orderByKey": f"metrics.`{RATIO}`",
-        "orderByAsc": False,
+        "orderByKey": f"tags.`{ORDER}`",
+        "orderByAsc": True,
         "searchFilter": "",
         **_columns([*_OUTCOME, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
         "isAccordionReordered": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         "compareRunSections": _sections(),
         "compareRunCharts": _charts(rate, curve_names(first), knobs),
     }
@@ -154,10 +161,10 @@ def _sections() -> list[dict[str, Any]]:
 
 def _charts(rate: str, curves: tuple[str, str], knobs: Sequence[str]) -> list[dict[str, Any]]:
     return [
-        _chart("LINE", metricKey=curves[0], selectedMetricKeys=list(curves), xAxisKey="step"),
+        _chart("LINE", metricKey=curves[0], selectedMetricKeys=list(curves), xAxisKey="step", lineSmoothness=0),
         _chart("BAR", metricKey=rate),
         _chart("SCATTER", xaxis={"key": BATCH, "type": "PARAM"}, yaxis={"key": MEMORY, "type": "METRIC"}),
-        _chart("PARALLEL", selectedParams=list(knobs), selectedMetrics=[rate], showAllRuns=False),
+        _chart("PARALLEL", selectedParams=list(knobs[:MAX_AXES]), selectedMetrics=[rate], showAllRuns=False),
     ]
 
 

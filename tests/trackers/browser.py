@@ -12,6 +12,11 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 30_000
+# MLflow 3.17 opens its assistant on the first visit, over a quarter of the page.
+_NO_ASSISTANT = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+"""
 
 
 def browser_page(profile: Path) -> Iterator[Any]:
@@ -24,6 +29,7 @@ def browser_page(profile: Path) -> Iterator[Any]:
         context = playwright.chromium.launch_persistent_context(
             str(profile), executable_path=CHROMIUM, args=ARGUMENTS, viewport={"width": 1600, "height": 1000}
         )
+        context.add_init_script(_NO_ASSISTANT)
         page = context.new_page()
         page.set_default_timeout(PAGE_MS)
         yield page

@@ -85,3 +85,17 @@ def test_knobs_of_several_processes_are_params_only_where_there_are_several():
     knobs = {"loader.batch_size": 32, "parallel.strategy": "ddp", "nccl.algo": "auto"}
     assert set(entries.params(knobs, is_distributed=False)) == {"loader.batch_size"}
     assert set(entries.params(knobs)) == set(knobs)
+
+
+def test_tables_show_what_counts_by_ratio_then_failures_then_what_was_stopped():
+    study = StudyRecord(name="s", title="t", command=[], cwd="/")
+    rows = [("raced", 1.5), ("device_oom", None), ("ok", 0.9), ("infeasible", 12.0), ("ok", 11.5), ("ok", 2.0)]
+    tags = [
+        (entries.trial_tags(trial(outcome=Outcome(name)), study, "n", ratio=ratio)["order"], name, ratio)
+        for name, ratio in rows
+    ]
+    tags.append((entries.study_tags(study, {"speedup": {"ratio": 11.5, "ci": None}})["order"], "study", 11.5))
+    sorted_rows = [(name, ratio) for _, name, ratio in sorted(tags)]
+    assert sorted_rows == [
+        ("study", 11.5), ("ok", 11.5), ("ok", 2.0), ("ok", 0.9), ("infeasible", 12.0), ("device_oom", None), ("raced", 1.5),
+    ]  # fmt: skip

@@ -29,11 +29,11 @@ def view(tags: dict[str, str], key: str) -> dict:
     return state(tags[views.TAG + key])
 
 
-def test_a_program_has_a_table_by_ratio_and_its_failures():
+def test_a_program_has_a_table_and_its_failures():
     tags = views.tags(study(), FIRST, "7", {})
     table, failures = (view(tags, views.key(study()) + ending) for ending in ("", views.FAILURES))
-    assert table["searchFilter"] == "tags.program = 'gpt2'"
-    assert (table["orderByKey"], table["orderByAsc"]) == ("metrics.`ratio to baseline`", False)
+    assert table["searchFilter"] == "tags.program = 'gpt2' AND tags.repeat = 'no'"
+    assert (table["orderByKey"], table["orderByAsc"]) == ("tags.`order`", True)
     assert "metrics.`Tokens per second`" in table["selectedColumns"]
     assert failures["searchFilter"] == "tags.program = 'gpt2' AND attributes.status = 'FAILED'"
 
