@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import shlex
@@ -19,11 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-import psutil
-
 from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
 from autotune.masking import without_credentials
+from autotune.records import StudyRecord
 from autotune.run_dir import studies
 from autotune.trackers import store
 
@@ -34,9 +34,7 @@ PDEATHSIG = 1  # prctl: signal the child when its parent dies
 # One process is enough for one user. By default MLflow starts ten, including a job queue that autotune does not use.
 SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, closing the terminal
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill`, closing the terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
 
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
@@ -46,8 +44,8 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
         runs: the runs folder.
         host: address to listen on.
         port: port; None for 5000 or the next free one.
-        uri: store to show instead of the one in the runs folder. A tracking server has its own UI, so its address is only
-            printed.
+        uri: store to show instead of the one in the runs folder. A tracking server has its own UI, so only the address of the
+            page is printed.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:
@@ -55,13 +53,15 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
             "tracker.uri: nothing is tracked, got 'none'. Show the embedded store with --runs-dir DIR, or give --uri URI."
         )
     if address.startswith(("http://", "https://")):
-        print(f"The studies are tracked by a server, which has its own UI: {without_credentials(address)}")
+        print(f"The studies are tracked by a server, which has its own UI: {_page(address, runs)}")
         return 0
-    with _signals_interrupt():
-        try:
-            _serve(address, runs, host=host, port=port)
-        except KeyboardInterrupt:  # the normal end of this command
-            return 0
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored stays ignored, as `nohup` requires
+            signal.signal(number, _interrupt)
+    try:
+        _serve(address, runs, host=host, port=port)
+    except KeyboardInterrupt:  # the normal end of this command
+        return 0
 
 
 def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn:
@@ -71,10 +71,13 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
             _bring_up_to_date(runs)
         if host not in LOOPBACK:
             print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
-        with _server(address, runs, host=host, port=free, log=log) as server:
-            _wait_until_up(server, host, free, log)
-            print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
+        server, url = _start(address, runs, host=host, port=free, log=log), _url(host, free)
+        try:
+            _wait_until_up(server, url, log)
+            print(f"MLflow UI: {_page(url, runs)}\ncharts: {_page(url, runs, charts=True)}\nCtrl-C ends it.", flush=True)
             server.wait()
+        finally:
+            _end(server)
     raise AutotuneError(f"the MLflow server ended by itself, with status {server.returncode}")
 
 
@@ -119,13 +122,12 @@ def _bring_up_to_date(runs: Path) -> None:
         child.wait()
 
 
-@contextlib.contextmanager
-def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
     # Not an argument: the store's address may contain a password, and every user can read a process's arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
-    server = subprocess.Popen(
+    return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -135,26 +137,6 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
         preexec_fn=_die_with_parent,
         umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
     )
-    try:
-        yield server
-    finally:
-        for number in ENDING:  # the clean-up below takes a few seconds at most; until it is done, signals are ignored
-            signal.signal(number, signal.SIG_IGN)
-        _end(server)
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Turns the ending signals into KeyboardInterrupt. Ignored signals stay ignored, as `nohup` requires."""
-    before = {number: signal.getsignal(number) for number in ENDING}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _interrupt(*_: object) -> None:
@@ -166,52 +148,49 @@ def _die_with_parent() -> None:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(END_S)
-            break
-    with contextlib.suppress(ProcessLookupError):  # workers that outlived the main process
+    for number in (*ENDING, signal.SIGINT):  # this takes a few seconds at most
+        signal.signal(number, signal.SIG_IGN)
+    server.terminate()  # MLflow's command ends its own server
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(END_S)
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
 
 
-def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: IO[bytes]) -> None:
+def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            if _is_listening(server, port):  # the answer may come from another program that took the port first
-                return
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):
+            return
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
     raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
 
 
-def _is_listening(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether one of the server's processes listens on a port."""
-    try:
-        first = psutil.Process(server.pid)
-        found = [c for p in [first, *first.children(recursive=True)] for c in p.net_connections("tcp")]
-    except psutil.Error:
-        return False
-    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in found)
-
-
-def _experiment_url(host: str, port: int) -> str:
-    from autotune.trackers.entries import VIEW
+def _page(url: str, runs: Path, *, charts: bool = False) -> str:
+    """Returns the address of the newest study's program on a server; the server's own if it does not tell its pages."""
+    from autotune.trackers import views
     from autotune.trackers.mlflow import EXPERIMENT
 
-    asked = f"{_url(host, port)}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(EXPERIMENT)}"
+    parts, shown = urllib.parse.urlsplit(url), without_credentials(url.rstrip("/"))
+    server = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
+    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(EXPERIMENT)}"
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:
-            number = json.load(answer)["experiment"]["experiment_id"]
-    except (OSError, ValueError, KeyError):  # no study has been tracked in this store yet
-        return _url(host, port)
-    view = urllib.parse.urlencode({"viewStateShareKey": VIEW, "workflowType": "machine_learning"})
-    return f"{_url(host, port)}/#/experiments/{number}/runs?{view}"
+            experiment = json.load(answer)["experiment"]
+    except (OSError, ValueError, KeyError, http.client.HTTPException):
+        return shown
+    tags = {tag["key"] for tag in experiment.get("tags", [])}
+    newest = max(_records(runs), key=lambda study: study.started_at, default=None)
+    view = views.key(newest) if newest and views.TAG + views.key(newest) in tags else views.ALL
+    return f"{shown}/{views.page(experiment['experiment_id'], view, charts=charts)}"
+
+
+def _records(runs: Path) -> Iterator[StudyRecord]:
+    for folder in studies(runs):
+        with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
+            yield folder.read_study()
 
 
 def _url(host: str, port: int) -> str:

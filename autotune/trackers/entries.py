@@ -1,18 +1,14 @@
-"""Converts a study and its trials to MLflow tags, params, metrics and notes, as plain values. Does not import MLflow."""
+"""Converts a study and its trials to MLflow tags, params and notes, as plain values. Does not import MLflow."""
 
 from __future__ import annotations
-
-import hashlib
-import json
-import math
-import re
-from typing import Any
 
 from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
 from autotune.quantities import interval_text, rate_text, seconds_text
-from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
+from autotune.trackers import views
+from autotune.trackers.metrics import MAX_KEY_CHARACTERS, OBJECTIVES, mlflow_name
 from autotune.wording import (
     aims_text,
     break_even_text,
@@ -33,46 +29,19 @@ from autotune.wording import (
 # Limits of MLflow 3 (mlflow/utils/validation.py). Longer values are cut, since MLflow would reject the whole trial's batch.
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
-MAX_KEY_CHARACTERS = 250
 
-STATUSES = {outcome: "FINISHED" for outcome in Outcome if outcome.has_value} | {Outcome.interrupted: "KILLED"}
+# Outcome -> status, a green tick or a red cross in MLflow; FAILED for the others. Only a rate that counts is FINISHED.
+STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
+# Outcome -> the run's color in charts, to distinguish the rates that count from the others.
+COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
+BASELINE_COLOR, FAILED_COLOR = "#3F4A54", "#C82D4C"
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
-# Objective -> name of its metric, with the unit. Throughput is not listed: its metric is always throughput_per_s.
-METRICS = {TIME: "time_for_samples_s", ENERGY: "energy_per_sample_j", COST: "cost_per_epoch"}
-
-STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
+STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
+# A run of another layout is replaced: MLflow does not remove a metric from a run.
+LAYOUT = "2"
+SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
-
-
-# The view that `autotune ui` opens. MLflow keeps a shared view as JSON in a tag of the experiment; the URL names its key.
-VIEW = "autotune"
-VIEW_COLUMNS = (
-    "tags.`outcome`",
-    "metrics.`throughput_per_s`",
-    "metrics.`peak_memory_bytes`",
-    "params.`loader.batch_size`",
-    "params.`loader.num_workers`",
-    "params.`precision.amp`",
-    "params.`layout.channels_last`",
-    "params.`compile.mode`",
-)
-
-
-def experiment_tags() -> dict[str, str]:
-    """Returns the tags of the experiment: its description, and the shared view with the columns that distinguish trials."""
-    view = {
-        "orderByKey": "metrics.`throughput_per_s`",
-        "orderByAsc": False,
-        "selectedColumns": list(VIEW_COLUMNS),
-        "searchFilter": "tags.kind != 'study'",
-    }
-    return {
-        "mlflow.note.content": "One parent run per study, one child run per trial. Params are knobs. Trials are compared by "
-        "throughput_per_s, unless the study has another objective.",
-        "mlflow.experimentKind": "custom_model_development",
-        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
-    }
 
 
 def study_id(study: StudyRecord) -> str:
@@ -81,13 +50,8 @@ def study_id(study: StudyRecord) -> str:
 
 
 def trial_status(trial: TrialRecord) -> str:
-    """Returns a trial's MLflow run status: FINISHED if it has a value, KILLED if it was interrupted, FAILED otherwise."""
+    """Returns a trial's MLflow run status: FINISHED if it is ok, KILLED if it was stopped, FAILED otherwise."""
     return STATUSES.get(trial.outcome, "FAILED")
-
-
-def digest(document: Any) -> str:
-    """Returns a short hash of a JSON document. An unchanged digest means that there is nothing to write."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def trial_name(trial: TrialRecord) -> str:
@@ -112,11 +76,20 @@ def _run_name(trial: TrialRecord, words: str) -> str:
     return f"{trial.number:04d} {words}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
-def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, str]:
-    """Returns a trial's tags, without the parent's run id; `mark` distinguishes its run from an earlier attempt's."""
+def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: float | None = None) -> dict[str, str]:
+    """Returns a trial's tags, without the parent's run id.
+
+    Args:
+        trial: the trial.
+        study: its study.
+        mark: distinguishes its run from an earlier attempt's.
+        ratio: its ratio to the baseline; None if it has none.
+    """
     tags = {
         STUDY_TAG: study_id(study),
         TRIAL_TAG: mark,
+        "mlflow.runColor": _color(trial),
+        views.ORDER: _order(_place(trial.outcome), ratio),
         "study": study.name,
         "trial": str(trial.number),
         "kind": trial.kind.value,
@@ -127,10 +100,10 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, s
         "why": trial.why,
         "changed": changes_phrase(trial.changed),
         "violations": "; ".join(f"{key} by {beyond:.1%}" for key, beyond in trial.violations.items()),
-        "fingerprint": study.fingerprint,
         "repeats": "" if trial.repeats is None else str(trial.repeats),
+        "repeat": "no" if trial.kind in (Kind.baseline, Kind.search) else "yes",
         "mlflow.note.content": trial_note(trial),
-        **_source(study),
+        **_of_study(study),
     }
     return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
 
@@ -142,86 +115,27 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         STUDY_TAG: study_id(study),
         "study": study.name,
         "kind": "study",
-        "outcome": str(summary.get("status", "running")),
-        "reason": str(summary.get("reason") or ""),
+        views.ORDER: _order(0, speedup.get("ratio")),
+        "repeat": "no",
+        "status": str(summary.get("status", "running")),
+        "outcome": verdict_line(summary),
+        "reason": "; ".join(filter(None, [summary.get("reason"), counts_text(summary.get("counts") or {})])),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
         "warm_start": warm_start_text(study.warm_start),
         **{f"finding.{number}": line for number, line in enumerate(finding_lines(summary), 1)},
         "explanations": accuracy_text(summary.get("explanation") or {}),
-        "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
-        **_source(study),
+        **_of_study(study),
     }
     return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
 
 
-def params(knobs: Knobs) -> dict[str, str]:
-    """Returns a full configuration as MLflow params, with values as in YAML."""
-    return {_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in sorted(knobs.items())}
-
-
-def trial_metrics(trial: TrialRecord) -> dict[str, float]:
-    """Returns a trial's metrics, with units in the names; unknown and non-finite values are left out."""
-    low, high = trial.ci or (None, None)
-    numbers: dict[str, Any] = {
-        "throughput_per_s": trial.value,  # first, because MLflow's compare page draws the first metric
-        "ci_low_per_s": low,
-        "ci_high_per_s": high,
-        "device_rate_per_s": trial.device_rate,
-        "loader_rate_per_s": trial.loader_rate,
-        "data_wait_frac": trial.data_wait_frac,
-        "peak_memory_bytes": trial.peak_memory_bytes,
-        "seconds": trial.seconds,
-        "start_s": sum(trial.phases_s.get(phase, 0.0) for phase in ("spawn", "import", "init", "first_batch")),
-        "compile_s": trial.phases_s.get("compile"),
-        "warmup_s": trial.phases_s.get("warmup"),
-        "steady_s": trial.phases_s.get("steady"),
-    }
-    numbers |= {METRICS[name]: value for name, value in trial.objectives.items() if name in METRICS}
-    return _finite(numbers) | _finite({name: value for name, value in trial.metrics.items() if name not in numbers})
-
-
-def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the parent run's metrics: baseline, best, speed-up with interval, counts, and seconds by activity."""
-    baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
-    low, high = speedup.get("ci") or (None, None)
-    numbers: dict[str, Any] = {
-        "baseline_per_s": baseline.get("value"),
-        "best_per_s": best.get("value"),
-        "throughput_per_s": best.get("value"),
-        "speedup": speedup.get("ratio"),
-        "speedup_claimed": ((summary.get("verification") or {}).get("claimed") or {}).get("ratio"),
-        "speedup_ci_low": low,
-        "speedup_ci_high": high,
-        "trials": len(summary.get("trials") or []),
-    }
-    for side, found in (("baseline", baseline), ("best", best)):
-        values = found.get("objectives") or {}
-        numbers |= {f"{side}_{METRICS[name]}": value for name, value in values.items() if name in METRICS}
-    paying = summary.get("break_even") or {}
-    numbers |= {f"break_even_{name}": paying.get(name) for name in ("samples", "steps", "seconds")}
-    cost = summary.get("search_cost") or {}
-    low_s, high_s = cost.get("ci") or (None, None)
-    numbers |= {"repaid_after_s": cost.get("repaid_after_s"), "repaid_after_ci_low_s": low_s, "repaid_after_ci_high_s": high_s}
-    numbers |= {f"seconds_{name}": value for name, value in (summary.get("seconds") or {}).items()}
-    return _finite(numbers)
-
-
-def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
-    """Returns (trial number, best score so far) for the trials that may win: the curve of the study's progress."""
-    curve, best = [], -math.inf
-    for trial in trials:
-        if trial.outcome.may_win and trial.score is not None and trial.kind in (Kind.baseline, Kind.search):
-            best = max(best, trial.score)
-            curve.append((trial.number, best))
-    return curve
-
-
-def curve_name(trials: list[TrialRecord]) -> str:
-    """Returns the metric name of the curve of `best_so_far`; scores per joule or per unit of currency are not rates."""
-    names = next((list(trial.scores) for trial in trials if trial.scores), [])
-    return "best_so_far" if names and names[0] in (ENERGY, COST) else "best_so_far_per_s"
+def params(knobs: Knobs, *, is_distributed: bool = True) -> dict[str, str]:
+    """Returns a full configuration as MLflow params, values as in YAML; those for several processes only if there are any."""
+    left_out = () if is_distributed else SEVERAL_PROCESSES
+    wanted = {key: value for key, value in sorted(knobs.items()) if not key.startswith(left_out)}
+    return {mlflow_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}
 
 
 def trial_note(trial: TrialRecord) -> str:
@@ -229,7 +143,7 @@ def trial_note(trial: TrialRecord) -> str:
     lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
     if trial.value is not None:
         lines += [f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(), ""]
-    lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in METRICS]
+    lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in OBJECTIVES]
     if trial.ranks:
         lines += [f"{trial.ranks['world_size']} ranks; {communication_text(trial.ranks)}", ""]
     if trial.why:
@@ -293,13 +207,30 @@ def _front_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _source(study: StudyRecord) -> dict[str, str]:
-    return {"mlflow.source.name": command_text(study.command), "mlflow.source.type": "LOCAL"}
+def _place(outcome: Outcome) -> int:
+    """Returns a trial's part of the table: those that count, those that do not, failures, and those that were stopped early."""
+    if outcome is Outcome.raced:
+        return 4
+    return 1 if outcome.may_win else 2 if outcome.has_value else 3
 
 
-def _name(key: str) -> str:
-    return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY_CHARACTERS]
+def _order(place: int, ratio: float | None) -> str:
+    """Returns a text by which runs sort: by part of the table, then the largest ratio first."""
+    return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 
-def _finite(numbers: dict[str, Any]) -> dict[str, float]:
-    return {_name(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
+def _color(trial: TrialRecord) -> str:
+    return (
+        BASELINE_COLOR if trial.kind is Kind.baseline and trial.outcome.has_value else COLORS.get(trial.outcome, FAILED_COLOR)
+    )
+
+
+def _of_study(study: StudyRecord) -> dict[str, str]:
+    return {
+        LAYOUT_TAG: LAYOUT,
+        "program": views.program(study),
+        "machine": machine_text(study.machine),
+        "fingerprint": study.fingerprint,
+        "mlflow.source.name": command_text(study.command),
+        "mlflow.source.type": "LOCAL",
+    }

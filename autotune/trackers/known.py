@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.trackers.entries import DIGEST_TAG, PARENT_TAG, TRIAL_TAG
+from autotune.trackers.entries import DIGEST_TAG, LAYOUT, LAYOUT_TAG, PARENT_TAG, TRIAL_TAG
 
 PARENT = ""  # mark of the study's own run
 
@@ -29,14 +29,13 @@ class KnownRuns:
 
     Attributes:
         superfluous: ids of runs to delete. These are second runs with the same mark (made if a request was carried out, but its
-            answer was lost), and runs of earlier attempts at a trial.
+            answer was lost), runs of earlier attempts at a trial, and runs in an earlier layout that are written again.
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
     def __init__(self, runs: Sequence[Any], marks: Mapping[int, str]) -> None:
         self._runs: dict[str, _Known] = {}
         self.superfluous: list[str] = []
-        current = dict(marks)
         children: dict[str, int] = {}
         for run in runs:
             parent_id = run.data.tags.get(PARENT_TAG, "")
@@ -45,9 +44,7 @@ class KnownRuns:
         # children, then the one with the first id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
-            number = mark.partition(":")[0]
-            is_current = mark == PARENT or not number.isdigit() or current.get(int(number), mark) == mark
-            if mark in self._runs or not is_current:
+            if mark in self._runs or not _is_current(mark, run, marks):
                 self.superfluous.append(run.info.run_id)
             else:
                 self.add(mark, run)
@@ -90,6 +87,14 @@ class KnownRuns:
         """Returns whether an existing run has a different value for any of these params."""
         known = self._runs.get(mark)
         return known is not None and any(params.get(key, value) != value for key, value in known.params.items())
+
+
+def _is_current(mark: str, run: Any, marks: Mapping[int, str]) -> bool:
+    number = mark.partition(":")[0]
+    wanted = marks.get(int(number), "") if number.isdigit() else PARENT
+    if mark and not wanted:  # the study's folder no longer has this trial
+        return True
+    return mark == wanted and run.data.tags.get(LAYOUT_TAG) == LAYOUT
 
 
 def _is_over(run: Any) -> bool:

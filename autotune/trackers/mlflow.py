@@ -20,11 +20,11 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.monitors import logs
-from autotune.plain_text import plain, shortened
-from autotune.records import StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder, read_json
-from autotune.trackers import entries, probe, store
+from autotune.records import TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.trackers import entries, metrics, probe, store, views
 from autotune.trackers.base import Synced, Tracker
+from autotune.trackers.contents import Contents, first_line
 from autotune.trackers.known import PARENT, KnownRuns
 
 EXPERIMENT = "autotune"
@@ -67,8 +67,8 @@ class MlflowTracker(Tracker):
 
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what MLflow lacks; see `Tracker.push`."""
-        study, summary, trials = _read(folder)
-        state = Synced(uri=self._secrets.text(self.uri), pending=[trial.number for trial in trials])
+        contents = Contents.read(folder)
+        state = Synced(uri=self._secrets.text(self.uri), pending=[trial.number for trial in contents.trials])
         since_s = time.monotonic() - self._failed_at
         if is_last and since_s < KNOWN_DOWN_S:
             state.problem = self._problem
@@ -78,7 +78,7 @@ class MlflowTracker(Tracker):
             if problem:
                 raise _Unreachable(problem)
             self._connect()
-            self._write(folder, study, summary, trials, state=state)
+            self._write(contents, state)
             self._failed_at = -math.inf
         except BadInput:
             raise
@@ -87,22 +87,20 @@ class MlflowTracker(Tracker):
             state.problem = self._problem = self._secrets.text(_problem(error))
         return state
 
-    def _write(
-        self, folder: StudyFolder, study: StudyRecord, summary: Summary, trials: list[TrialRecord], *, state: Synced
-    ) -> None:
+    def _write(self, contents: Contents, state: Synced) -> None:
         if self._known is None:
             time.sleep(max(0.0, self._failed_at + SETTLE_S - time.monotonic()))
-            self._known = self._ask(folder, study, trials)
-        parent_id = self._parent(study, summary)
-        for trial in trials:
-            is_new = self._write_trial(folder, study, trial, parent_id)
+            self._known = self._ask(contents)
+        parent_id = self._parent(contents)
+        for trial in contents.trials:
+            is_new = self._write_trial(contents, trial, parent_id)
             state.written, state.present = state.written + is_new, state.present + (not is_new)
             state.pending.remove(trial.number)
-        is_new = self._write_study(folder, study, summary, trials)
+        is_new = self._write_study(contents)
         if state.written or is_new:
-            self._known = self._ask(folder, study, trials)
-            state.pending = [trial.number for trial in trials if not self._is_there(folder, study, trial)]
-            if state.pending or not self._is_study_there(summary, trials):
+            self._known = self._ask(contents)
+            state.pending = [trial.number for trial in contents.trials if not self._is_there(contents, trial)]
+            if state.pending or not self._is_study_there(contents):
                 raise _Unreachable("MLflow does not have all that was written")
 
     def _connect(self) -> None:
@@ -145,7 +143,7 @@ class MlflowTracker(Tracker):
         if found is None:
             location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
             try:
-                return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
+                return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=dict([views.KIND])))
             except Exception:  # another study's process created it first
                 if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
                     raise
@@ -154,43 +152,44 @@ class MlflowTracker(Tracker):
             raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
         return str(found.experiment_id)
 
-    def _ask(self, folder: StudyFolder, study: StudyRecord, trials: list[TrialRecord]) -> KnownRuns:
+    def _ask(self, contents: Contents) -> KnownRuns:
         """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent."""
         found: list[Any] = []
-        words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(study)}'", None
+        words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(contents.study)}'", None
         while True:
             page = self._client.search_runs([self._experiment_id], words, max_results=500, page_token=token)
             found, token = [*found, *page], page.token
             if not token:
                 break
-        known = KnownRuns(found, {trial.number: _mark(folder, trial) for trial in trials})
+        known = KnownRuns(found, {trial.number: contents.mark(trial) for trial in contents.trials})
         for run_id in known.superfluous:
             self._client.delete_run(run_id)
         for run_id in known.orphans:
             self._client.set_tag(run_id, entries.PARENT_TAG, known.run_id(PARENT))
         return known
 
-    def _parent(self, study: StudyRecord, summary: Summary) -> str:
+    def _parent(self, contents: Contents) -> str:
         assert self._known is not None
         if PARENT not in self._known:
-            tags, start = entries.study_tags(study, summary), _milliseconds(study.started_at)
+            study = contents.study
+            tags, start = entries.study_tags(study, contents.summary), _milliseconds(study.started_at)
             self._known.add(PARENT, self._client.create_run(self._experiment_id, start, tags, study.name))
         return self._known.run_id(PARENT)
 
-    def _is_there(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord) -> bool:
+    def _is_there(self, contents: Contents, trial: TrialRecord) -> bool:
         assert self._known is not None
-        return self._known.is_done(_mark(folder, trial), entries.digest([trial.as_json(), entries.study_id(study)]))
+        return self._known.is_done(contents.mark(trial), contents.digest(trial))
 
-    def _write_trial(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord, parent_id: str) -> bool:
+    def _write_trial(self, contents: Contents, trial: TrialRecord, parent_id: str) -> bool:
         """Writes one trial unless MLflow has it completely.
 
         The digest and the end of the run are written last, so that a run that has both is complete.
         """
-        if self._is_there(folder, study, trial):
+        if self._is_there(contents, trial):
             return False
         assert self._known is not None
-        mark, params = _mark(folder, trial), entries.params(trial.knobs)
-        tags = entries.trial_tags(trial, study, mark)
+        mark, params = contents.mark(trial), contents.params(trial)
+        tags = contents.tags(trial)
         if self._known.contradicts(mark, params):  # MLflow does not allow params to change
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
@@ -203,9 +202,9 @@ class MlflowTracker(Tracker):
             )
             self._known.add(mark, made)
         run_id, end = self._known.run_id(mark), _milliseconds(trial.started_at + trial.seconds)
-        self._upload_trial(run_id, folder.trial_path(trial.number))
-        tags[entries.DIGEST_TAG] = entries.digest([trial.as_json(), entries.study_id(study)])
-        self._log(run_id, metrics=entries.trial_metrics(trial), params=params, tags=tags, at=end)
+        self._upload_trial(run_id, contents.folder.trial_path(trial.number))
+        tags[entries.DIGEST_TAG] = contents.digest(trial)
+        self._log(run_id, metrics=contents.metrics(trial), params=params, tags=tags, at=end)
         self._client.set_terminated(run_id, entries.trial_status(trial), end)
         self._known.done(mark, tags[entries.DIGEST_TAG])
         return True
@@ -234,7 +233,6 @@ class MlflowTracker(Tracker):
         params: Mapping[str, str],
         tags: Mapping[str, str],
         at: int,
-        step: int = 0,
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -242,46 +240,48 @@ class MlflowTracker(Tracker):
         for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: only programs with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
         points = [
-            Metric(key, value, at, step) for key, value in metrics.items()
-        ]  # with a fixed time, writing again adds no point
+            Metric(key, value, at, 0) for key, value in metrics.items()
+        ]  # with a fixed time, writing again adds no point; a later step would make MLflow draw a curve of one point
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 
-    def _write_study(self, folder: StudyFolder, study: StudyRecord, summary: Summary, trials: list[TrialRecord]) -> bool:
+    def _write_study(self, contents: Contents) -> bool:
         assert self._known is not None
-        if self._is_study_there(summary, trials):
+        if self._is_study_there(contents):
             return False
-        run_id, status, content = self._known.run_id(PARENT), _status(summary), _study_digest(summary, trials)
-        self._log_curve(run_id, trials)
-        if status == "RUNNING":
+        run_id, content = self._known.run_id(PARENT), contents.study_digest
+        self._show(contents)
+        self._log_curves(run_id, contents)
+        if not contents.is_over:
             self._client.update_run(run_id, status="RUNNING")  # resumed
-        else:
-            for file in (
-                folder.study_file, folder.summary_file, folder.best_file, folder.config_file, folder.report_file,
-            ):  # fmt: skip
-                self._upload(run_id, file)
-            for file in sorted(folder.path.glob("trials/*/explain/*.csv")):
-                self._upload(run_id, file, f"explain/{file.parts[-3]}/{file.name}")
-        tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
-        end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
-        step = 2 * len(trials) + (status != "RUNNING")  # larger than every step logged while the study ran
-        self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end, step=step)
-        if status != "RUNNING":
-            self._client.set_terminated(run_id, status, end)
-        self._known.done(PARENT, content, is_over=status != "RUNNING")
+        for file, name in contents.files():
+            self._upload(run_id, file, name)
+        tags = entries.study_tags(contents.study, contents.summary) | {entries.DIGEST_TAG: content}
+        numbers = metrics.study_metrics(contents.summary)
+        self._log(run_id, metrics=numbers, params={}, tags=tags, at=_milliseconds(contents.written_at))
+        if contents.is_over:
+            self._client.set_terminated(run_id, contents.status, _milliseconds(contents.ended_at))
+        self._known.done(PARENT, content, is_over=contents.is_over)
         return True
 
-    def _is_study_there(self, summary: Summary, trials: list[TrialRecord]) -> bool:
+    def _is_study_there(self, contents: Contents) -> bool:
         assert self._known is not None
-        return self._known.is_done(PARENT, _study_digest(summary, trials), is_over=_status(summary) != "RUNNING")
+        return self._known.is_done(PARENT, contents.study_digest, is_over=contents.is_over)
 
-    def _log_curve(self, run_id: str, trials: list[TrialRecord]) -> None:
+    def _show(self, contents: Contents) -> None:
+        """Brings the experiment's pages up to date with a study's program."""
+        present = self._client.get_experiment(self._experiment_id).tags
+        first = next(iter(contents.trials), None)
+        for key, value in views.tags(contents.study, first, self._experiment_id, present).items():
+            self._client.set_experiment_tag(self._experiment_id, key, value)
+
+    def _log_curves(self, run_id: str, contents: Contents) -> None:
         from mlflow.entities import Metric
 
-        ends = {trial.number: _milliseconds(trial.started_at + trial.seconds) for trial in trials}
-        points = [Metric(entries.curve_name(trials), score, ends[n], n) for n, score in entries.best_so_far(trials)]
-        if points:
-            self._client.log_batch(run_id, metrics=points[-1000:])
+        ends = {trial.number: _milliseconds(trial.started_at + trial.seconds) for trial in contents.trials}
+        for name, points in metrics.curves(contents.trials).items():
+            entities = [Metric(name, score, ends[number], number) for number, score in points[-1000:]]
+            self._client.log_batch(run_id, metrics=entities)
 
 
 def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
@@ -290,38 +290,6 @@ def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
 
 class _Unreachable(Exception):
     """Raised when the store does not do what was requested; the message says why."""
-
-
-def _read(folder: StudyFolder) -> tuple[StudyRecord, Summary, list[TrialRecord]]:
-    try:
-        return folder.read_study(), _summary(folder), folder.read_trials()
-    except (OSError, ValueError) as error:
-        problem = f"{folder.study_file}: not a study this version can read, got {_first_line(error)}."
-        raise BadInput(f"{problem} Give a study's name; see `autotune list`.") from error
-
-
-def _summary(folder: StudyFolder) -> Summary:
-    try:
-        return folder.read_summary()
-    except (OSError, ValueError):  # none yet
-        return {}
-
-
-def _study_digest(summary: Summary, trials: list[TrialRecord]) -> str:
-    return entries.digest([summary, len(trials)])
-
-
-def _status(summary: Summary) -> str:
-    return entries.STUDY_STATUSES.get(summary.get("status", "running"), "FINISHED")
-
-
-def _mark(folder: StudyFolder, trial: TrialRecord) -> str:
-    """Returns the trial's mark, "NUMBER:NONCE", which differs from that of an earlier attempt under the same number."""
-    try:
-        nonce = str(read_json(folder.trial_path(trial.number) / "spec.json")["nonce"])
-    except (OSError, ValueError, KeyError, TypeError):
-        nonce = ""
-    return f"{trial.number}:{nonce}"
 
 
 def _milliseconds(seconds: float) -> int:
@@ -338,8 +306,4 @@ def _problem(error: Exception) -> str:
         return "no answer in time"
     if "Connection" in text or "Max retries exceeded" in text:
         return "no answer (connection lost)"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return shortened((plain(str(error)).strip() or type(error).__name__).splitlines()[0], 300)
+    return first_line(error)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import urllib.parse
 import urllib.request
@@ -13,10 +12,7 @@ import pytest
 
 from autotune.report.writing import write_report
 from autotune.testing.studies import make_study
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PAGE_MS = 30_000
+from tests.trackers.browser import browser_page
 
 
 class Ui:
@@ -64,21 +60,7 @@ def ui(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(ui, tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no chromium: misses whether a browser shows the trials (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")),
-            executable_path=CHROMIUM,
-            args=CHROMIUM_ARGUMENTS,
-            viewport={"width": 1600, "height": 1000},
-        )
-        made = context.new_page()
-        made.set_default_timeout(PAGE_MS)
-        yield made
-        context.close()
+    yield from browser_page(tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture
@@ -92,7 +74,7 @@ def shoot(page, tmp_path_factory, request):
 def test_the_printed_address_shows_the_trials_with_knobs_and_outcomes(ui, page):
     page.goto(ui.printed)
     page.get_by_text("0005 bf16 channels_last batch 64 workers 2").first.wait_for()
-    page.get_by_role("columnheader", name="throughput_per_s").first.wait_for()
+    page.get_by_role("columnheader", name="Samples per second").first.wait_for()
     page.get_by_text("0003 batch 4096").first.wait_for()
 
 
@@ -102,7 +84,7 @@ def test_compare_page_shows_the_trials_params(ui, page):
     wanted = [found[name]["info"]["run_id"] for name in ("0000 baseline", "0001 bf16 channels_last")]
     runs, experiments = (urllib.parse.quote(json.dumps(x)) for x in (wanted, [ui.experiment]))
     page.goto(f"{ui.url}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning")
-    for text in ("precision.amp", "bf16", "loader.batch_size", "throughput_per_s"):
+    for text in ("precision.amp", "bf16", "loader.batch_size", "Samples per second"):
         page.get_by_text(text).first.wait_for()
     page.get_by_text("Parameters", exact=True).last.scroll_into_view_if_needed()
 

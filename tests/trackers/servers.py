@@ -15,7 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from autotune.trackers.contents import Contents
+
 START_S = 60.0
+PYTHON_VARIABLE = "AUTOTUNE_TEST_MLFLOW"  # Python whose MLflow serves, to try another version
 
 
 def free_port() -> int:
@@ -25,17 +28,34 @@ def free_port() -> int:
 
 
 class MlflowServer:
-    """A real `mlflow server` on the loopback address, with one worker and a store of its own."""
+    """A real `mlflow server` on the loopback address, with one worker and a store of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where its files go.
+        store_uri: its database; None for an SQLite file in the folder.
+    """
+
+    def __init__(self, folder: Path, *, store_uri: str | None = None) -> None:
         self.folder, self.port = folder, free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.store = folder / "server.db"
+        self._store_uri = store_uri or f"sqlite:///{self.store}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(self.port)]
-        argv += ["--backend-store-uri", f"sqlite:///{self.store}", "--artifacts-destination", str(self.folder / "artifacts")]
+        argv = [
+            os.environ.get(PYTHON_VARIABLE, sys.executable),
+            "-m",
+            "mlflow",
+            "server",
+            "--workers",
+            "1",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        argv += ["--backend-store-uri", self._store_uri, "--artifacts-destination", str(self.folder / "artifacts")]
         quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -182,7 +202,8 @@ class Mirror:
 
     def problems(self, folder: Any) -> list[str]:
         """Returns what differs from the study's folder: every trial once, whole, below one parent, each metric once."""
-        records = {record.number: record for record in folder.read_trials()}
+        contents = Contents.read(folder)
+        records = {record.number: record for record in contents.trials}
         found = [f"{n} runs of trial {number}" for number, n in Counter(self.numbers).items() if n > 1]
         found += [f"trial {number} is missing" for number in records.keys() - set(self.numbers)]
         found += [f"{len(self.parents)} parents"] if len(self.parents) != 1 else []
@@ -194,7 +215,7 @@ class Mirror:
                 found.append(f"{name} has not ended")
             if run.data.tags["mlflow.parentRunId"] not in parent_ids:
                 found.append(f"{name} has another parent")
-            if set(run.data.params) != set(record.knobs):
+            if set(run.data.params) != set(contents.params(record)):
                 found.append(f"{name} has params {sorted(run.data.params)}")
             for metric in run.data.metrics:
                 if len(self.client.get_metric_history(run.info.run_id, metric)) != 1:

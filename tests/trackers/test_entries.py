@@ -26,7 +26,6 @@ def test_finals_are_named_after_what_they_repeat():
 def test_trials_of_the_attribution_say_what_is_missing():
     found = trial(kind=Kind.attribution, round=2, why="trial 5 without precision.amp")
     assert entries.trial_name(found) == "0007 attribution 2: trial 5 without precision.amp"
-    assert entries.best_so_far([trial(kind=Kind.attribution, value=9.0)]) == []
 
 
 def test_study_s_note_says_what_each_change_is_worth(folder):
@@ -43,21 +42,6 @@ def test_runs_that_compare_losses_are_named_after_what_they_compare():
     assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed={"precision.amp": "bf16"})) == "0007 losses of bf16"
 
 
-def test_only_numbers_become_metrics():
-    metrics = entries.trial_metrics(trial(value=2.0, metrics={"power_w": float("nan"), "energy_j": 3.0}))
-    assert metrics["energy_j"] == 3.0
-    assert "power_w" not in metrics
-    assert "peak_memory_bytes" not in metrics
-
-
-def test_metrics_carry_their_units(folder):
-    plain = {"speedup", "speedup_ci_low", "speedup_ci_high", "trials"}
-    units = ("_s", "_per_s", "_bytes", "_frac", "_w", "_j", "_mhz")
-    for record in folder.read_trials():
-        for name in entries.trial_metrics(record):
-            assert name.endswith(units) or name in plain or name == "seconds"
-
-
 def test_long_values_are_cut_to_what_mlflow_takes():
     assert len(entries.params({"env.LONG": "x" * 10_000})["env.LONG"]) == entries.MAX_PARAM_CHARACTERS
     tags = entries.trial_tags(trial(reason="x" * 10_000), StudyRecord(name="s", title="t", command=[], cwd="/"), "n")
@@ -68,16 +52,6 @@ def test_credentials_in_addresses_are_masked(folder):
     study = folder.read_study()
     study.command = ["python", "train.py", "--data", "https://me:secret@host/data"]
     assert "secret" not in str(entries.trial_tags(trial(), study, "n"))
-
-
-def test_best_so_far_never_falls(folder):
-    rates = [rate for _, rate in entries.best_so_far(folder.read_trials())]
-    assert rates == sorted(rates)
-    assert rates[0] == 16.8
-
-
-def test_a_raced_trial_is_not_the_best_so_far():
-    assert entries.best_so_far([trial(outcome=Outcome.raced, value=9.0)]) == []
 
 
 def test_note_names_baseline_best_and_the_change(folder):
@@ -92,18 +66,36 @@ def test_note_of_a_running_study_has_no_verdict(tmp_path):
     assert entries.study_note(folder.read_study(), folder.read_summary()).startswith("### running")
 
 
-def test_equal_documents_have_equal_digests():
-    assert entries.digest({"a": 1, "b": 2}) == entries.digest({"b": 2, "a": 1})
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("ok", "FINISHED"), ("raced", "KILLED"), ("interrupted", "KILLED"), ("unsteady", "FAILED"), ("infeasible", "FAILED")],
+)
+def test_only_a_rate_that_counts_has_a_green_tick(outcome, status):
+    assert entries.trial_status(trial(outcome=Outcome(outcome), value=9.0)) == status
 
 
-def test_an_objective_is_a_metric_with_its_unit():
-    found = entries.trial_metrics(trial(value=9.0, objectives={"energy_per_sample": 0.3, "throughput": 9.0}))
-    assert (found["energy_per_sample_j"], found["throughput_per_s"]) == (0.3, 9.0)
-    assert "throughput" not in found
+def test_outcomes_have_colors_of_their_own():
+    study = StudyRecord(name="s", title="t", command=[], cwd="/")
+    kinds = ("ok", "raced", "unsteady", "infeasible", "device_oom")
+    colors = {entries.trial_tags(trial(outcome=Outcome(kind)), study, "n")["mlflow.runColor"] for kind in kinds}
+    assert len(colors) == len(kinds)
 
 
-def test_curve_follows_the_score():
-    records = [trial(value=9.0, scores={"energy_per_sample": 2.0}), trial(value=8.0, scores={"energy_per_sample": 3.0})]
-    assert [score for _, score in entries.best_so_far(records)] == [2.0, 3.0]
-    assert entries.curve_name(records) == "best_so_far"
-    assert entries.curve_name([trial(value=9.0)]) == "best_so_far_per_s"
+def test_knobs_of_several_processes_are_params_only_where_there_are_several():
+    knobs = {"loader.batch_size": 32, "parallel.strategy": "ddp", "nccl.algo": "auto"}
+    assert set(entries.params(knobs, is_distributed=False)) == {"loader.batch_size"}
+    assert set(entries.params(knobs)) == set(knobs)
+
+
+def test_tables_show_what_counts_by_ratio_then_failures_then_what_was_stopped():
+    study = StudyRecord(name="s", title="t", command=[], cwd="/")
+    rows = [("raced", 1.5), ("device_oom", None), ("ok", 0.9), ("infeasible", 12.0), ("ok", 11.5), ("ok", 2.0)]
+    tags = [
+        (entries.trial_tags(trial(outcome=Outcome(name)), study, "n", ratio=ratio)["order"], name, ratio)
+        for name, ratio in rows
+    ]
+    tags.append((entries.study_tags(study, {"speedup": {"ratio": 11.5, "ci": None}})["order"], "study", 11.5))
+    sorted_rows = [(name, ratio) for _, name, ratio in sorted(tags)]
+    assert sorted_rows == [
+        ("study", 11.5), ("ok", 11.5), ("ok", 2.0), ("ok", 0.9), ("infeasible", 12.0), ("device_oom", None), ("raced", 1.5),
+    ]  # fmt: skip

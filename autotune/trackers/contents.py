@@ -1,0 +1,129 @@
+"""Reads what a study's folder has for MLflow, with the marks and digests by which MLflow's copy is recognised and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.plain_text import plain, shortened
+from autotune.records import Kind, StudyRecord, Summary, TrialRecord
+from autotune.run_dir import StudyFolder, read_json
+from autotune.trackers import entries, metrics
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """A study as it is now: its folder and the records in it."""
+
+    folder: StudyFolder
+    study: StudyRecord
+    summary: Summary
+    trials: list[TrialRecord]
+
+    @classmethod
+    def read(cls, folder: StudyFolder) -> Contents:
+        """Returns what a folder has now.
+
+        Raises:
+            BadInput: the folder is not a study.
+        """
+        try:
+            return cls(folder=folder, study=folder.read_study(), summary=_summary(folder), trials=folder.read_trials())
+        except (OSError, ValueError) as error:
+            problem = f"{folder.study_file}: not a study this version can read, got {first_line(error)}."
+            raise BadInput(f"{problem} Give a study's name; see `autotune list`.") from error
+
+    @property
+    def status(self) -> str:
+        """The status of the study's run in MLflow."""
+        return entries.STUDY_STATUSES.get(self.summary.get("status", "running"), "FINISHED")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the study has ended."""
+        return self.status != "RUNNING"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether several processes train together."""
+        return (self.study.detected.get("world_size") or 1) > 1 or any(trial.ranks for trial in self.trials)
+
+    @property
+    def ended_at(self) -> float:
+        """When the last trial ended, seconds since the epoch; the start of the study before that."""
+        return max([self.study.started_at, *(trial.started_at + trial.seconds for trial in self.trials)])
+
+    @property
+    def written_at(self) -> float:
+        """When the summary was written: grows with every change, also of a study without a new trial."""
+        try:
+            return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
+        except OSError:  # none yet
+            return self.ended_at
+
+    def metrics(self, trial: TrialRecord) -> dict[str, float]:
+        """Returns a trial's metrics."""
+        return metrics.trial_metrics(trial, self._baseline)
+
+    def tags(self, trial: TrialRecord) -> dict[str, str]:
+        """Returns a trial's tags, without the parent's run id."""
+        return entries.trial_tags(trial, self.study, self.mark(trial), ratio=metrics.ratio(trial, self._baseline))
+
+    def params(self, trial: TrialRecord) -> dict[str, str]:
+        """Returns a trial's params."""
+        return entries.params(trial.knobs, is_distributed=self.is_distributed)
+
+    def mark(self, trial: TrialRecord) -> str:
+        """Returns the trial's mark, "NUMBER:NONCE", which differs from that of an earlier attempt under the same number."""
+        try:
+            nonce = str(read_json(self.folder.trial_path(trial.number) / "spec.json")["nonce"])
+        except (OSError, ValueError, KeyError, TypeError):
+            nonce = ""
+        return f"{trial.number}:{nonce}"
+
+    def digest(self, trial: TrialRecord) -> str:
+        """Returns a short hash of all that MLflow gets of a trial. While it is unchanged, there is nothing to write."""
+        baseline = self._baseline.score if self._baseline else None
+        return digest([trial.as_json(), entries.study_id(self.study), baseline, self.is_distributed])
+
+    @property
+    def study_digest(self) -> str:
+        """A short hash of all that MLflow gets of the study itself."""
+        return digest([self.summary, len(self.trials), [(name, file.stat().st_size) for file, name in self.files()]])
+
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Yields the study's own files and where they go in MLflow; none before the study is over."""
+        folder = self.folder
+        own = [folder.study_file, folder.summary_file, folder.best_file, folder.config_file, folder.explanation_file]
+        named = [(file, file.name) for file in (folder.path / REPORT, *own, *sorted(folder.path.glob("*.csv")))]
+        tables = sorted(folder.path.glob("trials/[0-9]*/explain/*.csv"))
+        named += [(file, f"explain/{file.parent.parent.name}/{file.name}") for file in tables]
+        yield from (each for each in named if self.is_over and each[0].is_file())
+
+    @property
+    def _baseline(self) -> TrialRecord | None:
+        return next((trial for trial in self.trials if trial.kind is Kind.baseline), None)
+
+
+def digest(document: Any) -> str:
+    """Returns a short hash of a JSON document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error, shortened."""
+    return shortened((plain(str(error)).strip() or type(error).__name__).splitlines()[0], 300)
+
+
+def _summary(folder: StudyFolder) -> Summary:
+    try:
+        return folder.read_summary()
+    except (OSError, ValueError):  # none yet
+        return {}

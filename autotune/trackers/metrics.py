@@ -1,0 +1,169 @@
+"""Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
+
+The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
+shows "system" on a tab of its own. Its classic compare page opens on the first name in alphabetical order, capitals first, so
+the rate has the only capital at the beginning of a trial's metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import accumulate
+from typing import Any
+
+from autotune.quantities import number_text
+from autotune.records import COST, ENERGY, TIME, Kind, Summary, TrialRecord
+
+MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
+
+RATIO = "ratio to baseline"
+STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # D and L
+MEMORY = "memory GiB"
+
+# Objective -> its metric. Throughput is not listed: its metric is the rate.
+OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per sample J", COST: "cost per epoch"}
+
+# End of a stored name -> the unit in MLflow, and the factor between the two. The first that fits counts.
+_UNITS = (
+    ("_bytes_per_s", "MiB per s", 2.0**-20),
+    ("_per_s", "per s", 1.0),
+    ("_bytes", "GiB", 2.0**-30),
+    ("_frac", "percent", 100.0),
+    ("_mhz", "MHz", 1.0),
+    ("_w", "W", 1.0),
+    ("_j", "J", 1.0),
+    ("_s", "s", 1.0),
+)
+# First word of a stored name -> its group in MLflow.
+GROUPS = {
+    "gpu": "system",
+    "host": "system",
+    "rank": "ranks",
+    "ranks": "ranks",
+    "communication": "ranks",
+    "step": "time",
+    "window": "time",
+    "compile": "time",
+    "compiled": "time",
+}
+_START = ("spawn", "import", "init", "first_batch")  # phases before the first step
+
+
+def rate_name(unit: str) -> str:
+    """Returns the metric of a trial's rate: "Samples per second"."""
+    return f"{unit.capitalize()} per second"
+
+
+def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> dict[str, float]:
+    """Returns a trial's metrics; unknown and non-finite numbers are left out. A trial that measured no rate has none.
+
+    Args:
+        trial: the trial.
+        baseline: the trial that its score is divided by; None if there is none.
+    """
+    if trial.value is None:
+        return {}
+    low, high = trial.ci or (None, None)
+    numbers: dict[str, Any] = {
+        rate_name(trial.unit): trial.value,
+        RATIO: ratio(trial, baseline),
+        STEP_ALONE: trial.device_rate,
+        LOADER_ALONE: trial.loader_rate,
+        MEMORY: _times(trial.peak_memory_bytes, 2.0**-30),
+        "waiting for data percent": _times(trial.data_wait_frac, 100.0),
+        "interval/low per second": low,
+        "interval/high per second": high,
+        "time/start s": sum(trial.phases_s.get(phase, 0.0) for phase in _START),
+        **{f"time/{phase} s": trial.phases_s.get(phase) for phase in ("compile", "warmup", "steady")},
+        **{OBJECTIVES[name]: value for name, value in trial.objectives.items() if name in OBJECTIVES},
+    }
+    more = dict(readable(name, value) for name, value in trial.metrics.items() if isinstance(value, int | float))
+    own = shown(numbers)
+    return own | {name: value for name, value in shown(more).items() if name not in own}
+
+
+def ratio(trial: TrialRecord, baseline: TrialRecord | None) -> float | None:
+    """Returns a trial's score divided by the baseline's; None if one of them is unknown."""
+    return trial.score / baseline.score if trial.score and baseline and baseline.score else None
+
+
+def study_metrics(summary: Summary) -> dict[str, float]:
+    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description."""
+    baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
+    rate = rate_name(str(summary.get("unit") or "samples"))
+    numbers: dict[str, Any] = {
+        f"Best {rate.lower()}": best.get("value"),
+        f"baseline {rate.lower()}": baseline.get("value"),
+        RATIO: speedup.get("ratio"),
+        "ratio claimed": ((summary.get("verification") or {}).get("claimed") or {}).get("ratio"),
+        "minutes": _times((summary.get("seconds") or {}).get("total"), 1 / 60),
+        "trials": len(summary.get("trials") or []),
+    }
+    for name, side in (("baseline", baseline), ("best", best)):
+        values = side.get("objectives") or {}
+        numbers |= {f"{name} {OBJECTIVES[key]}": value for key, value in values.items() if key in OBJECTIVES}
+    return shown(numbers)
+
+
+def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
+    """Returns (trial number, best score so far) for the trials that may win."""
+    curve, best = [], -math.inf
+    for trial in trials:
+        if trial.outcome.may_win and trial.score is not None and trial.kind in (Kind.baseline, Kind.search):
+            best = max(best, trial.score)
+            curve.append((trial.number, best))
+    return curve
+
+
+def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
+    """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
+
+    They have a point for each trial since the first measurement. There are none as long as they would be single points.
+    """
+    scores = dict(best_so_far(trials))
+    later = [trial.number for trial in trials if scores and trial.number >= min(scores)]
+    if len(later) < 2:
+        return {}
+    best_name, baseline_name = curve_names(trials[0])
+    best = list(accumulate((scores.get(number, -math.inf) for number in later), max))
+    found = {best_name: list(zip(later, map(_digits, best), strict=True))}
+    if (baseline := trials[0]).kind is Kind.baseline and baseline.score:
+        found[baseline_name] = [(number, _digits(baseline.score)) for number in later]
+    return found
+
+
+def curve_names(trial: TrialRecord | None) -> tuple[str, str]:
+    """Returns the metrics of both `curves` by any trial of the study; a score per joule or per unit of currency is no rate."""
+    unit = "score" if trial and next(iter(trial.scores), "") in (ENERGY, COST) else "per second"
+    return f"progress/best {unit}", f"progress/baseline {unit}"
+
+
+def readable(name: str, value: float) -> tuple[str, float]:
+    """Returns a stored number's name and value as MLflow shows them: ("system/gpu power W", 212.0) for gpu.power_w."""
+    words, unit, factor = next(
+        ((name.removesuffix(end), unit, factor) for end, unit, factor in _UNITS if name.endswith(end)), (name, "", 1.0)
+    )
+    first = re.match("[a-z]*", name)
+    group = GROUPS.get(first[0] if first else "", "")
+    text = re.sub(r"[._ ]+", " ", f"{words} {unit}").strip()
+    return (f"{group}/{text}" if group else text), value * factor
+
+
+def shown(numbers: dict[str, Any]) -> dict[str, float]:
+    """Returns the finite ones of some numbers, with three digits and names that MLflow accepts."""
+    is_known = {key: isinstance(value, int | float) and math.isfinite(value) for key, value in numbers.items()}
+    return {mlflow_name(key): _digits(value) for key, value in numbers.items() if is_known[key]}
+
+
+def mlflow_name(key: str) -> str:
+    """Returns a key with the characters that MLflow accepts in names of metrics and params."""
+    return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY_CHARACTERS]
+
+
+def _digits(value: float) -> float:
+    return float(number_text(value).replace(",", ""))
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,179 @@
+"""Makes the pages of MLflow's experiment: for each program a table of its trials and a page of charts, and a list of failures.
+
+MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and an address names its KEY. Version 3.17
+lists views by name, in an envelope with the state as text; 3.10 reads the state from the tag itself. So the tag has both.
+
+Trials are not sorted by date: MLflow would hide them all below their study, which stays folded. A tag sorts what counts first,
+by ratio, then what failed, and last what was stopped early.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.masking import without_credentials
+from autotune.records import StudyRecord, TrialRecord
+from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, STEP_ALONE, curve_names, rate_name
+
+KIND = ("mlflow.experimentKind", "custom_model_development")  # otherwise MLflow shows the pages for language models
+NOTE = "mlflow.note.content"
+TAG = "mlflow.sharedViewState."
+ALL = "autotune"  # key of the view of all programs
+FAILURES = "-failures"
+ORDER = "order"  # tag by which the tables are sorted
+MAX_PROGRAM_CHARACTERS = 120
+MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
+MAX_KNOBS, MAX_AXES = 8, 5
+BATCH = "loader.batch_size"
+# Knobs that change the rate most, first; the others follow by name.
+_FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
+# Columns of the tables, each with its width in pixels.
+_WIDTH = 160
+_NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
+_FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
+_SECTION = "autotune"
+_FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
+_OLD_ABOUT = "One parent run per study"
+_ABOUT = (
+    "Made by autotune: a run per study and, below it, a run per trial. Params are settings. A rate that does not count has a "
+    "red cross, and `outcome` says why. The tables leave out trials that repeat a measurement."
+)
+
+
+def program(study: StudyRecord) -> str:
+    """Returns the program's name: the study's title, without what MLflow's search takes for the end of a text."""
+    title = re.sub(r"[\s'\"`]+", " ", without_credentials(study.title))
+    return title.strip()[:MAX_PROGRAM_CHARACTERS] or study.name
+
+
+def key(study: StudyRecord) -> str:
+    """Returns the key of a program's view."""
+    return f"{ALL}-{hashlib.sha256(program(study).encode()).hexdigest()[:8]}"
+
+
+def page(experiment_id: str, view: str = ALL, *, charts: bool = False) -> str:
+    """Returns the address of a view, from `#` on."""
+    mode = "&compareRunsMode=CHART" if charts else ""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={view}&workflowType=machine_learning{mode}"
+
+
+def run_page(experiment_id: str, run_id: str) -> str:
+    """Returns the address of a run, from `#` on."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+
+def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, present: Mapping[str, str]) -> dict[str, str]:
+    """Returns the experiment's tags that are missing or out of date: the views of a study's program, and the list of views.
+
+    Args:
+        study: the study.
+        first: one of its trials, which says what its rate counts; None if there is none yet.
+        experiment_id: MLflow's id.
+        present: tags of the experiment.
+    """
+    name, at = program(study), int(study.started_at * 1000)
+    whose = f"tags.program = '{name}'"
+    state = _state(first, _searched(study))
+    failed = {**state, "searchFilter": f"{whose} AND attributes.status = 'FAILED'", **_columns(_FAILED)}
+    wanted = {
+        KIND[0]: KIND[1],
+        TAG + ALL: _view("all programs", at, _state(None, _FIRST[:5])),
+        TAG + key(study): _view(name, at, {**state, "searchFilter": f"{whose} AND tags.repeat = 'no'"}),
+        TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
+    }
+    note = present.get(NOTE, "")
+    if not note or note.endswith(_ABOUT) or note.startswith(_OLD_ABOUT):  # otherwise the user's own
+        wanted[NOTE] = _note(experiment_id, {**present, **wanted})
+    return {tag: value for tag, value in wanted.items() if _content(tag, present.get(tag)) != _content(tag, value)}
+
+
+def _note(experiment_id: str, views: Mapping[str, str]) -> str:
+    """Returns the experiment's description in Markdown, with links to the pages of the newest programs."""
+    text, about = "", f"\n\n{_ABOUT}"
+    keys = [tag.removeprefix(TAG) for tag in views if tag.startswith(f"{TAG}{ALL}-") and not tag.endswith(FAILURES)]
+    newest = sorted((-json.loads(views[TAG + view])["createdAt"], json.loads(views[TAG + view])["name"], view) for view in keys)
+    for name, view in [*((name, view) for _, name, view in newest), ("all programs", ALL)]:
+        pages = [("table", page(experiment_id, view)), ("charts", page(experiment_id, view, charts=True))]
+        pages += [("failures", page(experiment_id, view + FAILURES))] if view != ALL else []
+        line = f"- {name}: {' · '.join(f'[{title}]({address})' for title, address in pages)}\n"
+        if len(text) + len(line) + len(about) > MAX_TAG_CHARACTERS:
+            break
+        text += line
+    return text.rstrip() + about
+
+
+def _searched(study: StudyRecord) -> list[str]:
+    """Returns the knobs that a study searches, the most important first."""
+    several = [name for name, domain in study.space.items() if len(domain.get("choice") or (0, 1)) > 1]
+    return sorted(several, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))[:MAX_KNOBS]
+
+
+def _view(name: str, at: int, state: Mapping[str, Any]) -> str:
+    text = "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()  # as MLflow stores its own
+    return json.dumps({"name": name, "createdAt": at, "state": text, **state}, separators=(",", ":"))
+
+
+def _content(tag: str, value: str | None) -> Any:
+    """Returns what matters of a tag: a view written again by another study is the same view."""
+    if value is None or not tag.startswith(TAG):
+        return value
+    try:
+        return {name: part for name, part in json.loads(value).items() if name not in ("createdAt", "updatedAt")}
+    except (ValueError, AttributeError):
+        return value
+
+
+def _state(first: TrialRecord | None, knobs: Sequence[str]) -> dict[str, Any]:
+    rate = rate_name(first.unit if first else "samples")
+    numbers, settings = (RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY), [(f"params.`{name}`", _WIDTH) for name in knobs]
+    return {
+        "orderByKey": f"tags.`{ORDER}`",
+        "orderByAsc": True,
+        "searchFilter": "",
+        **_columns([*_OUTCOME, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
+        "runsHiddenMode": "SHOW_ALL",
+        "hideEmptyCharts": True,
+        "isAccordionReordered": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+        "compareRunSections": _sections(),
+        "compareRunCharts": _charts(rate, curve_names(first), knobs),
+    }
+
+
+def _columns(columns: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Returns the columns of a table, in order, from pairs of column and width in pixels."""
+    names = [name for name, _ in columns]
+    return {"selectedColumns": names, "columnOrder": [_NAME[0], *names], "columnWidths": dict([_NAME, *columns])}
+
+
+def _sections() -> list[dict[str, Any]]:
+    """Returns the groups of charts: those that are made here, and the folded ones for what MLflow adds by itself."""
+    own = {"uuid": _SECTION, "name": _SECTION, "display": True, "isReordered": False, "columns": 2, "cardHeight": 320}
+    names = (*_FOLDED, "System metrics")
+    return [own, *({"uuid": name, "name": name, "display": False, "isReordered": False} for name in names)]
+
+
+def _charts(rate: str, curves: tuple[str, str], knobs: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        _chart("LINE", metricKey=curves[0], selectedMetricKeys=list(curves), xAxisKey="step", lineSmoothness=0),
+        _chart("BAR", metricKey=rate),
+        _chart("SCATTER", xaxis={"key": BATCH, "type": "PARAM"}, yaxis={"key": MEMORY, "type": "METRIC"}),
+        _chart("PARALLEL", selectedParams=list(knobs[:MAX_AXES]), selectedMetrics=[rate], showAllRuns=False),
+    ]
+
+
+def _chart(kind: str, **values: Any) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "uuid": f"{_SECTION}-{kind}",
+        "metricSectionId": _SECTION,
+        "deleted": False,
+        "isGenerated": False,
+        **values,
+    }

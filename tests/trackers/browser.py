@@ -1,0 +1,36 @@
+"""Debian's Chromium, driven by Playwright, to read pages as a person sees them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PAGE_MS = 30_000
+# MLflow 3.17 opens its assistant on the first visit, over a quarter of the page.
+_NO_ASSISTANT = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+"""
+
+
+def browser_page(profile: Path) -> Iterator[Any]:
+    """Yields a page of a new browser, for a fixture; skips the test without a browser."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium: misses what a browser shows of the trials (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(profile), executable_path=CHROMIUM, args=ARGUMENTS, viewport={"width": 1600, "height": 1000}
+        )
+        context.add_init_script(_NO_ASSISTANT)
+        page = context.new_page()
+        page.set_default_timeout(PAGE_MS)
+        yield page
+        context.close()
