@@ -29,7 +29,7 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself ...
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}  # expected seconds of a pass itself ...
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # most findings of one trial that are tried
@@ -210,7 +210,6 @@ class Explaining:
             cwd=session.inputs.command.cwd or "",
             host_context=session.host_context,
             lines=documents.lines,
-            traced=documents.traced,
             memory=documents.memory,
             operations=documents.operations,
             domains={key: domain.values for key, domain in space.domains.items()},
