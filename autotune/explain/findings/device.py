@@ -15,7 +15,8 @@ from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW,
 from autotune.records import KnobValue
 
 AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
-MATRIX_KINDS = ("matmul", "convolution", "attention")
+PRODUCT_KINDS = ("matmul", "convolution")
+MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
@@ -26,6 +27,7 @@ LAUNCH_FRAC = 0.6
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 # How many times as fast 16-bit matrix products are if the program's own were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
+LEFT_FRAC = 0.5  # what remains at least of what products save alone: in a step, memory is new and caches are cold
 HALF_BYTES = 0.5  # seconds that other operators save at most, because their numbers have half as many bytes
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator with less of the memory's bandwidth is bound by something else
 MEMORY_BOUND_FRAC = 0.1  # of the step, in such operators
@@ -66,8 +68,8 @@ def _products(evidence: Evidence) -> dict[str, float]:
 def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float]) -> Gain:
     """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
 
-    At least: every input of every product is converted first. At most: none is, and all other operators of forward and backward
-    move half as many bytes. The estimate is in the middle of the seconds saved.
+    At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
+    and all other operators of forward and backward move half as many bytes. The estimate is in the middle of the seconds saved.
     """
     step_s = evidence.step_s
     if not products:
@@ -75,7 +77,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
         return gain_of(step_s, Saved(low=0.5 * low, mid=mid, high=high), "predicted")
     left = products[NARROW] / products[WIDE]
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
-    low, bare = share * step_s * (1 - with_casts), share * step_s * (1 - left)
+    low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
     high = bare + HALF_BYTES * max(0.0, _computing_s(evidence) - share * step_s)
     return gain_of(step_s, Saved(low=low, mid=(low + high) / 2, high=high), "predicted")
 
@@ -107,10 +109,14 @@ def _computing_s(evidence: Evidence) -> float:
 
 
 def _traced_matrix_frac(evidence: Evidence) -> float | None:
-    """Returns the share of matrix products in the operators of forward and backward; None if unknown."""
+    """Returns the share of matrix products in the operators of forward and backward; None if unknown.
+
+    On the CPU, attention is not one of them: in 16 bits it can be slower.
+    """
+    kinds = MATRIX_KINDS if evidence.is_cuda else PRODUCT_KINDS
     computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
     total_s = math.fsum(entry["seconds"] for entry in computing)
-    matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in MATRIX_KINDS)
+    matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in kinds)
     return matrix_s / total_s if total_s else None
 
 
