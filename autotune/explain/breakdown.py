@@ -59,8 +59,7 @@ class Breakdown:
         step_s: mean seconds of a step.
         other_parts: parts of "other" by place, ("between forward and backward", seconds per step); [] unless "other" is above
             MAX_OTHER_FRAC.
-        busy_s: seconds per step in which the device did anything; on the CPU, in which an operator ran.
-        collective_s: seconds per step in which a collective ran, exposed or not.
+        collective_s: seconds a step in which a collective ran, exposed or not.
     """
 
     is_gpu: bool
@@ -68,7 +67,6 @@ class Breakdown:
     by_step: Floats
     step_s: float
     other_parts: list[tuple[str, float]] = field(default_factory=list)
-    busy_s: float = 0.0
     collective_s: float = 0.0
 
     @property
@@ -94,8 +92,6 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
     )
     if found.shares[OTHER] > MAX_OTHER_FRAC:
         found.other_parts = _other_parts(trace, joined([when for _, when in layers]), windows)
-    busy = ON_DEVICE if found.is_gpu else OPERATOR_KINDS
-    found.busy_s = sum(seconds[name] for name in busy)
     found.collective_s = float(seconds_in(_union(trace, _collectives(trace)), windows).mean())
     return found
 

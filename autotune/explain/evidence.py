@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.explain.gains import Gain
-from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Traced
+from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.records import KnobValue, TrialRecord
@@ -28,15 +28,13 @@ class Operations:
 
     Attributes:
         count: calls of operators in a step, including those by other operators.
-        host_s: seconds a step that the host spends in them.
-        by_operator: [{"operator", "count", "seconds"}] a step, the most seconds first. The seconds are the GPU's if the program
-            trains on one, else the host's.
+        by_operator: [{"operator", "kind", "phase", "count", "seconds", "bound", "roofline_frac"}] a step, as in the table of
+            operators, the most seconds first. The seconds are the GPU's if the program trains on one, else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
         is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
 
     count: float
-    host_s: float
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
     is_distorted: bool = False
@@ -50,7 +48,7 @@ class Evidence:
         record: the trial that measured it first.
         cwd: folder of the program; places in it are named relative to it.
         host_context: machine and program.
-        lines, traced, memory: documents of the passes, by rank; () for a pass that wrote none.
+        lines, memory: documents of these passes, by rank; () for a pass that wrote none.
         operations: what the traces say of operators, by rank; () without a trace.
         domains: knob key -> values that the study may set.
         effect: function of (key, value) that returns the gain of setting one more knob, by the study's trials; None if they
@@ -61,7 +59,6 @@ class Evidence:
     cwd: str = ""
     host_context: HostContext
     lines: Sequence[Lines] = ()
-    traced: Sequence[Traced] = ()
     memory: Sequence[Memory] = ()
     operations: Sequence[Operations] = ()
     domains: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)

@@ -65,18 +65,3 @@ def gaps(covered: Floats, windows: Floats) -> Floats:
         edges = np.concatenate(([start], inside.clip(start, end).ravel(), [end])).reshape(-1, 2)
         found.append(edges[edges[:, 1] > edges[:, 0]])
     return np.concatenate([NOTHING, *found])
-
-
-def without(covered: Floats, others: Floats) -> Floats:
-    """Returns the part of a union that another one does not cover."""
-    return gaps(others, covered) if len(covered) < 1000 else _difference(covered, others)
-
-
-def _difference(covered: Floats, others: Floats) -> Floats:
-    """Like `without`, in one sweep over all boundaries instead of one pass for each interval."""
-    times = np.concatenate((covered.ravel(), others.ravel()))
-    steps = np.concatenate((np.tile([1, -1], len(covered)), np.tile([-2, 2], len(others))))
-    order = np.argsort(times, kind="stable")
-    times, state = times[order], np.cumsum(steps[order])
-    is_left = state[:-1] == 1
-    return union(times[:-1][is_left], times[1:][is_left])

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.explain.evidence import Operations
-from autotune.explain.tables import Tables, explained, write_tables
-from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Lines, Memory, Traced
-
-# Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
-MAX_DISTORTION = 1.5
+from autotune.explain.tables import MAX_DISTORTION, Tables, explained, write_tables
+from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Lines, Memory
 
 
 @dataclass(kw_only=True)
@@ -21,13 +18,12 @@ class Documents:
     """What the passes of one configuration found, by rank.
 
     Attributes:
-        lines, traced, memory: documents of each pass; [] if the pass did not run or nothing that it wrote can be read.
+        lines, memory: documents of these passes; [] if the pass did not run or nothing that it wrote can be read.
         operations: what the traces say of operators; [] without a trace.
         notes: sentences on what is missing and why, and on what the passes could not find out.
     """
 
     lines: list[Lines] = field(default_factory=list)
-    traced: list[Traced] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     operations: list[Operations] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -43,8 +39,7 @@ def read_documents(folders: Mapping[str, Path], mask: Callable[[str], str]) -> D
         mask: removes secrets from texts.
     """
     made = explained(list(folders.values()), mask=mask)
-    by_pass: dict[str, Mapping[int, Any]] = {LINES: made.passes.lines, TRACE: made.passes.traced, MEMORY: made.passes.memory}
-    read = {which: [found[rank] for rank in sorted(found)] for which, found in by_pass.items()}
+    read = {which: [found[rank] for rank in sorted(found)] for which, found in made.passes.by_pass.items()}
     notes = []
     for which in folders:
         notes += [f"{which}: not known, {reason}" for reason in made.passes.absent.get(which, ())]
@@ -53,7 +48,7 @@ def read_documents(folders: Mapping[str, Path], mask: Callable[[str], str]) -> D
     if TRACE in folders:
         write_tables(made.tables, folders[TRACE])
         operations = _operations(made.tables)
-    return Documents(lines=read[LINES], traced=read[TRACE], memory=read[MEMORY], operations=operations, notes=notes)
+    return Documents(lines=read[LINES], memory=read[MEMORY], operations=operations, notes=notes)
 
 
 def _operations(tables: Tables) -> list[Operations]:
@@ -75,11 +70,11 @@ def operations_of(
     """
     has_device = any(row.get("device_self_s") for row in operators)
     key = "device_self_s" if has_device else "host_self_s"
-    listed = [{"operator": row["operator"], "count": row["count"], "seconds": row.get(key) or 0.0} for row in operators]
+    names = ("operator", "kind", "phase", "count", "bound", "roofline_frac")
+    listed = [{**{name: row.get(name) for name in names}, "seconds": row.get(key) or 0.0} for row in operators]
     compute_s = math.fsum(float(row["seconds"]) for row in breakdown if "compute" in str(row["category"]))
     return Operations(
         count=math.fsum(float(row["count"]) for row in operators),
-        host_s=math.fsum(float(row.get("host_self_s") or 0.0) for row in operators),
         by_operator=sorted(listed, key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
         is_distorted=distortion is not None and distortion > MAX_DISTORTION,

@@ -43,8 +43,12 @@ class Passes:
     @property
     def world_size(self) -> int:
         """Number of ranks of the program, including ranks that wrote nothing; 0 if no rank wrote anything."""
-        everything: list[Lines | Traced | Memory] = [*self.lines.values(), *self.traced.values(), *self.memory.values()]
-        return max((each.world_size for each in everything), default=0)
+        return max((each.world_size for found in self.by_pass.values() for each in found.values()), default=0)
+
+    @property
+    def by_pass(self) -> dict[str, Mapping[int, Any]]:
+        """Pass -> rank -> document."""
+        return {LINES: self.lines, TRACE: self.traced, MEMORY: self.memory}
 
 
 def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Passes:
@@ -59,8 +63,7 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if named := _NAME.fullmatch(path.name):
                 _read(found, path, named[1], int(named[2]), mask)
-    by_pass: dict[str, Mapping[int, Any]] = {LINES: found.lines, TRACE: found.traced, MEMORY: found.memory}
-    for which, documents in by_pass.items():
+    for which, documents in found.by_pass.items():
         if not documents and which not in found.absent:
             found.miss(which, f"the pass {which!r} was not run, or wrote nothing")
         for rank in range(found.world_size) if documents else ():

@@ -18,8 +18,8 @@ COLUMNS = {
     "input_s": "seconds a step that it waits for its next batch",
     **{f"{phase}_s": f"host seconds per step in {phase}" for phase in STEP_PHASES[1:]},
     "behind_s": "own_s more than the fastest rank's", "is_slowest": "whether the others wait for it",
-    "collective_s": "seconds per step in collectives, exposed or not", "gradient_bytes": "that it reduces in a step",
-    "all_reduce_bound_s": "gradient_bytes over the bandwidth between ranks", "measured_by": "lines (no profiler) or trace",
+    "collective_s": "seconds a step in collectives, exposed or not", "gradient_bytes": "that it reduces in a step",
+    "measured_by": "lines (no profiler) or trace",
 }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ class Skew:
     phase_s: float = 0.0
 
 
-def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown], bandwidth_bytes_per_s: float | None = None) -> Table:
+def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
     """Returns a table with a row for each rank.
 
     In a synchronous program a step takes equally long on all ranks. They differ in how long each waits for the others.
@@ -50,9 +50,8 @@ def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown], bandwidth_b
     Args:
         passes: documents by rank.
         breakdowns: rank -> breakdown of its trace.
-        bandwidth_bytes_per_s: bandwidth between ranks; None if unknown.
     """
-    rows = [_row(passes, breakdowns, rank, bandwidth_bytes_per_s) for rank in sorted({*passes.lines, *breakdowns})]
+    rows = [_row(passes, breakdowns, rank) for rank in sorted({*passes.lines, *breakdowns})]
     owns = [row["own_s"] for row in rows if row["own_s"] is not None]
     for row in rows:
         row["behind_s"] = row["own_s"] - min(owns) if row["own_s"] is not None else None
@@ -97,7 +96,7 @@ def _behind(slowest: Row, others: list[Row], column: str) -> float:
     return float(slowest[column] - statistics.median(values)) if values and slowest[column] is not None else 0.0
 
 
-def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int, bandwidth_bytes_per_s: float | None) -> Row:
+def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int) -> Row:
     lines, found, memory = passes.lines.get(rank), breakdowns.get(rank), passes.memory.get(rank)
     exposed = lines.communication.get("exposed_s") if lines else None
     from_lines = lines is not None and (exposed is not None or found is None)
@@ -118,11 +117,5 @@ def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int, bandwid
         **{f"{phase}_s": phases.get(phase) for phase in STEP_PHASES[1:]},
         "collective_s": found.collective_s if found else None,
         "gradient_bytes": gradient_bytes,
-        "all_reduce_bound_s": all_reduce_bound_s(gradient_bytes, bandwidth_bytes_per_s),
         "measured_by": "lines" if from_lines else "trace",
     }
-
-
-def all_reduce_bound_s(num_bytes: float | None, bandwidth_bytes_per_s: float | None) -> float | None:
-    """Returns the least seconds in which gradients can be reduced: their bytes divided by the bandwidth; None if unknown."""
-    return num_bytes / bandwidth_bytes_per_s if num_bytes and bandwidth_bytes_per_s else None

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotune.harness.explain.documents import BYTES
+
 T = 1e12
 G = 1e9
 
@@ -67,6 +69,12 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
 def documented_peaks(device_name: str) -> Peaks | None:
     """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it; None if it is not in the table."""
     return next((peaks for pattern, peaks in _DOCUMENTED if re.search(pattern, device_name, re.IGNORECASE)), None)
+
+
+def measured_peaks(found: Mapping[str, float]) -> Peaks | None:
+    """Returns the peaks that a pass measured, as in `documents.Traced.peaks`; None if it measured none."""
+    flops = {dtype: value for dtype, value in found.items() if dtype != BYTES}
+    return Peaks(flops_per_s=flops, bytes_per_s=found.get(BYTES), source="measured") if found else None
 
 
 def _of(source: str, gb_per_s: float, float32: float, **tflops: float) -> Peaks:

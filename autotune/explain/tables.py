@@ -30,7 +30,7 @@ from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
 from autotune.explain.operators import operator_rows, operators_of, uses_tf32
 from autotune.explain.passes import Passes, read_passes
 from autotune.explain.ranks import Skew, ranks_table, skew_of
-from autotune.explain.roofline import Peaks, documented_peaks, roof
+from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
 from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
@@ -42,7 +42,6 @@ SCHEMA = 1  # version of the index; 1 is the first
 # Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
 MAX_DISTORTION = 1.5
 TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
-LINES_TABLES = ("phases", "lines", "stages", "syncs", "compile")
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 PRIVILEGES_REMEDY = (
     "let users profile with the driver's option NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN"
@@ -108,41 +107,31 @@ class Explanation:
 
     Attributes:
         passes: documents by rank.
-        breakdowns: rank -> breakdown of its trace.
         tables: all tables.
     """
 
     passes: Passes
-    breakdowns: dict[int, Breakdown]
     tables: Tables
 
 
-def explained(
-    folders: Sequence[Path],
-    *,
-    mask: Callable[[str], str] = str,
-    peaks: Peaks | None = None,
-    bandwidth_bytes_per_s: float | None = None,
-) -> Explanation:
+def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> Explanation:
     """Returns the explanation of one configuration. What cannot be read makes its tables absent, and never raises.
 
     Args:
         folders: folders of the trials that ran its passes.
         mask: removes secrets from names, paths and source lines.
-        peaks: peaks measured on this device, used if no documented ones are known: for CPUs and unknown GPUs.
-        bandwidth_bytes_per_s: bandwidth between ranks, for the least seconds of an all-reduce; None if unknown.
     """
     passes = read_passes(folders, mask)
-    made = _OfTraces(passes, peaks)
+    made = _OfTraces(passes)
     for rank in sorted(passes.traces):
         made.add(rank, mask)
     tables = made.tables()
     _add_lines(tables, passes)
     _add_memory(tables, passes)
-    ranks = ranks_table(passes, made.breakdowns, bandwidth_bytes_per_s)
+    ranks = ranks_table(passes, made.breakdowns)
     tables.add(ranks, _reason(passes, LINES))
     tables.skew = skew_of(ranks)
-    return Explanation(passes=passes, breakdowns=made.breakdowns, tables=tables)
+    return Explanation(passes=passes, tables=tables)
 
 
 def _reason(passes: Passes, which: str) -> str:
@@ -178,8 +167,8 @@ def _add_memory(tables: Tables, passes: Passes) -> None:
 class _OfTraces:
     """Collects the tables that are made from traces, one rank at a time: a trace is dropped once its rows are made."""
 
-    def __init__(self, passes: Passes, peaks: Peaks | None) -> None:
-        self._passes, self._peaks = passes, peaks
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
         self._rows: dict[str, list[Row]] = {name: [] for name in TRACE_TABLES}
         self._notes: dict[str, list[str]] = {name: [] for name in TRACE_TABLES}
         self._found = Tables()
@@ -196,7 +185,7 @@ class _OfTraces:
             return
         self._found.traces[rank] = str(path)
         self.breakdowns[rank] = found
-        peaks = documented_peaks(trace.device_name) or self._peaks
+        peaks = documented_peaks(trace.device_name) or measured_peaks(document.peaks)
         operators = operators_of(trace, host)
         self._add_breakdown(rank, trace, document)
         self._extend("operators", rank, operator_rows(trace, host, operators, rank=rank, peaks=peaks))

@@ -31,14 +31,13 @@ MAX_TEXT_BYTES = 4 << 30  # bytes of the decompressed file
 MAX_VALUE_CHARS = 32 << 20  # characters of one event
 MAX_INTERNED_BYTES = 128 << 20  # bytes of all different names, and likewise of all different shapes
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
-MAX_LANE_NAMES = 10_000
 BLOCK_BYTES = 1 << 20
 
-OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET, SYNC = range(7)
+OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET = range(6)
 _CATEGORIES = {
     "cpu_op": OPERATOR, "Operator": OPERATOR, "user_annotation": ANNOTATION, "cuda_runtime": RUNTIME, "Runtime": RUNTIME,
     "cuda_driver": RUNTIME, "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": SET,
-    "Memset": SET, "cuda_sync": SYNC,
+    "Memset": SET,
 }  # fmt: skip
 HOST = (OPERATOR, ANNOTATION, RUNTIME)
 DEVICE = (KERNEL, COPY, SET)
@@ -60,7 +59,6 @@ class Trace:
         details: index into `arguments`; -1 for events without arguments.
         texts: the different names, masked.
         lanes: the different (process, thread) pairs, as texts.
-        lane_names: lane -> name of the thread.
         arguments: the different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
         device_name: name of the first device; "" on the CPU.
@@ -77,10 +75,8 @@ class Trace:
     details: Ints
     texts: list[str]
     lanes: list[tuple[str, str]]
-    lane_names: dict[tuple[str, str], str]
     arguments: list[dict[str, Any]]
     device_name: str = ""
-    distributed: dict[str, Any] = field(default_factory=dict)
     num_events: int = 0
     num_skipped: int = 0
     notes: list[str] = field(default_factory=list)
@@ -293,16 +289,13 @@ class _Columns:
         self.correlations = array("q")
         self.texts, self.arguments = _Interned(), _Interned()
         self.lanes: dict[tuple[str, str], int] = {}
-        self.lane_names: dict[tuple[str, str], str] = {}
-        self.device_name, self.distributed = "", dict[str, Any]()
+        self.device_name = ""
         self.num_events = self.num_skipped = 0
 
     def add_property(self, key: Any, value: Any) -> None:
         """Takes a property of the whole trace."""
         if key == "deviceProperties" and isinstance(value, list) and value and isinstance(value[0], dict):
             self.device_name = str(value[0].get("name", ""))
-        elif key == "distributedInfo" and isinstance(value, dict):
-            self.distributed = value
 
     def add(self, event: Any) -> None:
         """Takes an event if it is of a known category; raises ValueError if there are too many."""
@@ -312,8 +305,6 @@ class _Columns:
             return
         category = _CATEGORIES.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
         if category < 0:
-            if event.get("name") == "thread_name":
-                self._name_lane(event)
             return
         try:
             self._append(category, event)
@@ -342,12 +333,6 @@ class _Columns:
         self.threads.append(self.lanes.setdefault(lane, len(self.lanes)))
         self.correlations.append(correlation)
 
-    def _name_lane(self, event: dict[str, Any]) -> None:
-        arguments = event.get("args")
-        if isinstance(arguments, dict) and len(self.lane_names) < MAX_LANE_NAMES:
-            lane = (str(event.get("pid", "")), str(event.get("tid", "")))
-            self.lane_names[lane] = str(arguments.get("name", ""))[:MAX_NAME_CHARS]
-
     def as_trace(self, mask: Callable[[str], str]) -> Trace:
         """Returns the sorted, masked trace."""
         starts_us, durations_us = np.array(self.starts), np.array(self.durations)
@@ -368,10 +353,8 @@ class _Columns:
             details=sorted_ints(self.details),
             texts=[_clean(text, mask) for text in self.texts.numbers],
             lanes=list(self.lanes),
-            lane_names={lane: _clean(name, mask) for lane, name in self.lane_names.items()},
             arguments=[marshal.loads(kept) for kept in self.arguments.numbers],
             device_name=_clean(self.device_name, mask),
-            distributed=self.distributed,
             num_events=self.num_events,
             num_skipped=self.num_skipped,
             notes=self._notes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from autotune.harness import protocol
 from autotune.masking import Secrets
+from autotune.monitors.trace_sealing import seal_trace
 
 SCRATCH = "scratch"  # where a trial's W&B and MLflow write, to keep the user's records clean
 LOOK_S = 0.2
@@ -36,6 +38,11 @@ def seal(folder: Path, secrets: Secrets) -> None:
             file.unlink(missing_ok=True)
         else:
             _rewrite(file, lambda text: _masked_json(text, secrets))
+    for file in (*folder.glob("unfinished.trace.*"), *folder.glob("trace.rank*.tmp")):
+        with contextlib.suppress(OSError):
+            file.unlink()
+    for file in folder.glob("trace.rank*.json.gz"):
+        seal_trace(file, secrets.text)
 
 
 def first_attempt(name: str) -> str:

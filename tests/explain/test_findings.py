@@ -5,7 +5,7 @@ import pytest
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found
 from autotune.explain.gains import Gain
-from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, Compiled
+from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, WORKER, Compiled
 from autotune.knobs.base import HostContext
 from tests.explain import made
 
@@ -186,8 +186,72 @@ def test_float32_products_where_16_bit_units_idle():
     assert causes(made.evidence(documents, **small)) == []
 
 
+def products(narrow: float, casts: float = 0.0) -> list:
+    """Returns documents of a program whose products take 40 ms in 32 bits and `narrow` seconds in 16 bits."""
+    timed = {"float32": 0.04, "bfloat16": narrow, "casts": casts, "timed_frac": 1.0}
+    return [made.memory(flops=1e10, products=timed)]
+
+
+@pytest.mark.parametrize("isa", [frozenset({"avx2"}), frozenset({"amx_bf16"})])
+def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
+    seconds = {"aten::mm": 0.08, "aten::gelu": 0.02}
+    by_operator = [{"operator": name, "seconds": each, "phase": "forward"} for name, each in seconds.items()]
+    by_operator.append({"operator": "aten::add_", "seconds": 0.05, "phase": "optimizer"})
+    traced = Operations(count=9, by_operator=by_operator)
+    given = {
+        "knobs": {"precision.amp": "off"}, "domains": ENOUGH, "operations": [traced],
+        "host_context": HostContext(num_cores=2, cpu_isa=isa),
+    }  # fmt: skip
+    finding = top(made.evidence(documents, **given, memory=products(0.01, casts=0.01)))
+    assert (finding.cause, finding.knob, finding.value) == ("32-bit arithmetic", "precision.amp", "bf16")
+    # 80 of 100 ms are products. At most three quarters of them are saved, and half of the other 20 ms. With casts it is half of
+    # the products, and of that at least a half.
+    assert finding.gain.low == pytest.approx(100 / (100 - 20) - 1)
+    assert finding.gain.high == pytest.approx(100 / (100 - 60 - 10) - 1)
+    assert finding.gain.mid == pytest.approx(100 / (100 - 45) - 1)
+    assert "4 times as fast" in finding.basis
+    assert causes(made.evidence(documents, **given, memory=products(0.05))) == []
+    slow_casts = top(made.evidence(documents, **given, memory=products(0.01, casts=0.1)))
+    assert slow_casts.gain.low == 0.0
+    attends = Operations(count=9, by_operator=[*by_operator, {**by_operator[0], "operator": "aten::_attention"}])
+    assert (
+        top(made.evidence(documents, **{**given, "operations": [attends]}, memory=products(0.01))).gain.mid < finding.gain.mid
+    )
+    untraced = top(made.evidence(documents, **{**given, "operations": []}, memory=products(0.01)))
+    assert untraced.evidence.startswith("40 % of the step")
+
+
+MOVES = {"operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8}
+ADDS = {**MOVES, "operator": "aten::add_", "kind": "elementwise"}
+
+
+def test_operators_that_move_memory_at_its_bandwidth():
+    domains = {"compile.mode": ["off", "default"]}
+
+    def of(*rows, **given):
+        operations = Operations(count=9, by_operator=list(rows))
+        return made.evidence(made.lines(FORWARD_LINE), operations=[operations], **given)
+
+    finding = top(of({**MOVES, "seconds": 0.03}, {**ADDS, "seconds": 0.02}, domains=domains, knobs={"compile.mode": "off"}))
+    assert (finding.cause, finding.where, finding.gain.kind) == ("memory-bound operators", "aten::native_batch_norm", "bound")
+    assert (finding.knob, finding.value) == ("compile.mode", "default")
+    assert finding.gain.low == 0.0
+    assert finding.gain.high == pytest.approx(1 / (1 - 0.8 * 0.5) - 1)
+    assert "aten::native_batch_norm and 1 more: 50 ms" in finding.evidence
+    assert top(of({**MOVES, "seconds": 0.03})).code.startswith("fuse them")
+    harmless = {"bound": "compute", "roofline_frac": 0.1, "phase": "optimizer", "kind": "matmul", "seconds": 0.005}
+    for key, value in harmless.items():
+        assert causes(of({**MOVES, "seconds": 0.03, key: value})) == [], key
+
+
+def test_operators_under_a_profiler_that_distorts_are_not_judged():
+    distorted = Operations(count=9, by_operator=[{**MOVES, "seconds": 0.03}], is_distorted=True)
+    assert causes(made.evidence(made.lines(FORWARD_LINE), operations=[distorted])) == []
+
+
 def test_many_small_operators():
-    operations = (Operations(count=9000, host_s=0.08, by_operator=[]),)
+    operations = (Operations(count=9000, by_operator=[]),)
     given = {"domains": {"loader.batch_size": [32, 64, 128]}, "knobs": {"loader.batch_size": 32}, "operations": operations}
     finding = top(made.evidence(made.lines(FORWARD_LINE), **given))
     assert (finding.cause, finding.where, finding.knob, finding.value) == (
@@ -212,6 +276,48 @@ def test_recompilation_within_the_observed_steps():
     assert "size mismatch" in finding.evidence
 
 
+def test_graph_breaks_cost_at_least_the_lines_that_break():
+    entry = {"file": "/home/me/model.py", "line": 9, "reason": "Unsupported: print\n  Hint: none", "count": 1}
+    other = {**entry, "line": 20, "count": 3}
+    prints = made.line("print(x.mean())", 0.01, file="/home/me/model.py", line=9, function="Net.forward", phase=FORWARD)
+    documents = made.lines(FORWARD_LINE, prints, compiled=Compiled(graph_breaks=[other, entry]))
+    finding = next(one for one in found(made.evidence(documents)) if one.cause == "graph breaks")
+    assert (finding.where, finding.gain.kind) == ("model.py:9", "floor")
+    assert finding.evidence.startswith("4 graph breaks; their lines take 10 ms of a step's 100 ms (10 %): Unsupported: print")
+    assert finding.gain.low == pytest.approx(1 / 0.9 - 1)
+    assert finding.gain.low < finding.gain.mid < finding.gain.high
+    cheap = made.lines(FORWARD_LINE, compiled=Compiled(graph_breaks=[entry]))
+    assert causes(made.evidence(cheap)) == []
+
+
+GPU = HostContext(num_cores=8, has_cuda=True)
+
+
+def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
+    given = {"host_context": GPU, "domains": {"memory.allocator": ["default", "expandable_segments"]}}
+    memory = [made.memory(), made.memory(rank=1, device="cuda", alloc_retries=4, fragmentation_frac=0.3)]
+    finding = top(made.evidence(made.lines(FORWARD_LINE), memory=memory, **given))
+    assert (finding.cause, finding.where, finding.value) == ("allocator retries", "rank 1", "expandable_segments")
+    assert finding.evidence.startswith("2 retries a step")
+    assert finding.evidence.endswith("30 % of the reserved memory is unused")
+    assert finding.gain.mid == pytest.approx(1 / (1 - 2 * 0.005 / 0.1) - 1)
+    assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
+
+
+def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_would_help():
+    def of(busy_s=0.05, **more):
+        document = {"device": "cuda", "peak_bytes": 7 * 10**9, "capacity_bytes": 10**10, "fragmentation_frac": 0.3, **more}
+        busy = Operations(count=9, busy_s=busy_s)
+        return made.evidence(made.lines(FORWARD_LINE), memory=[made.memory(**document)], operations=[busy], host_context=GPU)
+
+    finding = top(of())
+    assert (finding.cause, finding.where) == ("memory fragmentation", "rank 0")
+    assert "30 % of 10 GB" in finding.evidence
+    assert 0.1 < finding.gain.mid < 0.2  # a batch 1.43 times as large, of which half a step does not grow
+    for change in ({"capacity_bytes": 10**11}, {"fragmentation_frac": 0.05}, {"busy_s": 0.1}, {"busy_s": None}):
+        assert causes(of(**change)) == []
+
+
 def test_the_slow_rank_and_its_line_are_named():
     slow = made.line("time.sleep(0.03)", 0.03, line=55)
     ranks = [
@@ -221,6 +327,21 @@ def test_the_slow_rank_and_its_line_are_named():
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:55"
     assert finding.gain.mid == pytest.approx(0.1 / 0.07 - 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_line_that_slows_one_rank_s_input_is_named(num_workers):
+    where = WORKER if num_workers else MAIN
+    load = made.line("return load(index)", 0.03, line=30, phase=INPUT, where=where)
+    loop = made.line("for batch in loader:", 0.0301 if num_workers else 0.001, line=50, phase=INPUT)
+    given = {"world_size": 2, "num_workers": num_workers}
+    ranks = [
+        made.lines(FORWARD_LINE, rank=0, phases_s=made.phases(backward=0.06), **given),
+        made.lines(FORWARD_LINE, load, loop, rank=1, phases_s=made.phases(backward=0.03, input=0.03), **given),
+    ]
+    finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
+    assert finding.where == "rank 1 at train.py:30"
+    assert "in input: `return load(index)`" in finding.evidence
 
 
 def test_exposed_communication_of_the_rank_that_waits_least():
@@ -250,7 +371,7 @@ def test_a_findings_document_can_be_read_again():
 
 
 def test_every_rule_has_a_name_of_its_own_and_a_test():
-    assert len(RULES) == 18
+    assert len(RULES) == 21
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])

@@ -11,7 +11,6 @@ import pytest
 
 from autotune.errors import Unreadable
 from autotune.explain.passes import read_document, read_passes
-from autotune.explain.roofline import Peaks
 from autotune.explain.table import Table
 from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
 from autotune.harness.explain.documents import Lines, document_file, trace_file
@@ -67,10 +66,9 @@ def test_workers_needed_follow_from_demand_and_service_time(tmp_path: Path) -> N
 
 
 def test_mfu_takes_counted_flops_the_plain_step_and_the_measured_peak(tmp_path: Path) -> None:
-    write(tmp_path, lines(), traced(), memory(samples=8.0))
+    write(tmp_path, lines(), traced(peaks={"float32": 1e12, "bytes": 1e10}), memory(samples=8.0))
     step_of_the_cpu(tmp_path)
-    peaks = Peaks(flops_per_s={"float32": 1e12}, bytes_per_s=1e10, source="measured")
-    row = explained([tmp_path], peaks=peaks).tables.rows("roofline")[0]
+    row = explained([tmp_path]).tables.rows("roofline")[0]
     assert (row["flops"], row["flops_from"], row["step_s"]) == (12e9, "memory", 0.1)
     assert row["mfu_frac"] == pytest.approx(0.12)
     assert (row["dtype"], row["bound"], row["peak_source"]) == ("float32", "compute", "measured")
@@ -105,13 +103,12 @@ def test_the_slow_rank_and_its_phase_are_named(tmp_path: Path) -> None:
         }
         waits = {"exposed_s": 0.03 - slow, "gradient_bytes": 4_000_000}
         write(tmp_path, lines(rank, 3, phases_s=phases, wait_s=0.0, communication=waits))
-    found = explained([tmp_path], bandwidth_bytes_per_s=1e9).tables
+    found = explained([tmp_path]).tables
     assert found.skew is not None
     assert (found.skew.slowest, found.skew.phase) == (1, "forward")
     assert found.skew.lost_s == found.skew.phase_s == pytest.approx(0.02)
     assert found.skew.lost_frac == pytest.approx(0.2)
     assert [row["is_slowest"] for row in found.rows("ranks")] == [False, True, False]
-    assert [row["all_reduce_bound_s"] for row in found.rows("ranks")] == [0.004] * 3
 
 
 def test_skew_is_told_from_traces_where_no_other_pass_knows_the_waits(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.explain import allocations, documents, kineto
+from autotune.harness.explain import allocations, compiling, documents, kineto
 from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
@@ -125,6 +125,7 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     assert any(event.get("args", {}).get("Input Dims") for event in events)
     assert found["activities"] == ["CPU"]
     assert found["step_s"] > 0 < found["plain_step_s"]
+    assert set(found["peaks"]) == {"float32", "bfloat16", "bytes"}
     assert run.stderr == ""
 
 
@@ -160,6 +161,8 @@ def test_memory_is_told_by_its_parts_and_flops_are_exact(trial: Trial) -> None:
     assert (modules["0"]["class"], modules["0"]["flops"]) == ("Linear", 2 * products)
     assert modules["1"]["activations"] == 512 * 256 * 4  # the output of ReLU, which both it and the next layer need
     assert sum(row["flops"] for row in modules.values()) == found["flops"]
+    assert found["products"]["timed_frac"] == pytest.approx(1.0)
+    assert found["products"]["float32"] > 0 < found["products"]["bfloat16"]
     assert run.stderr == ""
 
 
@@ -232,6 +235,33 @@ def test_the_switch_interval_is_given_back() -> None:
 
 
 # --- parts ---
+
+
+def test_what_the_compiler_did_is_told_by_place_and_reason() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()  # the place of the break
+        return x * 2
+
+    torch._dynamo.reset()
+    compile_s = compiling.compile_seconds()
+    try:
+        function = torch.compile(broken, backend="eager", dynamic=False)
+        for size in (3, 4, 5):
+            function(torch.ones(size))
+        found = compiling.compiled(Sources(), compile_s)
+    finally:
+        torch._dynamo.reset()
+    assert found is not None
+    lines = Path(__file__).read_text().splitlines()
+    place = next(number for number, line in enumerate(lines, 1) if line.endswith("# the place of the break"))
+    first = found.graph_breaks[0]
+    assert (first["file"], first["line"]) == (__file__, place)
+    assert "graph_break" in first["reason"]
+    again = next(each for each in found.recompilations if each["function"] == "broken")
+    assert (again["file"], again["count"]) == (__file__, 2)
+    assert "size mismatch" in again["reason"]
+    assert found.seconds > 0
 
 
 def test_a_stack_is_read_innermost_first() -> None:

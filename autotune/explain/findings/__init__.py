@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import device, host, pipeline, ranks
+from autotune.explain.findings import compiling, device, host, memory, pipeline, ranks
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
@@ -24,12 +24,15 @@ RULES: dict[str, Rule] = {
     host.COLLECTION: host.collections,
     host.PYTHON: partial(host.costs, cause=host.PYTHON),
     "launch-bound": device.launch_bound,
-    "recompilation": device.recompilation,
+    "memory-bound operators": device.memory_bound,
+    "recompilation": compiling.recompilation,
+    "graph breaks": compiling.graph_breaks,
     "32-bit arithmetic": device.low_precision,
     "unfused optimizer": device.unfused_optimizer,
     "communication": ranks.communication,
     "rank skew": ranks.skew,
-    "allocator retries": device.allocator_retries,
+    "allocator retries": memory.allocator_retries,
+    "memory fragmentation": memory.fragmentation,
 }
 HIDING_FRAC = 0.5  # of a stage's gain: workers that hide so much of it come first
 

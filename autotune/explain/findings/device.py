@@ -1,57 +1,92 @@
-"""Rules for computation: precision, the optimizer's kernels, many small operators, compilation, memory."""
+"""Rules for computation: precision, the optimizer's kernels, many small operators, operators that only move memory."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, ms, percent
 from autotune.explain.gains import Gain, Saved, gain_of
-from autotune.explain.places import named, place_of
-from autotune.harness.explain.documents import BACKWARD, FORWARD, OPTIMIZER
+from autotune.explain.names import CUSTOM, operator_kind
+from autotune.explain.places import place_of
+from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW, OPTIMIZER, TIMED_FRAC, WIDE
 from autotune.records import KnobValue
 
-AMP, OPTIMIZER_KNOB, BATCH, COMPILE, DYNAMIC = (
-    "precision.amp",
-    "optimizer.implementation",
-    "loader.batch_size",
-    "compile.mode",
-    "compile.dynamic",
-)
-MATRIX = re.compile(r"conv|addmm|\bmm\b|bmm|matmul|linear|attention", re.IGNORECASE)
+AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
+PRODUCT_KINDS = ("matmul", "convolution")
+MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
+COMPUTING = (FORWARD, BACKWARD)
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
-MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no trace shows their share
+MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no pass shows it
 OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
 # A step is bound by launches if, for at least this share of it, the GPU has nothing to do or the CPU only calls operators.
 LAUNCH_FRAC = 0.6
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
-FASTER_16_BIT = (1.1, 1.7, 3.0)  # how many times as fast 16-bit matrix products are: at least, usually, at most
+# How many times as fast 16-bit matrix products are if the program's own were not timed: at least, usually, at most.
+FASTER_16_BIT = (1.1, 2.0, 8.0)
+LEFT_FRAC = 0.5  # what remains at least of what products save alone: in a step, memory is new and caches are cold
+HALF_BYTES = 0.5  # seconds that other operators save at most, because their numbers have half as many bytes
+LEAST_BANDWIDTH_FRAC = 0.5  # an operator with less of the memory's bandwidth is bound by something else
+MEMORY_BOUND_FRAC = 0.1  # of the step, in such operators
+FUSED_FRAC = (0.0, 0.3, 0.8)  # of their seconds that fusing them saves: at least, usually, at most
+FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
+NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds of operators
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 
 
 def low_precision(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if matrix products run in 32 bits although the device has units for 16 bits."""
-    can = evidence.is_cuda or bool(FAST_16_BIT & evidence.host_context.cpu_isa)
-    if not (can and evidence.lines and evidence.value(AMP) == "off" and evidence.may_set(AMP, "bf16")):
+    """Yields a finding if matrix products run in 32 bits although the device is faster in 16 bits."""
+    if not (evidence.lines and evidence.value(AMP) == "off" and evidence.may_set(AMP, "bf16")):
         return
-    measured, share = evidence.effect(AMP, "bf16"), _matrix_share(evidence)
-    if measured is None and not share:
+    measured, products = evidence.effect(AMP, "bf16"), _products(evidence)
+    share = _matrix_share(evidence, products)
+    has_units = evidence.is_cuda or bool(FAST_16_BIT & evidence.host_context.cpu_isa)
+    is_faster = products[NARROW] < products[WIDE] if products else has_units
+    if not is_faster or (measured is None and not share):
         return
-    step_s = evidence.step_s
-    low, mid, high = (share * step_s * (1 - 1 / times) for times in FASTER_16_BIT)
     rate = _flops_per_s(evidence)
     yield Finding(
         cause="32-bit arithmetic",
         where="convolutions and matrix products",
         evidence=f"{percent(share)} of the step in float32 products" + (f", {rate / 1e9:.3g} GFLOP/s" if rate else ""),
-        gain=measured or gain_of(step_s, Saved(low=0.5 * low, mid=mid, high=high), "predicted"),
-        basis="trials of this study" if measured else "16-bit products are usually 1.1 to 3 times as fast here",
+        gain=measured or _gain_of_16_bits(evidence, share, products),
+        basis="trials of this study" if measured else _basis_of_16_bits(products),
         knob=AMP,
         value="bf16",
     )
+
+
+def _products(evidence: Evidence) -> dict[str, float]:
+    """Returns how long the step's products take in each precision, as in `documents.Memory.products`; {} if unknown."""
+    found = evidence.memory[0].products if evidence.memory else {}
+    return dict(found) if found.get(WIDE) and found.get(NARROW) else {}
+
+
+def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float]) -> Gain:
+    """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
+
+    At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
+    and all other operators of forward and backward move half as many bytes. The estimate is in the middle of the seconds saved.
+    """
+    step_s = evidence.step_s
+    if not products:
+        low, mid, high = (share * step_s * (1 - 1 / times) for times in FASTER_16_BIT)
+        return gain_of(step_s, Saved(low=0.5 * low, mid=mid, high=high), "predicted")
+    left = products[NARROW] / products[WIDE]
+    with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
+    low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
+    high = bare + HALF_BYTES * max(0.0, _computing_s(evidence) - share * step_s)
+    return gain_of(step_s, Saved(low=low, mid=(low + high) / 2, high=high), "predicted")
+
+
+def _basis_of_16_bits(products: dict[str, float]) -> str:
+    if not products:
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory times this program's own"
+    times = products[WIDE] / products[NARROW]
+    return f"the program's own products, timed alone: {times:.2g} times as fast in 16 bits"
 
 
 def _flops_per_s(evidence: Evidence) -> float | None:
@@ -59,23 +94,36 @@ def _flops_per_s(evidence: Evidence) -> float | None:
     return evidence.memory[0].flops / evidence.step_s if known and evidence.memory[0].flops else None
 
 
-def _matrix_share(evidence: Evidence) -> float:
+def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
     """Returns the share of the step in matrix products; 0 if they are too few to matter, or nothing is known of them."""
-    rate = _flops_per_s(evidence)
-    if not evidence.is_cuda and (rate is None or rate < LEAST_FLOPS_PER_S):
+    traced, rate = _traced_matrix_frac(evidence), _flops_per_s(evidence)
+    if traced is None and products:
+        return min(1.0, products[WIDE] / products.get(TIMED_FRAC, 1.0) / evidence.step_s)
+    if not products and not evidence.is_cuda and (rate is None or rate < LEAST_FLOPS_PER_S):
         return 0.0
-    phases = evidence.first.phases_s
-    computing_s = phases.get(FORWARD, 0.0) + phases.get(BACKWARD, 0.0)
-    return min(1.0, _traced_matrix_frac(evidence) * computing_s / evidence.step_s)
+    return min(1.0, (MATRIX_FRAC if traced is None else traced) * _computing_s(evidence) / evidence.step_s)
 
 
-def _traced_matrix_frac(evidence: Evidence) -> float:
+def _computing_s(evidence: Evidence) -> float:
+    return math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in COMPUTING)
+
+
+def _traced_matrix_frac(evidence: Evidence) -> float | None:
+    """Returns the share of matrix products in the operators of forward and backward; None if unknown.
+
+    On the CPU, attention is not one of them: in 16 bits it can be slower.
+    """
+    kinds = MATRIX_KINDS if evidence.is_cuda else PRODUCT_KINDS
+    computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
+    total_s = math.fsum(entry["seconds"] for entry in computing)
+    matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in kinds)
+    return matrix_s / total_s if total_s else None
+
+
+def _traced(evidence: Evidence) -> list[dict[str, Any]]:
+    """Returns rank 0's seconds by operator, as in `Operations.by_operator`; [] if unknown, or distorted by the profiler."""
     operations = evidence.operations[0] if evidence.operations else None
-    if operations is None or operations.is_distorted or not operations.by_operator:
-        return MATRIX_FRAC
-    total_s = math.fsum(entry["seconds"] for entry in operations.by_operator)
-    matrix_s = math.fsum(entry["seconds"] for entry in operations.by_operator if MATRIX.search(str(entry["operator"])))
-    return matrix_s / total_s if total_s else MATRIX_FRAC
+    return [] if operations is None or operations.is_distorted else operations.by_operator
 
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
@@ -107,7 +155,8 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     step_s = evidence.step_s
     overhead_s = min(operations.count * OPERATOR_S, step_s)
-    share = 1 - operations.busy_s / step_s if operations.busy_s is not None else overhead_s / step_s
+    idle = idle_frac(evidence)
+    share = overhead_s / step_s if idle is None else idle
     knob, value = _relief(evidence)
     if share < LAUNCH_FRAC or not knob or value is None:
         return
@@ -116,9 +165,9 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
-        evidence=f"calling {operations.count:.0f} operators takes {percent(share)} of a step's {ms(step_s)}",
-        gain=measured or _of_larger_batch(share, times),
-        basis="trials of this study" if measured else f"{OPERATOR_S * 1e6:.0f} us to call an operator, whatever the batch size",
+        evidence=f"{operations.count:.0f} operators a step of {ms(step_s)}: {percent(share)} of it is calling them",
+        gain=measured or gain_of_larger_batch(share, times),
+        basis="trials of this study" if measured else f"{OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares",
         knob=knob,
         value=value,
     )
@@ -136,7 +185,20 @@ def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
     return (COMPILE, "default") if evidence.may_set(COMPILE, "default") else ("", None)
 
 
-def _of_larger_batch(share: float, times: float) -> Gain:
+def idle_frac(evidence: Evidence) -> float | None:
+    """Returns the share of the step in which the GPU computes nothing; None if unknown, as on the CPU."""
+    busy_s = evidence.operations[0].busy_s if evidence.operations else None
+    return None if busy_s is None or not evidence.lines else 1 - busy_s / evidence.step_s
+
+
+def gain_of_larger_batch(share: float, times: float) -> Gain:
+    """Returns the gain of a larger batch.
+
+    Args:
+        share: share of the step that does not grow with the batch.
+        times: the larger batch, as a multiple of today's.
+    """
+
     def gain(fixed: float) -> float:
         return times / (fixed + times * (1 - fixed)) - 1
 
@@ -144,44 +206,38 @@ def _of_larger_batch(share: float, times: float) -> Gain:
 
 
 def _model_line(evidence: Evidence) -> str:
-    own = [line for line in evidence.own_lines() if line.phase in (FORWARD, BACKWARD)]
+    own = [line for line in evidence.own_lines() if line.phase in COMPUTING]
     return place_of(own[0], evidence.cwd) if own else "forward"
 
 
-def recompilation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if torch.compile compiles again and again while it trains."""
-    compiled = evidence.first.compiled if evidence.lines else None
-    if compiled is None or not compiled.recompilations:
+def memory_bound(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if operators that compute little but move much memory take a large part of the step.
+
+    Only operators without matrix products count, which use much of the memory's bandwidth. Fused, they read and write once.
+    """
+    bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
+    if not bound or not evidence.lines:
         return
-    top = compiled.recompilations[0]
-    seconds = compiled.seconds / max(1, evidence.first.steps)
-    count = sum(int(entry.get("count") or 1) for entry in compiled.recompilations)
-    reason = str(top.get("reason") or "").strip().splitlines()
-    may_set = evidence.may_set(DYNAMIC, "true")
+    seconds, step_s = math.fsum(entry["seconds"] for entry in bound), evidence.step_s
+    if seconds < MEMORY_BOUND_FRAC * step_s:
+        return
+    names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    remedy = next(((knob, value) for knob, value in FEWER_BYTES if evidence.may_set(knob, value)), None)
+    measured = evidence.effect(*remedy) if remedy else None
+    low, mid, high = (seconds * frac for frac in FUSED_FRAC)
     yield Finding(
-        cause="recompilation",
-        where=named(str(top.get("file") or "?"), int(top.get("line") or 0), evidence.cwd),
-        evidence=f"{count} recompilations in {evidence.first.steps} steps, {ms(seconds)} a step"
-        + (f": {reason[0][:100]}" if reason else ""),
-        gain=gain_of(
-            evidence.step_s, Saved(low=0.5 * seconds, mid=seconds, high=min(1.15 * seconds, evidence.step_s)), "predicted"
-        ),
-        basis="seconds of compiling within the observed steps",
-        code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
-        knob=DYNAMIC if may_set else "",
-        value="true" if may_set else None,
+        cause="memory-bound operators",
+        where=names[0],
+        evidence=f"{names[0]}{others}: {ms(seconds)} of a step's {ms(step_s)} ({percent(seconds / step_s)}) move memory",
+        gain=measured or gain_of(step_s, Saved(low=low, mid=mid, high=high), "bound"),
+        basis="trials of this study" if measured else "operators at half of the memory's bandwidth or more, by the roofline",
+        code="" if remedy else "fuse them with torch.compile, work in place, or use smaller dtypes",
+        knob=remedy[0] if remedy else "",
+        value=remedy[1] if remedy else None,
     )
 
 
-def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if the CUDA allocator runs out of memory and frees its cache within steps."""
-    for memory in evidence.memory:
-        if memory.alloc_retries and evidence.lines:
-            yield Finding(
-                cause="allocator retries",
-                where=f"rank {memory.rank}",
-                evidence=f"{memory.alloc_retries} retries in the observed steps, each frees the cache and waits for the device",
-                gain=Gain(low=0.0, mid=0.05, high=0.3, kind="bound"),
-                basis="usual cost of freeing the cache; not measured on a GPU yet",
-                code="a smaller batch, or memory.allocator=expandable_segments",
-            )
+def _moves_memory(entry: dict[str, Any]) -> bool:
+    is_apart = entry.get("kind") in NOT_FUSED or entry.get("phase") == OPTIMIZER
+    return not is_apart and entry.get("bound") == "memory" and (entry.get("roofline_frac") or 0.0) >= LEAST_BANDWIDTH_FRAC

@@ -28,7 +28,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
         return
     slow, other = evidence.lines[slowest], evidence.lines[own_s.index(max(rest))]
     phase = max(slow.phases_s, key=lambda name: _more(slow, other, name))
-    line = _different_line(slow, other)
+    line = _different_line(slow, other, phase)
     place = f" at {place_of(line, evidence.cwd)}" if line else ""
     yield Finding(
         cause="rank skew",
@@ -53,16 +53,19 @@ def _more(slow: Lines, other: Lines, phase: str) -> float:
     return slow.phases_s.get(phase, 0.0) - other.phases_s.get(phase, 0.0) if phase not in WAITING else -math.inf
 
 
-def _different_line(slow: Lines, other: Lines) -> Line | None:
-    """Returns the program's own line whose time on the slow rank exceeds that on the other rank most; None if none does."""
-    usual = {(line.file, line.line, line.where): line.self_s for line in other.lines if line.is_own}
+def _different_line(slow: Lines, other: Lines, phase: str) -> Line | None:
+    """Returns the program's own line whose time on the slow rank exceeds that on the other rank most; None if none does.
+
+    If input is slow and workers make it, the line is one of theirs: the training thread only waits.
+    """
+    where = WORKER if phase == INPUT and slow.num_workers else MAIN
+    usual = {(line.file, line.line): line.self_s for line in other.lines if line.is_own and line.where == where}
     more = [
-        (line.self_s - usual.get((line.file, line.line, line.where), 0.0), line)
+        (line.self_s - usual.get((line.file, line.line), 0.0), line)
         for line in slow.lines
-        if line.is_own and line.phase not in WAITING and (line.phase != INPUT or line.where == WORKER)
+        if line.is_own and line.where == where and line.phase not in WAITING and (line.phase == INPUT) == (phase == INPUT)
     ]
-    in_step = [pair for pair in more if pair[1].where == MAIN] or more
-    extra_s, top = max(in_step, key=lambda pair: pair[0], default=(0.0, None))
+    extra_s, top = max(more, key=lambda pair: pair[0], default=(0.0, None))
     return top if extra_s > 0 else None
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from .documents import Compiled
+from .sources import OWN, Sources
 
 MAX_REASON = 500  # characters
 
@@ -15,16 +16,17 @@ def compile_seconds() -> float:
     return sum(_seconds(each) for each in _metrics())
 
 
-def compiled(seconds_before: float) -> Optional[Compiled]:
+def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     """Returns what was compiled since the process began; None if nothing was.
 
     Args:
+        sources: tells whose code a file holds.
         seconds_before: `compile_seconds()` when the observed steps began.
     """
     metrics = _metrics()
     if not metrics:
         return None
-    return Compiled(_recompilations(metrics), _graph_breaks(), max(0.0, compile_seconds() - seconds_before))
+    return Compiled(_recompilations(metrics), _graph_breaks(sources), max(0.0, compile_seconds() - seconds_before))
 
 
 def _metrics() -> List[Any]:
@@ -53,12 +55,14 @@ def _recompilations(metrics: List[Any]) -> List[Dict[str, Any]]:
     return sorted(named, key=lambda each: -each["seconds"])
 
 
-def _graph_breaks() -> List[Dict[str, Any]]:
+def _graph_breaks(sources: Sources) -> List[Dict[str, Any]]:
+    """Returns the breaks by place: the innermost line of the program's own code or, if there is none, of a library."""
     found: Dict[Any, int] = {}
     for each in getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", []):
         stack = getattr(each, "user_stack", None) or []
         if getattr(each, "graph_break", True):
-            place = (stack[-1].filename, stack[-1].lineno) if stack else ("", 0)
+            frames = [frame for frame in stack if sources.kind_of_file(frame.filename) == OWN] or stack
+            place = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
             key = (*place, str(getattr(each, "reason", ""))[:MAX_REASON])
             found[key] = found.get(key, 0) + 1
     named = [{"file": file, "line": line, "reason": reason, "count": count} for (file, line, reason), count in found.items()]

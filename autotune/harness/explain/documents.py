@@ -27,6 +27,8 @@ MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the train
 
 # Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
 READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
+# Keys of `Traced.peaks` and `Memory.products`.
+WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
 
 
 def document_file(which: str, rank: int) -> str:
@@ -196,6 +198,8 @@ class Traced:
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         annotated: names of the ranges that the harness adds, "autotune::input" and so on for each phase.
         activities: ["CPU"] or ["CPU", "CUDA"].
+        peaks: what this rank reached after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
+            a second of a matrix product, "bytes" -> bytes a second of a copy. {} if they could not be measured.
         notes: for example that CUPTI was refused.
     """
 
@@ -208,6 +212,7 @@ class Traced:
     plain_step_s: Optional[float]
     activities: List[str]
     annotated: List[str] = dataclasses.field(default_factory=list)
+    peaks: Dict[str, float] = dataclasses.field(default_factory=dict)
     notes: List[str] = dataclasses.field(default_factory=list)
     schema: int = SCHEMA
 
@@ -228,6 +233,9 @@ class Memory:
         flops: of one step, forward and backward; None if not counted.
         flops_forward: FLOPs of the forward pass alone.
         samples: work units of that step, in `unit`.
+        products: seconds of that step's matrix products and convolutions with inputs in 32 bits, each timed alone in "float32"
+            and in "bfloat16"; "casts", seconds in which all their inputs are converted; "timed_frac", the share of these
+            products that was timed, by FLOPs. {} if there are none.
         dtypes: dtype, such as "bfloat16" -> bytes of activations.
         timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
@@ -253,6 +261,7 @@ class Memory:
     flops_forward: Optional[float]
     samples: float
     unit: str
+    products: Dict[str, float] = dataclasses.field(default_factory=dict)
     dtypes: Dict[str, int] = dataclasses.field(default_factory=dict)
     timeline: List[List[float]] = dataclasses.field(default_factory=list)
     at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from .documents import BACKWARD
+from .products import Products
 
 WRAPPERS = ("module", "_orig_mod")
 
@@ -15,17 +16,19 @@ class StepFlops:
     Attributes:
         total: FLOPs of the step.
         forward: FLOPs of its forward passes.
+        products: its matrix products and convolutions.
     """
 
     def __init__(self) -> None:
         self.total = self.forward = 0.0
+        self.products = Products()
         self._counts: Dict[str, int] = {}
         self._mode: Any = None
         self._is_backward, self._begun = False, 0.0
 
     def begin(self) -> None:
         """Starts to count."""
-        self._mode = _counting_mode()(self._counts)
+        self._mode = _counting_mode()(self._counts, self.products)
         self._mode.__enter__()
 
     def end(self) -> None:
@@ -77,18 +80,31 @@ def plain_name(name: str) -> str:
 
 
 def _counting_mode() -> Any:
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    class Counting(FlopCounterMode):
-        """Also counts the calls of each operator."""
+    aten = torch.ops.aten
+    on_cpu = {  # torch counts no FLOPs of the CPU's attention; the arguments are those of the GPU's
+        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+    }
 
-        def __init__(self, counts: Dict[str, int]) -> None:
+    class Counting(FlopCounterMode):
+        """Also counts the calls of each operator, and notes products."""
+
+        def __init__(self, counts: Dict[str, int], products: Products) -> None:
             super().__init__(display=False)
-            self._calls = counts
+            self._calls, self._products = counts, products
+            for name, alike in on_cpu.items():
+                self.flop_registry.setdefault(name, self.flop_registry[alike])
 
         def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+            before = self.get_total_flops()
+            out = super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
             if func_packet in self.flop_registry:
                 self._calls[str(func_packet)] = self._calls.get(str(func_packet), 0) + 1
-            return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+                if not kwargs:
+                    self._products.note(func_packet, args, float(self.get_total_flops() - before))
+            return out
 
     return Counting

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..context import TrialContext
 from . import compiling, workers
-from .base import Pass
+from .base import Pass, mean_step_s
 from .documents import LINES, MAIN, Line, Lines, Stage
 from .marks import DevicePhases, Marks
 from .sampler import LineSampler, most_of_each
@@ -20,6 +20,9 @@ from .syncs import SyncSites
 # The pass lasts LENGTH_S (or the trial's `max_s`), and longer until it has MIN_STEPS steps, but at most MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
+# A sample holds up a short step by a larger part of it. If steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart;
+# the pass has a thousand of them even so.
+SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the kernel does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 
@@ -66,7 +69,7 @@ class LinesPass(Pass):
         if self._device is not None:
             context.clock.open_window()  # waits for the device
             marks.on_change = self._device.note
-        self._sampler = LineSampler(self._sources, INTERVAL_S, lambda: marks.now, MAIN)
+        self._sampler = LineSampler(self._sources, self._interval_s(), lambda: marks.now, MAIN)
         self._syncs = SyncSites(context, marks, self._sources)
         self._collections = Collections(self._sampler)
         gc.callbacks.append(self._collections.note)
@@ -84,6 +87,10 @@ class LinesPass(Pass):
         marks.install()
         self._began_s = time.perf_counter()
         self._sampler.start()
+
+    def _interval_s(self) -> float:
+        step_s = mean_step_s(self.context.window.steps["end_s"])
+        return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
         """Returns, so far: optimizer steps, steps fed to the window, seconds waited for the loader, batches of the loader."""
@@ -147,7 +154,7 @@ class LinesPass(Pass):
             syncs=self._syncs.sites(num_steps),
             gc_s=self._collections.seconds / num_steps,
             gc_count=self._collections.count / num_steps,
-            compiled=compiling.compiled(self._compile_s),
+            compiled=compiling.compiled(self._sources, self._compile_s),
             communication=context.communication.summary(),
             overhead_frac=sampler.cpu_s / max(seconds, 1e-9),
         )

@@ -21,8 +21,9 @@ from .sources import Sources
 from .syncs import SyncSites
 
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
-COMPILED = "activations of compiled code count as `other`, because compiled code does not report what it saves"
-NO_FLOPS = "FLOPs are not known: {}"
+COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
+NO_FLOPS = "FLOPs: not known: {}"
+NO_PRODUCTS = "how fast products are in 16 bits: not known: {}"
 
 
 class Storages:
@@ -340,6 +341,7 @@ class MemoryPass(Pass):
             flops_forward=flops.forward if flops is not None else None,
             samples=self._flops_samples,
             unit=context.loaders.unit,
+            products=self._products(),
             dtypes=saved.dtypes,
             timeline=seen.timeline,
             at_peak=seen.at_peak,
@@ -347,6 +349,15 @@ class MemoryPass(Pass):
             alloc_retries=seen.num_retries,
             capacity_bytes=summary["capacity_bytes"],
         )
+
+    def _products(self) -> Dict[str, float]:
+        if self._flops is None:
+            return {}
+        try:
+            return self._flops.products.timed(self.context.device)
+        except Exception as error:  # for example too little memory
+            self.notes.append(NO_PRODUCTS.format(f"{type(error).__name__}: {error}"))
+            return {}
 
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, List, Optional
+from typing import Any, Dict, Optional
 
 from ..context import TrialContext
-from .base import Pass
+from .base import Pass, mean_step_s
 from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
 from .marks import Marks
+from .peaks import peaks
 from .sources import Sources
 from .syncs import SyncSites
 
@@ -40,7 +41,7 @@ class TracePass(Pass):
     def begin(self) -> None:
         """See the base class."""
         context = self.context
-        self._plain_step_s = _mean_step_s(context.window.steps["end_s"])
+        self._plain_step_s = mean_step_s(context.window.steps["end_s"])
         self._marks = Marks(context)
         self._marks.on_change = self._enter
         self._syncs = SyncSites(context, self._marks, Sources())  # it also marks copies of batches to the device as a phase
@@ -136,7 +137,15 @@ class TracePass(Pass):
             plain_step_s=self._plain_step_s,
             activities=["CPU", "CUDA"] if is_on_gpu else ["CPU"],
             annotated=[f"{RANGE}{phase}" for phase in STEP_PHASES if phase != OTHER],
+            peaks=self._peaks() if self.is_over else {},
         )
+
+    def _peaks(self) -> Dict[str, float]:
+        try:
+            return peaks(self.context.device)
+        except Exception as error:  # for example too little memory
+            self.notes.append(f"the device's peaks: not known: {type(error).__name__}: {error}")
+            return {}
 
     def _uninstall(self) -> None:
         self._marks.uninstall()
@@ -160,11 +169,6 @@ class TracePass(Pass):
 
     def _saw_kernels(self) -> bool:
         return any(event.device_type().name == "CUDA" for event in self._profiler.profiler.kineto_results.events())
-
-
-def _mean_step_s(ends_s: List[float]) -> Optional[float]:
-    last = ends_s[-MAX_STEPS - 1 :]
-    return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
 
 
 def _num_wanted(step_s: float, num_events: int) -> int:

@@ -1,0 +1,84 @@
+"""Rules for torch.compile: code that is compiled again and again, and graphs that break."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.gains import Saved, gain_of
+from autotune.explain.places import named
+from autotune.harness.explain.documents import INPUT, OPTIMIZER
+
+DYNAMIC = "compile.dynamic"
+MAX_REASON_CHARS = 100
+# What a break costs besides the code that cannot be compiled: guards are checked once more, and forward and backward enter
+# compiled code once more. Seconds at each break: usually, at most.
+BREAK_S = (100e-6, 300e-6)
+
+
+def recompilation(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if torch.compile compiles again and again while it trains."""
+    compiled = evidence.first.compiled if evidence.lines else None
+    if compiled is None or not compiled.recompilations:
+        return
+    top = compiled.recompilations[0]
+    seconds = compiled.seconds / max(1, evidence.first.steps)
+    count = sum(int(entry.get("count") or 1) for entry in compiled.recompilations)
+    may_set = evidence.may_set(DYNAMIC, "true")
+    yield Finding(
+        cause="recompilation",
+        where=_place(top, evidence),
+        evidence=f"{count} recompilations in {evidence.first.steps} steps, {ms(seconds)} a step{_reason(top)}",
+        gain=gain_of(
+            evidence.step_s, Saved(low=0.5 * seconds, mid=seconds, high=min(1.15 * seconds, evidence.step_s)), "predicted"
+        ),
+        basis="seconds of compiling within the observed steps",
+        code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
+        knob=DYNAMIC if may_set else "",
+        value="true" if may_set else None,
+    )
+
+
+def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if lines that torch.compile cannot put into a graph take time in the step.
+
+    The gain is a floor: a broken graph also loses fusions across the break, and only a trial shows what these are worth.
+    """
+    compiled = evidence.first.compiled if evidence.lines else None
+    if compiled is None or not compiled.graph_breaks:
+        return
+    breaks = compiled.graph_breaks
+    count, own_s = sum(int(entry.get("count") or 1) for entry in breaks), _seconds_at(breaks, evidence)
+    top = max(breaks, key=lambda entry: _seconds_at([entry], evidence))
+    mid, high = (own_s + count * seconds for seconds in BREAK_S)
+    least_s = 0.0 if evidence.is_cuda else own_s  # on a GPU, the host may run ahead of the device
+    yield Finding(
+        cause="graph breaks",
+        where=_place(top, evidence),
+        evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {ms(own_s)} of a step's {ms(evidence.step_s)} "
+        f"({percent(own_s / evidence.step_s)}){_reason(top)}",
+        gain=gain_of(evidence.step_s, Saved(low=least_s, mid=mid, high=high), "floor"),
+        basis=f"samples of these lines, and {BREAK_S[0] * 1e6:.0f} us at each break to leave compiled code and enter it again",
+        code="move it out of the compiled function, or write it as tensor operations",
+    )
+
+
+def _seconds_at(breaks: Sequence[Mapping[str, Any]], evidence: Evidence) -> float:
+    """Returns the seconds a step that the training thread spends in lines with a graph break."""
+    places = {(os.path.basename(str(entry.get("file") or "")), int(entry.get("line") or 0)) for entry in breaks}
+    lines = [line for line in evidence.own_lines() if (os.path.basename(line.file), line.line) in places]
+    return math.fsum(line.self_s for line in lines if line.phase not in (INPUT, OPTIMIZER))
+
+
+def _place(entry: Mapping[str, Any], evidence: Evidence) -> str:
+    return named(str(entry.get("file") or "?"), int(entry.get("line") or 0), evidence.cwd)
+
+
+def _reason(entry: Mapping[str, Any]) -> str:
+    """Returns ": " and the first line of a reason; "" if there is none."""
+    lines = str(entry.get("reason") or "").strip().splitlines()
+    return f": {lines[0][:MAX_REASON_CHARS]}" if lines else ""

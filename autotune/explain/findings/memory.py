@@ -1,0 +1,71 @@
+"""Rules for the GPU's memory: an allocator that runs out and tries again, and memory that it reserves but cannot use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.explain.evidence import Evidence
+from autotune.explain.findings.device import BATCH, gain_of_larger_batch, idle_frac
+from autotune.explain.findings.finding import Finding, percent
+from autotune.explain.gains import Saved, gain_of
+from autotune.harness.explain.documents import Memory
+
+ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"
+OBSERVED_STEPS = 2  # of the pass "memory", in which retries are counted
+# A retry waits for the device, gives all cached blocks back to the driver and asks for them anew. Seconds: at least, usually,
+# at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
+RETRY_S = (0.0, 0.005, 0.05)
+LEAST_UNUSED_FRAC = 0.2  # of the reserved memory, at the peak of what is allocated
+FULL_FRAC = 0.9  # of the device's memory: with less reserved, a larger batch has room in any case
+
+
+def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding for each rank whose CUDA allocator runs out of memory and frees its cache within steps."""
+    for memory in evidence.memory if evidence.lines else ():
+        retries = (memory.alloc_retries or 0) / OBSERVED_STEPS
+        if not retries:
+            continue
+        unused = _unused_frac(memory)
+        also = f"; {percent(unused)} of the reserved memory is unused" if unused else ""
+        low, mid, high = (min(retries * seconds, evidence.step_s) for seconds in RETRY_S)
+        yield Finding(
+            cause="allocator retries",
+            where=f"rank {memory.rank}",
+            evidence=f"{retries:.3g} retries a step, each waits for the device and frees the cache{also}",
+            gain=gain_of(evidence.step_s, Saved(low=low, mid=mid, high=high), "bound"),
+            basis="usual cost of freeing the cache; not measured on a GPU yet",
+            **_remedy(evidence),
+        )
+
+
+def fragmentation(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if a larger batch would fit but for memory that the CUDA allocator reserves and cannot use."""
+    worst = max((one for one in evidence.memory if one.fragmentation_frac), key=_unused_frac, default=None)
+    idle = idle_frac(evidence)
+    if worst is None or idle is None or worst.alloc_retries or not evidence.lines:
+        return
+    unused = _unused_frac(worst)
+    reserved_bytes = worst.peak_bytes / max(1 - unused, 1e-3)
+    is_full = bool(worst.capacity_bytes) and reserved_bytes >= FULL_FRAC * (worst.capacity_bytes or 0)
+    if unused < LEAST_UNUSED_FRAC or not is_full or BATCH in evidence.host_context.not_applicable:
+        return
+    times = reserved_bytes / worst.peak_bytes
+    yield Finding(
+        cause="memory fragmentation",
+        where=f"rank {worst.rank}",
+        evidence=f"{percent(unused)} of {reserved_bytes / 1e9:.3g} GB reserved at the peak is unused, and the device is full",
+        gain=gain_of_larger_batch(idle, times),
+        basis=f"a batch {times:.2g} times as large, while the device is idle for {percent(idle)} of the step",
+        code=f"{ALLOCATOR}={EXPANDABLE}, and then a larger batch",
+    )
+
+
+def _unused_frac(memory: Memory) -> float:
+    return memory.fragmentation_frac or 0.0
+
+
+def _remedy(evidence: Evidence) -> dict[str, Any]:
+    if evidence.may_set(ALLOCATOR, EXPANDABLE):
+        return {"knob": ALLOCATOR, "value": EXPANDABLE}
+    return {"code": "a smaller batch, fewer different sizes of tensors, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}

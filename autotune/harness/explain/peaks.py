@@ -1,0 +1,70 @@
+"""Measures what a device can do at most: FLOPs a second of matrix products, and bytes a second of a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Callable, Dict, Iterator
+
+from .documents import BYTES, NARROW, WIDE
+
+LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
+ENOUGH_S = 0.005
+COPIED_BYTES = 64 << 20  # more than caches hold
+MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for so long, so many times at most
+
+
+def peaks(device: str) -> Dict[str, float]:
+    """Returns what `Traced.peaks` holds.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    import torch
+
+    with untouched(device):
+        found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, NARROW)}
+        source = torch.rand(COPIED_BYTES // 4, device=device)
+        target = torch.empty_like(source)
+        found[BYTES] = 2 * COPIED_BYTES / least_s(lambda: target.copy_(source), device)
+    return found
+
+
+def _flops_per_s(dtype: Any, device: str) -> float:
+    import torch
+
+    side = LEAST_SIDE
+    while True:
+        matrix = torch.rand(side, side, device=device).to(dtype)
+        seconds = least_s(lambda: matrix @ matrix, device)  # noqa: B023 (called at once)
+        if seconds >= ENOUGH_S or side >= MOST_SIDE:
+            return 2.0 * side**3 / seconds
+        side *= 2
+
+
+def least_s(call: Callable[[], Any], device: str) -> float:
+    """Returns the seconds of the fastest of a few calls. A first call, which may choose or compile kernels, does not count."""
+    _finished_s(call, device)
+    seconds = [_finished_s(call, device)]
+    while sum(seconds) < MEASURED_S and len(seconds) < MOST_CALLS:
+        seconds.append(_finished_s(call, device))
+    return max(min(seconds), 1e-9)
+
+
+def _finished_s(call: Callable[[], Any], device: str) -> float:
+    begin_s = time.perf_counter()
+    call()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin_s
+
+
+@contextlib.contextmanager
+def untouched(device: str) -> Iterator[None]:
+    """Computes without autograd and autocast inside the `with` block."""
+    import torch
+
+    with torch.no_grad(), torch.autocast(device, enabled=False):
+        yield

@@ -1,0 +1,96 @@
+"""Times the convolutions and matrix products of a step again, each alone, in 32 and in 16 bits.
+
+Their ratio says how much faster 16 bits are on this device in the shapes of this program. The device's peaks do not say that,
+because small products are far from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
+from .peaks import least_s, untouched
+
+NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")  # operators of ATen
+MAX_S = 2.0  # after so long no further product is timed; those with the most FLOPs come first
+
+
+class Described(NamedTuple):
+    """What is kept of a tensor, to make another one like it."""
+
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    dtype: str
+
+
+class Products:
+    """The products of one step that have their inputs in 32 bits."""
+
+    def __init__(self) -> None:
+        # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]
+        self._seen: Dict[Tuple[str, str], List[Any]] = {}
+
+    def note(self, operator: Any, arguments: Tuple[Any, ...], flops: float) -> None:
+        """Notes a call of an operator.
+
+        Args:
+            operator: of `torch.ops.aten`.
+            arguments: positional arguments of the call.
+            flops: FLOPs of the call.
+        """
+        name = str(operator).rpartition(".")[2]
+        described = tuple(_described(each) for each in arguments) if name in NAMES else ()
+        if not described or any(isinstance(each, Described) and each.dtype != WIDE for each in described):
+            return
+        seen = self._seen.setdefault((name, repr(described)), [operator, described, 0.0, 0])
+        seen[2] += flops
+        seen[3] += 1
+
+    def timed(self, device: str) -> Dict[str, float]:
+        """Returns what `Memory.products` holds.
+
+        Args:
+            device: "cpu" or "cuda".
+        """
+        found = {WIDE: 0.0, NARROW: 0.0, CASTS: 0.0, TIMED_FRAC: 0.0}
+        whole, ends_s = sum(seen[2] for seen in self._seen.values()), time.perf_counter() + MAX_S
+        with untouched(device):
+            for operator, described, flops, count in sorted(self._seen.values(), key=lambda seen: -float(seen[2])):
+                if time.perf_counter() >= ends_s:
+                    break
+                for key, seconds in _timed(operator, [_made(each, device) for each in described], device).items():
+                    found[key] += count * seconds
+                found[TIMED_FRAC] += flops / whole
+        return found if found[TIMED_FRAC] else {}
+
+
+def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
+    narrow = _narrowed(wide)
+    return {
+        WIDE: least_s(functools.partial(operator, *wide), device),
+        NARROW: least_s(functools.partial(operator, *narrow), device),
+        CASTS: least_s(functools.partial(_narrowed, wide), device),
+    }
+
+
+def _narrowed(arguments: List[Any]) -> List[Any]:
+    import torch
+
+    return [each.to(torch.bfloat16) if isinstance(each, torch.Tensor) else each for each in arguments]
+
+
+def _described(argument: Any) -> Any:
+    if not hasattr(argument, "untyped_storage"):
+        return argument
+    return Described(tuple(map(int, argument.shape)), argument.stride(), str(argument.dtype).rpartition(".")[2])
+
+
+def _made(described: Any, device: str) -> Any:
+    import torch
+
+    if not isinstance(described, Described):
+        return described
+    size = 1 + sum((length - 1) * stride for length, stride in zip(*described[:2]))  # noqa: B905 (Python 3.9)
+    return torch.rand(max(size, 0), device=device).as_strided(described.shape, described.strides)

@@ -1,0 +1,125 @@
+"""FLOPs of a step against counts by hand, and what is measured of this device: products in two precisions, and peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autotune.harness.explain.documents import BACKWARD, BYTES, CASTS, FORWARD, NARROW, OTHER, TIMED_FRAC, WIDE
+from autotune.harness.explain.flops import StepFlops
+from autotune.harness.explain.peaks import peaks
+
+WITHIN = 0.02
+
+
+def counted(model: nn.Module, x: torch.Tensor, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> StepFlops:
+    """Returns what is counted of one step."""
+    counter = StepFlops()
+    counter.begin()
+    counter.entered(FORWARD)
+    loss = loss_of(model(x))
+    counter.entered(BACKWARD)
+    loss.backward()
+    counter.entered(OTHER)
+    counter.end()
+    return counter
+
+
+def mean(output: torch.Tensor) -> torch.Tensor:
+    return output.float().mean()
+
+
+def test_flops_of_resnet18() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    counter = counted(torchvision.models.resnet18(num_classes=1000), torch.randn(2, 3, 64, 64), mean)
+
+    def convolution(side: int, inputs: int, outputs: int, kernel: int) -> int:
+        return 2 * side**2 * inputs * outputs * kernel**2
+
+    # At 64x64: the stem gives 32x32, pooling 16x16, and the four stages 16, 8, 4 and 2.
+    stem = convolution(32, 3, 64, 7)
+    stages = 4 * convolution(16, 64, 64, 3)
+    for side, inputs, outputs in ((8, 64, 128), (4, 128, 256), (2, 256, 512)):
+        stages += convolution(side, inputs, outputs, 3) + 3 * convolution(side, outputs, outputs, 3)
+        stages += convolution(side, inputs, outputs, 1)
+    head = 2 * 512 * 1000
+    assert counter.forward == pytest.approx(2 * (stem + stages + head), rel=WITHIN)
+    assert counter.total == pytest.approx(2 * (2 * stem + 3 * (stages + head)), rel=WITHIN)  # images need no gradient
+
+
+def transformer(tokens: int, width: int, *, hidden: int) -> int:
+    """Returns the forward FLOPs of a block, for one sample: projections, attention, and the two layers after it."""
+    projections = 2 * tokens * width * (3 * width + width)
+    attention = 2 * 2 * tokens**2 * width
+    return projections + attention + 2 * 2 * tokens * width * hidden
+
+
+def test_flops_of_a_tiny_vision_transformer() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    width, depth, batch = 192, 3, 2  # ViT-Ti/16 at 64x64, with three of its twelve blocks
+    model = torchvision.models.VisionTransformer(64, 16, depth, 3, width, 4 * width, num_classes=100)
+    counter = counted(model, torch.randn(batch, 3, 64, 64), mean)
+    tokens = (64 // 16) ** 2 + 1
+    patches = 2 * (64 // 16) ** 2 * 3 * 16**2 * width
+    rest = depth * transformer(tokens, width, hidden=4 * width) + 2 * width * 100
+    assert counter.forward == pytest.approx(batch * (patches + rest), rel=WITHIN)
+    assert counter.total == pytest.approx(batch * (2 * patches + 3 * rest), rel=WITHIN)
+
+
+class Gpt(nn.Module):
+    """A decoder of GPT-2's kind, with its attention in one call of torch."""
+
+    def __init__(self, width: int, depth: int, heads: int, vocabulary: int) -> None:
+        super().__init__()
+        self.heads, self.words = heads, nn.Embedding(vocabulary, width)
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        for qkv, out, mlp in zip(self.qkv, self.out, self.mlp, strict=True):
+            query, key, value = qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + out(mixed.transpose(1, 2).flatten(2))
+            x = x + mlp(x)
+        output: torch.Tensor = self.head(x)
+        return output
+
+
+def test_flops_of_a_small_gpt() -> None:
+    width, depth, vocabulary, tokens, batch = 64, 2, 500, 64, 2
+    counter = counted(Gpt(width, depth, 4, vocabulary), torch.randint(0, vocabulary, (batch, tokens)), mean)
+    head, attention = 2 * tokens * width * vocabulary, 2 * 2 * tokens**2 * width
+    forward = batch * (depth * transformer(tokens, width, hidden=4 * width) + head)
+    assert counter.forward == pytest.approx(forward, rel=WITHIN)
+    # The backward pass makes the scores of the attention once more instead of keeping them.
+    assert counter.total == pytest.approx(3 * forward + batch * depth * attention / 2, rel=WITHIN)
+    assert any("attention" in row["operator"] for row in counter.by_operator())
+
+
+def test_products_of_a_step_are_timed_again_in_two_precisions() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 32))
+    found = counted(model, torch.randn(4, 3, 16, 16), mean).products.timed("cpu")
+    assert set(found) == {WIDE, NARROW, CASTS, TIMED_FRAC}
+    assert found[TIMED_FRAC] == pytest.approx(1.0)
+    assert all(0 < found[name] < 1 for name in (WIDE, NARROW, CASTS))
+
+
+def test_products_in_16_bits_are_not_timed_again() -> None:
+    model = nn.Linear(64, 64).to(torch.bfloat16)
+    assert counted(model, torch.randn(8, 64).to(torch.bfloat16), mean).products.timed("cpu") == {}
+
+
+def test_peaks_of_this_device_are_rates() -> None:
+    found = peaks("cpu")
+    assert set(found) == {WIDE, NARROW, BYTES}
+    assert found[WIDE] > 1e9
+    assert found[BYTES] > 1e8

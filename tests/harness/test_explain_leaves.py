@@ -1,0 +1,79 @@
+"""Passes leave a program as it is: its losses to the last bit, and torch as it was once a pass is over."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data._utils import fetch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autotune.harness.explain.documents import LINES, MEMORY, TRACE
+from autotune.harness.explain.marks import Marks
+from autotune.harness.explain.sampler import LineSampler
+from autotune.harness.explain.sources import Sources
+from autotune.harness.explain.stages import Stages
+from autotune.harness.explain.syncs import SyncSites
+from tests.harness.conftest import Trial
+
+LEAST_STEPS = 10  # that a pass lets a program make on a busy machine, too
+
+
+@pytest.mark.parametrize(("which", "words"), [(LINES, ()), (LINES, ("workers",)), (TRACE, ()), (MEMORY, ())])
+def test_losses_under_a_pass_are_those_of_the_plain_program(trial: Trial, plain: Trial, which: str, words: Any) -> None:
+    alone = plain("seeded.py", *words).stdout.split()
+    seen = trial("seeded.py", *words, mode="explain", explain=which, max_s=0.3)
+    assert (seen.folder / f"explained.{which}.rank0.json").exists(), seen.stderr
+    losses = [word for word in seen.stdout.split() if word.startswith("0x")]
+    assert len(losses) >= LEAST_STEPS
+    assert losses == alone[: len(losses)]
+    assert len(alone) == 2_000
+
+
+def train(num_steps: int) -> list[str]:
+    """Returns the losses of a small program, to the last bit."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for (x,) in DataLoader(TensorDataset(torch.randn(8 * num_steps, 8)), batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x.to("cpu")), x[:, :2])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def state() -> dict[str, Any]:
+    """Returns all that the pass "lines" may change in a process."""
+    places = (torch.Tensor, torch.autograd, torch.nn.functional, torch.amp.GradScaler, DataLoader, _BaseDataLoaderIter)
+    places += (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher, torch.nn.modules.loss._Loss, torch)
+    found: dict[str, Any] = {repr(place): dict(vars(place)) for place in places}
+    hooks = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values(), *gc.callbacks]
+    return {**found, "open": open, "hooks": hooks, "switch": sys.getswitchinterval()}
+
+
+def test_a_process_is_bit_for_bit_as_before_once_lines_were_looked_at() -> None:
+    before, alone = state(), train(50)
+    context: Any = SimpleNamespace(device="cpu", modules=SimpleNamespace(num_graphs=lambda: 0))
+    marks, stages = Marks(context), Stages()
+    syncs, sampler = SyncSites(context, marks, Sources()), LineSampler(Sources(), 0.002, lambda: marks.now)
+    for part in (stages, syncs, marks):
+        part.install()
+    sampler.start()
+    assert state() != before
+    observed = train(50)
+    sampler.stop()
+    for part in (marks, syncs, stages):
+        part.uninstall()
+    assert state() == before
+    assert observed == alone == train(50)
+    assert sum(marks.seconds.values()) > 0
+    assert marks.seconds["backward"] > 0 < marks.seconds["optimizer"]
