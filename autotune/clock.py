@@ -19,3 +19,26 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Waits."""
         time.sleep(seconds)
+
+
+class PausableClock(Clock):
+    """A clock whose monotonic time stands still while it is paused, so that waiting for a node costs no budget."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+        self._since_s: float | None = None
+
+    def monotonic(self) -> float:
+        """Returns the seconds of the monotonic clock, without those of all pauses."""
+        return (super().monotonic() if self._since_s is None else self._since_s) - self._paused_s
+
+    def pause(self) -> None:
+        """Stops the monotonic time; does nothing if it stands still already."""
+        if self._since_s is None:
+            self._since_s = super().monotonic()
+
+    def go_on(self) -> None:
+        """Lets the monotonic time go on from where it stopped."""
+        if self._since_s is not None:
+            self._paused_s += super().monotonic() - self._since_s
+            self._since_s = None

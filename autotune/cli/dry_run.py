@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.run import Asked, compose_asked, inputs_of
 from autotune.cli.terminal import print_json
-from autotune.config.schema import AUTO, OFF, SearchOptions
+from autotune.config.schema import AUTO, LOCAL, OFF, SearchOptions
+from autotune.errors import BadInput
 from autotune.quantities import seconds_text
 from autotune.wording import changes_phrase, command_text, machine_text
 
@@ -32,6 +33,11 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
     facts = host_facts()
     composed = compose_asked(asked, facts)
+    if composed.config.launcher != LOCAL:
+        raise BadInput(
+            f"launcher: --dry-run plans for this machine and asks no other, got {composed.config.launcher!r}. "
+            "Leave one of the two out."
+        )
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)
     earlier = foreseen(inputs_of(composed, facts), runs)

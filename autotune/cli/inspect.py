@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.nodes import launcher_of
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import NothingWorked
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from autotune.config.compose import Composed
     from autotune.harness.protocol import RankResult
-    from autotune.launchers.base import Ended, Launch
+    from autotune.launchers.base import Ended, Launch, Launcher
 
 POLL_S = 0.1
 TAIL_LINES = 15
@@ -39,13 +41,16 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
         NothingWorked: the program did not reach its first optimizer steps; the message has the reason and the end of its log.
     """
     from autotune.config.compose import compose
+    from autotune.config.schema import LOCAL
     from autotune.machine import host_facts
 
     facts = host_facts()
     composed = compose(overrides, command=command, config_dirs=config_dirs, facts=facts)
-    with tempfile.TemporaryDirectory(prefix="autotune-inspect-") as folder:
+    launcher, facts = launcher_of(composed, facts)
+    shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this one's /tmp
+    with contextlib.closing(launcher), tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder:
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
-        ended = _run(launch, composed.config.launcher, is_quiet=as_json)
+        ended = _run(launch, launcher, is_quiet=as_json)
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
@@ -83,10 +88,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     )
 
 
-def _run(launch: Launch, name: str, *, is_quiet: bool) -> Ended:
-    from autotune.launchers import make_launcher
-
-    launcher = make_launcher(name)
+def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
     running = launcher.start(launch)
     out = console(stderr=True)
     try:
@@ -99,7 +101,6 @@ def _run(launch: Launch, name: str, *, is_quiet: bool) -> Ended:
             return ended
     finally:
         running.stop("inspection is over")
-        launcher.close()
 
 
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:

@@ -166,18 +166,23 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
 
 
 def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
-    """Returns the study's inputs: the composed configuration, the launcher, the tracker, this machine."""
-    from autotune.launchers import make_launcher
+    """Returns the study's inputs: the composed configuration, the launcher, the tracker, the machine that trials run on.
+
+    Waits for that machine if it is another one.
+    """
+    from autotune.cli.nodes import launcher_of
     from autotune.study import StudyInputs
 
+    launcher, machine = launcher_of(composed, facts)
     return StudyInputs(
         title=composed.title,
         config=composed.config,
         yaml=composed.yaml,
         space=composed.space,
         command=composed.command,
-        launcher=make_launcher(composed.config.launcher),
-        machine=facts,
+        launcher=launcher,
+        machine=machine,
+        clock=launcher.clock,
         start_tracking=tracking(composed.config.tracker.uri, composed.secrets),
         versions=versions(),
         hidden=composed.hidden,

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.config.cluster import problems_of_cluster, problems_of_node
 from autotune.config.keys import no_such
 from autotune.config.objective import problems_of_objective
 from autotune.config.recipe import problems_of_recipe
@@ -19,6 +20,7 @@ from autotune.config.schema import (
     DATA,
     DEVICES,
     LAUNCHERS,
+    LOCAL,
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
@@ -57,6 +59,9 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.samples_per_epoch": (1, MANY),
     "train.global_batch": (1, MANY),
     "launch.nproc": (1, 1024),
+    "launch.queue_minutes": (None, MINUTES_A_YEAR),
+    "launch.slurm.cpus": (1, 100_000),
+    "launch.slurm.minutes": (None, MINUTES_A_YEAR),
     "device.index": (0, 1023),
     "record.configurations": (2, 100_000),
     "record.repeats": (1, 1000),
@@ -85,7 +90,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
 
     Args:
         config: the configuration.
-        gpus: GPUs of this host from `machine.host_facts()`; None if unknown.
+        gpus: GPUs of the machine that trials run on, from `machine.host_facts()`; None if unknown.
     """
     problems = [
         *_names(config),
@@ -94,8 +99,13 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         *_numbers(config),
         *_recipe(config),
         *_measure(config.measure),
+        *problems_of_cluster(config, os.environ),
     ]
-    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config, len(gpus or ()))]
+    problems += [*problems_of_objective(config, gpus), *_limit(config)]
+    if config.launcher == LOCAL:
+        problems += _device(config, len(gpus or ()))
+    elif gpus is not None:
+        problems += problems_of_node(config, len(gpus))
     return [*problems, *tracking_problems(config.tracker.uri)]
 
 

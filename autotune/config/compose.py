@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -37,7 +38,7 @@ from autotune.config.overrides import Split, split
 from autotune.config.parts import problems_of_parts
 from autotune.config.program import ELSEWHERE
 from autotune.config.recipe import is_recipe
-from autotune.config.schema import StudyConfig
+from autotune.config.schema import LOCAL, StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
@@ -52,6 +53,8 @@ from autotune.space import Domain, SearchSpace
 
 T = TypeVar("T")
 USERS_FILE = "autotune_users_file_"
+# Stands for a node that is not known yet: whatever a study may ask of a machine, it may have.
+UNKNOWN_NODE: dict[str, Any] = {"num_cores": 1 << 16, "gpus": [{"name": "unknown"}]}
 _LOCK = threading.Lock()  # Hydra's state is global to the process
 ConfigStore.instance().store(name="study_config", node=StudyConfig)
 
@@ -70,6 +73,7 @@ class Composed:
         hidden: the secret knob values; the other attributes contain stand-ins for them.
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
+        on_node: composes the same again for a node with the given facts; raises BadInput if the study cannot run there.
     """
 
     config: StudyConfig
@@ -81,6 +85,7 @@ class Composed:
     hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)
     notes: list[str] = field(default_factory=list)
+    on_node: Callable[[dict[str, Any]], Composed] | None = None
 
 
 def compose(
@@ -91,6 +96,7 @@ def compose(
     runs_dir: str | None = None,
     facts: dict[str, Any] | None = None,
     document: dict[str, Any] | None = None,
+    node: dict[str, Any] | None = None,
 ) -> Composed:
     """Returns the checked configuration, search space and command.
 
@@ -101,12 +107,16 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
         document: more configuration, which was already checked; overrides and files take precedence over it.
+        node: the same facts of the machine that trials run on, if that is not this one; None while it is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
     """
     check_words([*overrides, *(command or ())])
-    facts = facts or host_facts()
+    again = functools.partial(
+        compose, overrides, command=command, config_dirs=config_dirs, runs_dir=runs_dir, document=document
+    )
+    facts = node or facts or host_facts()
     here = host_context_of(facts, None, is_recipe=command is None, device=_device_kind(overrides))
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
@@ -124,8 +134,10 @@ def compose(
     config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
+    if config.launcher != LOCAL and node is None:
+        return again(node=UNKNOWN_NODE)
     here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
-    found.add(problems_of(config, facts.get("gpus") or []))
+    found.add(problems_of(config, None if facts is UNKNOWN_NODE else facts.get("gpus") or []))
     if command is None and not found.problems:  # this imports the user's modules, which takes seconds
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
@@ -151,6 +163,7 @@ def compose(
         hidden=hidden,
         secrets=secrets,
         notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [])],
+        on_node=lambda facts: again(node=facts),
     )
 
 

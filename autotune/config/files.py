@@ -22,7 +22,13 @@ PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 MAPPINGS = ("env", "provenance")  # keys whose value is a mapping with arbitrary content
 PART = "PACKAGE.MODULE:FUNCTION"
 # Keys that choose what is run -> form of the value. Only the command line may set them.
-COMMAND_LINE_ONLY = {"program.python": "PYTHON", "model.factory": PART, "data.factory": PART, "train.step": PART}
+COMMAND_LINE_ONLY = {
+    "program.python": "PYTHON",
+    "model.factory": PART,
+    "data.factory": PART,
+    "train.step": PART,
+    "launch.slurm.args": "--OPTION=VALUE",  # srun runs what it is told to: --prolog, --epilog
+}
 
 
 @dataclass(frozen=True, kw_only=True)

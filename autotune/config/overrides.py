@@ -25,7 +25,13 @@ TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
-COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys that also apply to commands, although their groups are in RECIPE_KEYS
+# Keys that also apply to commands, although their groups are in RECIPE_KEYS.
+COMMAND_KEYS = (
+    GLOBAL_BATCH,
+    "launch.warm",
+    "launch.queue_minutes",
+    *(key for key in LEAVES if key.startswith("launch.slurm.")),
+)
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
 # Library -> override. model=LIBRARY/NAME is short for this override and model.name=NAME.
 LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}

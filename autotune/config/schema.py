@@ -11,7 +11,8 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import THROUGHPUT, Tier
 
 SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
-LAUNCHERS = ("local",)
+LOCAL, SLURM = "local", "slurm"
+LAUNCHERS = (LOCAL, SLURM)
 DEVICES = ("auto", "cuda", "cpu")
 AUTO, OFF = "auto", "off"
 WARM = (AUTO, OFF)
@@ -228,6 +229,31 @@ class DeviceOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class SlurmOptions:
+    """What autotune asks Slurm for, for launcher=slurm; null leaves it to the cluster.
+
+    Attributes:
+        partition: partition of the job.
+        account: account that the job is charged to.
+        qos: quality of service.
+        gres: generic resources, such as gpu:1.
+        cpus: number of CPUs.
+        mem: memory of the node, such as 64G.
+        minutes: time limit of the job, which lasts as long as the study. A job that ends earlier is replaced by another one.
+        args: further arguments of srun, such as "--constraint=a100 --exclude=n7".
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gres: str | None = None
+    cpus: int | None = None
+    mem: str | None = None
+    minutes: float | None = None
+    args: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
 class LaunchOptions:
     """How a trial's processes are started.
 
@@ -236,10 +262,14 @@ class LaunchOptions:
             data, and a GPU (from `device.index` on) or a share of the cores. Batch size and loader workers are per process.
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
+        queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
+        slurm: what autotune asks Slurm for.
     """
 
     nproc: int = 1
     warm: str = "auto"
+    queue_minutes: float | None = 60
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -364,7 +394,7 @@ class StudyConfig:
         machine: facts about the machine that autotune cannot find out.
         device: what trials run on.
         launch: how processes are started.
-        launcher: what starts trials. Only `local`, on this machine, is available.
+        launcher: what starts trials: local (on this machine) or slurm (in a job on a node of a cluster).
         tracker: where results are tracked.
         runs_dir: folder of the studies.
         measure: how long to measure and to wait.
@@ -399,7 +429,7 @@ class StudyConfig:
     machine: MachineOptions = field(default_factory=MachineOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     launch: LaunchOptions = field(default_factory=LaunchOptions)
-    launcher: str = "local"
+    launcher: str = LOCAL
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
     runs_dir: str = "runs"
     measure: MeasureOptions = field(default_factory=MeasureOptions)

@@ -349,13 +349,25 @@ def read_result(path: str) -> RankResult:
         OSError: it cannot be read.
         ValueError: it is not a result of this schema (a program may have overwritten it).
     """
-    raw = _read(path)
+    return result_of(_read(path), path)
+
+
+def result_of(raw: Dict[str, Any], source: str) -> RankResult:
+    """Returns the rank result that a document holds.
+
+    Args:
+        raw: the document, as `dataclasses.asdict` makes it from a result; it is changed.
+        source: where it is from, for the message.
+
+    Raises:
+        ValueError: it is not a result of this schema.
+    """
     try:
         raw["window"] = Window(**raw["window"]) if raw.get("window") else None
         raw["knobs"] = {key: KnobReport(**report) for key, report in raw.get("knobs", {}).items()}
         return RankResult(**raw)
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a result of schema {SCHEMA}: {error}") from error
+        raise ValueError(f"{source}: not a result of schema {SCHEMA}: {error}") from error
 
 
 def _read(path: str) -> Dict[str, Any]:

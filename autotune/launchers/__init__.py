@@ -5,17 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from autotune.config.command import CommandTemplate
+    from autotune.config.schema import StudyConfig
     from autotune.launchers.base import Launcher
 
 
-def make_launcher(name: str) -> Launcher:
-    """Returns the launcher that `launcher=` names. Imports only its module; other modules may need missing packages.
+def make_launcher(config: StudyConfig, command: CommandTemplate) -> Launcher:
+    """Returns the launcher that `launcher=` names. Imports only its module: others may need packages that are missing.
 
     Args:
-        name: one of `config.schema.LAUNCHERS`.
+        config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
+        command: the program.
     """
-    if name == "local":
+    if config.launcher == "local":
         from autotune.launchers.local import LocalLauncher
 
         return LocalLauncher()
-    raise ValueError(f"no such launcher: {name}")
+    if config.launcher == "slurm":
+        from autotune.launchers.remote import Place
+        from autotune.launchers.slurm import SlurmLauncher
+
+        minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
+        place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
+        return SlurmLauncher(config.launch.slurm, place, patience_s=None if minutes is None else 60 * minutes)
+    raise ValueError(f"no such launcher: {config.launcher}")

@@ -9,10 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from autotune.clock import Clock
 from autotune.failures import Facts
 from autotune.harness import protocol
+
+if TYPE_CHECKING:  # psutil, which it imports, may be missing where `autotune.apply` runs
+    from autotune.monitors.watch import MachineWatch
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
 Start = Literal["fresh", "warm"]
@@ -85,6 +89,7 @@ class Ended:
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
             launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible)}.
             Depending on the cause, it also has "deadline" and "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason".
+            A launcher for other machines adds "node" ({"host", "boot_id", "job"}) and, if that node was lost, "node_lost".
             All values are plain JSON.
     """
 
@@ -164,8 +169,33 @@ class Running(ABC):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A place on another machine where trials run, one at a time, for the whole study.
+
+    Attributes:
+        name: for messages: "n1, job 12".
+        host: name of the machine.
+        gpus: UUIDs of the GPUs that its trials may use.
+        cores: numbers of the CPUs that they may use.
+        facts: `machine.host_facts()` of that machine.
+    """
+
+    name: str
+    host: str
+    gpus: tuple[str, ...]
+    cores: tuple[int, ...]
+    facts: dict[str, Any]
+
+
 class Launcher(ABC):
-    """Starts trials. Owned by the tuner's process; one launcher serves one study."""
+    """Starts trials. Owned by the tuner's process; one launcher serves one study.
+
+    Attributes:
+        clock: clock of the study. It stands still while the launcher waits for a machine.
+    """
+
+    clock = Clock()
 
     @abstractmethod
     def start(self, launch: Launch) -> Running:
@@ -180,6 +210,24 @@ class Launcher(ABC):
             BadInput: the working directory does not exist, the trial's folder cannot be written, or the system rejects the
                 arguments or variables (a NUL in them).
         """
+
+    def slots(self) -> list[Slot]:
+        """Returns at once the slots on other machines that are ready now; the first call asks for them.
+
+        A launcher that starts trials on this machine has none.
+
+        Raises:
+            BadInput: no such machine can be had, or it cannot run the study's trials.
+        """
+        return []
+
+    def why_waiting(self) -> str:
+        """Returns why trials wait for a machine, in the words of the engine: "Resources"; "" if they do not wait."""
+        return ""
+
+    def watch(self) -> MachineWatch | None:
+        """Returns the watch of the machine that trials run on; None if that is this machine."""
+        return None
 
     def sweep(self, study: Path) -> list[str]:
         """Ends processes that a killed tuner left running for this study; called before the first trial, never during one.

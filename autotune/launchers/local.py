@@ -205,7 +205,7 @@ class LocalRunning(Running):
 
     def stop(self, reason: str) -> None:
         """See `Running.stop`. Ctrl-C and other interrupting signals are delivered once it is done."""
-        with _signals_held():
+        with signals_held():
             if self.poll() is None and self._cause is None:
                 self._why["stop_reason"] = reason
                 self._conclude("stopped")
@@ -388,7 +388,7 @@ def _end_and_clean(
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Defers interrupting signals until the context ends. Does nothing outside the main thread, which alone receives them."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():

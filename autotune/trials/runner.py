@@ -14,7 +14,9 @@ from autotune.errors import BadInput
 from autotune.failures import classify, not_finite, root
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
 from autotune.launchers.base import Ended, Launch, Running
+from autotune.monitors.disturbances import THERMAL, Disturbance, own_share
 from autotune.monitors.sealing import first_attempt, seal
+from autotune.monitors.watch import MachineWatch, configured_device
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
@@ -29,7 +31,6 @@ from autotune.trials.quarantine import sticky_fault
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
-from autotune.trials.watch import MachineWatch, configured_device
 
 # Outcomes that may be down to chance, so that the trial is attempted once more. Running out of memory is not one of them.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
@@ -40,6 +41,7 @@ QUIET_BUDGET_FRAC = 0.05  # the longest such wait as a share of the study's time
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 QUIET_LEFT_FRAC = 0.25  # each of these waits may take at most this share of the trial's remaining time
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
+NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
 TIME_UP = "the study's time was up"
 # A trial ends its window before its deadline: by LEAVE_S plus the time that the baseline took to exit, by LEAVE_MAX_S at most.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
@@ -134,9 +136,9 @@ class TrialRunner:
         self.cycle: dict[str, float] | None = None
         self.leave_s = LEAVE_S
         self._inputs, self._folder, self._listener = inputs, folder, listener
-        self._watch = MachineWatch(inputs.device or configured_device(inputs.config), inputs.clock, inputs.cpu)
+        self._watch = inputs.launcher.watch() or _watch_here(inputs)
         self._level = health.Level(earlier)
-        self._disturbed_by: list[health.Disturbance] = []  # what disturbed the last attempt; cleared by the wait for its end
+        self._disturbed_by: list[Disturbance] = []  # what disturbed the last attempt; cleared by the wait for its end
         self._told_why_fresh: set[str] = set()
 
     def run(self, request: Request) -> Finished:
@@ -152,7 +154,8 @@ class TrialRunner:
         finished = self._attempt(request)
         record = finished.record
         is_doubtful = self.warm.is_doubtful(record)
-        if (is_doubtful or record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
+        is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
+        if (is_doubtful or is_by_chance) and self._may_be_repeated(request, record):
             self._tell_second_attempt(record)
             self._keep_logs(record)
             finished = self._attempt(request, earlier=record)
@@ -255,7 +258,9 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces the second attempt after a timeout, because this attempt may take just as long without visible progress."""
+        """Announces the second attempt after a timeout, because it may take as long again without any visible progress."""
+        if NODE_LOST in first.evidence:
+            self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
@@ -288,7 +293,11 @@ class TrialRunner:
         return min(request.max_s, max(0.0, request.ends_s - self._inputs.clock.monotonic()) + LEAVE_MAX_S)
 
     def _wait(self, running: Running, ends_s: float | None = None) -> Ended:
+        waiting = ""
         while (ended := running.poll()) is None:
+            if (why := self._inputs.launcher.why_waiting()) != waiting:
+                waiting = why
+                self._listener.notice(f"Waiting for a node: {why}." if why else "A node is ready.")
             if ends_s is not None and self._inputs.clock.monotonic() >= ends_s:
                 running.stop(TIME_UP)
                 continue
@@ -304,7 +313,7 @@ class TrialRunner:
         """Records disturbances from the machine; voids the measurement if they exceed the accepted level."""
         found = self._watch.disturbances()
         health.note(record, found)
-        if why := health.own_share(self._watch.cpu_use):
+        if why := own_share(self._watch.cpu_use):
             record.evidence[health.OWN_SHARE] = why
         is_repeated = self._inputs.command.is_recipe and not self._inputs.config.data.root  # a recipe's own data fit in memory
         memory_bytes = int(self._inputs.machine.get("memory_bytes") or 0)
@@ -342,7 +351,7 @@ class TrialRunner:
         words = "; ".join(one.words for one in disturbed_by)
         self._listener.notice(f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most.")
         kinds, begun_s = {one.kind for one in disturbed_by}, clock.monotonic()
-        rest_s = min(COOL_DOWN_S, max_s) if health.THERMAL in kinds else 0.0
+        rest_s = min(COOL_DOWN_S, max_s) if THERMAL in kinds else 0.0
         while (waited_s := clock.monotonic() - begun_s) < max_s:
             is_over = not any(one.kind in kinds for one in self._level.beyond(self._watch.at_rest()))
             if is_over and waited_s >= rest_s:
@@ -402,6 +411,12 @@ class TrialRunner:
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
             **request.first_steps,
         )
+
+
+def _watch_here(inputs: StudyInputs) -> MachineWatch:
+    """Returns the watch of this machine."""
+    device, nproc = inputs.config.device, inputs.config.launch.nproc
+    return MachineWatch(inputs.device or configured_device(device.kind, device.index, nproc), inputs.clock, inputs.cpu)
 
 
 def leave_s(record: TrialRecord) -> float:

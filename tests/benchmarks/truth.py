@@ -34,7 +34,7 @@ from autotune.config.schema import MeasureOptions
 from autotune.harness.protocol import RankResult
 from autotune.launchers.local import LocalLauncher
 from autotune.monitors.cpu import CpuMonitor
-from autotune.trials.health import FOREIGN_CORES
+from autotune.monitors.disturbances import FOREIGN_CORES
 from tests.benchmarks.reporting import machine_lines, table
 from tests.benchmarks.trials import Bench, Measured
 from tests.benchmarks.truth_program import KINDS

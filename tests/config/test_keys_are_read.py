@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import autotune
 from autotune.config.keys import LEAVES
 from autotune.config.recipe import EVERYWHERE, PARTS, SCRIPTS
@@ -14,8 +12,6 @@ from autotune.knobs.catalogue import CATALOGUE
 
 PACKAGE = Path(autotune.__file__).parent
 NO_READERS = ("config/schema.py", "config/checks.py", "config/recipe.py", "config/describe.py", "testing/", "programs/")
-# Keys with one value so far, and another one for each, which must be refused.
-ONE_VALUE = {"launcher": "slurm"}
 CARRIED = {"provenance"}  # what an exported file says of its origin: for people, kept in config.yaml
 ALIASES = {"screening": {"rules"}, "finals": {"rules"}, "constraints": {"keep"}}  # how readers call what they are handed
 
@@ -38,14 +34,9 @@ def test_every_key_is_read_somewhere() -> None:
     unread = []
     flags = [EVERYWHERE, PARTS, *(script.flags for script in SCRIPTS.values())]  # keys that become a recipe's options
     passed_on = {key for table in flags for key in table.values()}
-    for key in LEAVES.keys() - CATALOGUE.keys() - ONE_VALUE.keys() - CARRIED - passed_on:
+    for key in LEAVES.keys() - CATALOGUE.keys() - CARRIED - passed_on:
         group, _, name = key.rpartition(".")
         owner = group.rpartition(".")[2] or "config"
         if not any((word, name) in there for word in {owner, *ALIASES.get(owner, ())}):
             unread.append(key)
     assert sorted(unread) == []
-
-
-@pytest.mark.parametrize(("key", "value"), ONE_VALUE.items())
-def test_a_key_with_one_value_refuses_every_other(refused, key: str, value: str) -> None:
-    assert refused(f"{key}={value}")[0].startswith(f"{key}: ")

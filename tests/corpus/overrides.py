@@ -209,6 +209,9 @@ OVERRIDES: list[tuple[str, str]] = [
     ("parity.steps=-1", "parity.steps: too small, got -1"),
     ("parity.tolerance=11", "parity.tolerance: too large, got 11"),
     # what recipes cannot do
+    ("launch.slurm.partition=gpu", "launch.slurm.partition: has no effect with launcher=local, got 'gpu'. Give launcher=slurm"),
+    ("launch.queue_minutes=0", "launch.queue_minutes: too small, got 0"),
+    ("launch.slurm.partitoin=gpu", "Did you mean 'launch.slurm.partition'?"),
     ("launch.nproc=0", "launch.nproc: too small, got 0"),
     ("launch.nproc=-1", "launch.nproc: too small, got -1"),
     ("launch.nproc=2000", "launch.nproc: too large, got 2000"),

@@ -43,6 +43,7 @@ HOST = {
     "shared_memory": {"bytes": 128 * GIB, "free_bytes": 128 * GIB, "is_writable": True}, "memlock_bytes": None,
     "open_files": 65536, "max_open_files": 65536, "huge_pages": "madvise", "cxx": "/usr/bin/g++", "cc": "/usr/bin/gcc",
     "variables": {}, "adapters": [PORT], "numa_nodes": {"0": "0-15", "1": "16-31"},
+    "slurm": {"partitions": ["main", "high"], "problem": ""},
 }  # fmt: skip
 PYTHON = {
     "python": "3.11.7", "executable": "/usr/bin/python", "torch": "2.14.1", "cuda": "13.0", "has_header": True,
@@ -233,6 +234,14 @@ def test_a_torch_without_a_gpu_names_what_to_do(why: str, cuda: str, command: st
         ({"open_files": 1024, "max_open_files": 1024}, "open files", Status.warning, "1,024"),
         ({"swap_bytes": 8 * GIB, "swap_used_bytes": 1 << 20}, "swap", Status.ok, "1.00 MiB of 8.00 GiB"),
         ({"huge_pages": ""}, "huge pages", Status.skipped, "none"),
+        ({"slurm": None}, "Slurm", Status.skipped, "not installed"),
+        (
+            {"slurm": {"partitions": [], "problem": "slurm_load_partitions: Connection refused"}},
+            "Slurm",
+            Status.warning,
+            "refused",
+        ),
+        ({}, "Slurm", Status.ok, "partitions: main, high"),
     ],
 )
 def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -> None:

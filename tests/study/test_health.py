@@ -4,12 +4,13 @@ import pytest
 
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
+from autotune.monitors.disturbances import MIN_WINDOW_S, of_cpu, of_device, own_share
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.report.verdict import noise_lines
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.trials import health
-from autotune.trials.health import Level, of_cpu, of_device
+from autotune.trials.health import Level
 
 
 def use(**what):
@@ -108,7 +109,7 @@ def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench)
 
     def sleep(seconds):
         slept(seconds)
-        if seconds == health.MIN_WINDOW_S and study.clock.now_s > until[0]:
+        if seconds == MIN_WINDOW_S and study.clock.now_s > until[0]:
             study.cpu.foreign_cores = 0.0
 
     until, study.clock.sleep = [study.clock.now_s + 20], sleep
@@ -330,7 +331,7 @@ def test_the_cores_that_the_trial_may_use_are_named_as_they_are():
     ],
 )
 def test_what_autotune_takes_from_a_trial_without_a_core_to_spare_is_told_as_its_own(seen, is_told):
-    assert bool(health.own_share(seen)) is is_told
+    assert bool(own_share(seen)) is is_told
     assert of_cpu(seen) == []
 
 

@@ -1,11 +1,10 @@
 import pytest
 
-from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
 from autotune.harness.protocol import Progress, RankResult
+from autotune.monitors import watch
 from autotune.monitors.nvml import NoDevice, NvmlDevice
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
-from autotune.trials import watch
 from tests.machine.fakes import FakeNvml
 from tests.monitors.test_nvml import used
 
@@ -58,12 +57,12 @@ def test_devices_are_those_the_program_s_ranks_see(monkeypatch, visible, index, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     asked = []
     monkeypatch.setattr(watch, "open_device", lambda **which: asked.append(which) or NoDevice())
-    watch.configured_device(StudyConfig(device=DeviceOptions(index=index), launch=LaunchOptions(nproc=nproc)))
+    watch.configured_device("auto", index, nproc)
     assert asked == expected
 
 
 def test_nothing_is_watched_on_the_cpu():
-    assert isinstance(watch.configured_device(StudyConfig(device=DeviceOptions(kind="cpu"))), NoDevice)
+    assert isinstance(watch.configured_device("cpu", 0, 1), NoDevice)
 
 
 def ranks(*uuids):

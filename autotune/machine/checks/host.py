@@ -37,6 +37,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
         _memlock(found),
         _open_files(found),
         _huge_pages(found.get("huge_pages") or ""),
+        _slurm(found.get("slurm")),
     ]
 
 
@@ -112,6 +113,16 @@ def _huge_pages(setting: str) -> Finding:
     cost = "training on a CPU uses 4 KiB pages even for large tensors; training on a GPU is not affected"
     command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     return _finding(name, "transparent huge pages are off", Status.warning, cost, command)
+
+
+def _slurm(found: dict[str, Any] | None) -> Finding:
+    """Returns the finding about the engine of launcher=slurm."""
+    if found is None:
+        return _finding("Slurm", "not installed", Status.skipped)
+    if problem := found["problem"]:
+        text, cost = f"installed, but its controller does not answer ({problem})", "launcher=slurm does not work"
+        return _finding("Slurm", text, Status.warning, cost, "scontrol ping")
+    return _finding("Slurm", f"its controller answers; partitions: {', '.join(found['partitions']) or 'none'}")
 
 
 def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:

@@ -7,17 +7,15 @@ import os
 from collections.abc import Sequence
 
 from autotune.clock import Clock
-from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress, RankResult
 from autotune.machine.visible import visible_devices
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, cores_of, read_processes, tree
+from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance, of_cpu, of_device
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
 from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
 from autotune.monitors.several import as_one
 from autotune.monitors.waiting import WaitingWatch
-from autotune.trials import health
-from autotune.trials.health import Disturbance
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
 # Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.
@@ -116,7 +114,7 @@ class MachineWatch:
         if self._opened is None:
             return []
         strangers = self._strangers if self._is_own_seen else {}
-        return [*health.of_cpu(self._use), *health.of_device(self._device.metrics(), strangers)]
+        return [*of_cpu(self._use), *of_device(self._device.metrics(), strangers)]
 
     @property
     def cpu_use(self) -> CpuUse | None:
@@ -124,13 +122,13 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial if one ran now; called while none runs. Blocks for `health.MIN_WINDOW_S`."""
+        """Returns what would disturb a trial now, while none runs; blocks for `MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
-        self._clock.sleep(health.MIN_WINDOW_S)
+        self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
         sample = self._device.sample(is_steady=False)
         slowed = {f"gpu.slowdown_{name}_frac": 1.0 for name in (sample.slowdowns if sample else None) or ()}
-        return [*health.of_cpu(use, is_trial_running=False), *health.of_device(slowed, {})]
+        return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the window, by name for the tracker; device memory is counted since `before`."""
@@ -171,16 +169,19 @@ class MachineWatch:
             self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
-def configured_device(config: StudyConfig) -> DeviceMonitor:
+def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
-    Each process of a recipe has a device of its own, from `device.index` on. NVML ignores CUDA_VISIBLE_DEVICES, so the entries
-    of this variable (numbers or UUIDs) are resolved here.
+    NVML ignores CUDA_VISIBLE_DEVICES, so its entries, numbers or UUIDs, are resolved here.
+
+    Args:
+        kind: `device.kind`.
+        index: `device.index`, the first device.
+        num: how many devices; each process of a recipe has its own.
     """
-    device = config.device
-    if device.kind == "cpu":
+    if kind == "cpu":
         return NoDevice()
-    visible, wanted = visible_devices(os.environ), range(device.index, device.index + config.launch.nproc)
+    visible, wanted = visible_devices(os.environ), range(index, index + num)
     entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
     if not entries:
         return NoDevice()

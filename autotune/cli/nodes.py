@@ -1,0 +1,55 @@
+"""Makes the launcher of a study and, if its trials run on another machine, waits for that machine."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.terminal import console
+
+if TYPE_CHECKING:
+    from autotune.config.compose import Composed
+    from autotune.launchers.base import Launcher, Slot
+
+LOOK_S = 0.1
+
+
+def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, dict[str, Any]]:
+    """Returns a study's launcher, and the facts of the machine that its trials run on.
+
+    Args:
+        composed: the study's configuration.
+        facts: `machine.host_facts()` of this machine.
+
+    Raises:
+        BadInput: no machine can be had, or the study cannot run there.
+    """
+    from autotune.config.schema import LOCAL
+    from autotune.launchers import make_launcher
+
+    launcher = make_launcher(composed.config, composed.command)
+    if composed.config.launcher == LOCAL:
+        return launcher, facts
+    try:
+        slot = _slot(launcher)
+        if composed.on_node:
+            composed.on_node(slot.facts)
+    except BaseException:
+        launcher.close()
+        raise
+    return launcher, slot.facts
+
+
+def _slot(launcher: Launcher) -> Slot:
+    """Waits until a node is ready, and shows why that takes long."""
+    out, said = console(stderr=True), ""
+    with out.status("asking for a node") as status:
+        while not (slots := launcher.slots()):
+            if (why := launcher.why_waiting()) and why != said:
+                said = why
+                status.update(f"waiting: {why}")
+                if not out.is_terminal:
+                    out.print(f"autotune: waiting: {why}", markup=False)
+            time.sleep(LOOK_S)
+    out.print(f"autotune: trials run on node {slots[0].name}", markup=False, style="quiet")
+    return slots[0]

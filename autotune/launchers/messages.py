@@ -1,0 +1,84 @@
+"""Turns what tuner and agent send each other into plain JSON, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.harness import protocol
+from autotune.launchers.base import Deadlines, Ended, Launch
+from autotune.monitors.cpu import CpuUse
+from autotune.monitors.disturbances import Disturbance
+from autotune.monitors.watch import MachineWatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What the watch of a node saw in a trial's window; the names are those of `MachineWatch`."""
+
+    disturbances: list[Disturbance] = dataclasses.field(default_factory=list)
+    cpu_use: CpuUse | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    used_frac: float | None = None
+
+
+def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
+    """Returns a launch as JSON. Monotonic clocks differ between machines, so `Spec.end_s` becomes a time from now.
+
+    Args:
+        launch: the launch.
+        now_s: the study's clock now.
+    """
+    raw = dataclasses.asdict(dataclasses.replace(launch, folder=Path(os.path.abspath(launch.folder))))
+    raw["folder"] = str(raw["folder"])
+    if launch.spec.end_s is not None:
+        raw["spec"]["end_s"] = launch.spec.end_s - now_s
+    return raw
+
+
+def to_launch(raw: dict[str, Any]) -> Launch:
+    """Returns the launch that `from_launch` made into JSON, for this machine's clock."""
+    spec = protocol.read_spec(json.dumps(raw["spec"]))
+    if spec.end_s is not None:
+        spec.end_s += time.monotonic()
+    made: dict[str, Any] = {
+        "folder": Path(raw["folder"]),
+        "spec": spec,
+        "deadlines": Deadlines(**raw["deadlines"]),
+        "warm": tuple(raw["warm"]),
+    }
+    return Launch(**{**raw, **made})
+
+
+def to_ended(raw: dict[str, Any]) -> Ended:
+    """Returns the `Ended` that `dataclasses.asdict` made into JSON."""
+    return Ended(**{**raw, "results": [protocol.result_of(result, "the node") for result in raw["results"]]})
+
+
+def from_watch(watch: MachineWatch) -> dict[str, Any]:
+    """Returns what a watch saw in the last trial, as JSON."""
+    watched = Watched(
+        disturbances=watch.disturbances(), cpu_use=watch.cpu_use, metrics=watch.metrics(), used_frac=watch.used_frac()
+    )
+    return dataclasses.asdict(watched)
+
+
+def to_disturbances(raw: list[dict[str, Any]]) -> list[Disturbance]:
+    """Returns the disturbances that `dataclasses.asdict` made into JSON."""
+    return [Disturbance(**one) for one in raw]
+
+
+def to_watched(raw: dict[str, Any]) -> Watched:
+    """Returns what `from_watch` made into JSON."""
+    use = raw["cpu_use"]
+    culprits = [(int(pid), float(cores)) for pid, cores in use["culprits"]] if use else []
+    return Watched(
+        disturbances=to_disturbances(raw["disturbances"]),
+        cpu_use=CpuUse(**{**use, "culprits": tuple(culprits)}) if use else None,
+        metrics=raw["metrics"],
+        used_frac=raw["used_frac"],
+    )

@@ -1,0 +1,241 @@
+"""The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
+
+The engine (Slurm) starts it on a node, and connects its standard input and output to the tuner: they are the link. Deadlines,
+progress, counters and the watch of the machine are the node's own business, because clocks and /proc do not travel; so are the
+processes, which are started and ended by the same LocalLauncher as on the tuner's machine. The agent ends its trial and itself
+when the link closes, and when it has not heard the tuner for LEASE_S.
+
+    tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
+           {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line each
+           {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
+           {"do": "start", "launch"} answered when the first process runs, or by the problems of a launch that is bad input
+           {"do": "progress"}        the newest progress of the running trial
+           {"do": "stop", "reason"}  answered by the message on its end when its processes are gone
+    agent  {"is": "hello", ...}      first of all: versions and machine
+           {"re": id, ...}           the answer to the message with that id; "problems" if it is bad input
+           {"is": "ended", ...}      the running trial is over: how it ended, and what the watch saw
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import autotune
+from autotune.clock import Clock
+from autotune.errors import AutotuneError, BadInput
+from autotune.launchers.base import Running
+from autotune.launchers.environment import PACKAGE
+from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
+from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.messages import from_watch, to_launch
+from autotune.machine import host_facts
+from autotune.monitors.watch import MachineWatch, configured_device
+
+POLL_S = 0.1  # between two looks at the running trial, as in the tuner
+IDLE_S = 1.0
+LEAVE_S = 15.0  # an agent that was to leave and is still busy after this exits at once; the supervisor ends the trial then
+# Signals with which an engine ends a job, and how long it may take from one process of the job to the next.
+FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
+VISIBLE_S = 5.0  # longest wait for a file of the tuner's to appear: network file systems remember what was not there
+# With these the engine says which devices a job may use. The rest of its environment is not the user's: trials do not get it.
+DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+
+
+class Agent:
+    """The agent's state, and its main loop in `run`.
+
+    Args:
+        link: the link to the tuner.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._launcher = LocalLauncher()
+        self._watch: MachineWatch | None = None
+        self._running: Running | None = None
+        self._nonce = ""
+        self._over: Message | None = None  # what was said of the last trial's end
+        self._next_look_s = 0.0
+        self._tasks: dict[str, Callable[[Message], dict[str, Any]]] = {
+            "open": self._open,
+            "sweep": lambda message: {"lines": self._launcher.sweep(Path(message["study"]))},
+            "before": lambda message: {"held": self._watched.before(max_s=message["max_s"])},
+            "at_rest": lambda _: {"disturbances": [dataclasses.asdict(one) for one in self._watched.at_rest()]},
+            "start": self._start,
+            "progress": self._progress,
+            "stop": self._stop,
+        }
+
+    @property
+    def _watched(self) -> MachineWatch:
+        assert self._watch is not None, "the first message is `open`"
+        return self._watch
+
+    def run(self) -> None:
+        """Serves the tuner until it is gone.
+
+        Raises:
+            LinkLost: it is gone.
+        """
+        self._link.send(hello())
+        while self._link.silent_s < LEASE_S:
+            pause_s = IDLE_S if self._running is None else max(0.0, self._next_look_s - time.monotonic())
+            if message := self._link.receive(pause_s):
+                self._link.send({"re": message["id"], **self._answer(message)})
+            if self._running is not None and time.monotonic() >= self._next_look_s:
+                self._look(self._running)
+        raise LinkLost(f"nothing was heard from the tuner for {LEASE_S:.0f} s")
+
+    def close(self) -> None:
+        """Ends the running trial, and all that was started for the study."""
+        self._launcher.close()
+        if self._watch:
+            self._watch.close()
+
+    def _answer(self, message: Message) -> dict[str, Any]:
+        try:
+            return self._tasks[message["do"]](message)
+        except BadInput as error:
+            return {"problems": error.problems}
+        except AutotuneError as error:
+            return {"fault": str(error)}
+
+    def _open(self, message: Message) -> dict[str, Any]:
+        take_over(message["environment"])
+        if problems := missing(message):
+            raise BadInput(problems)
+        self._launcher = LocalLauncher(Graces(**message["graces"]))
+        self._watch = MachineWatch(configured_device(*message["device"]), Clock())
+        return {"facts": host_facts()}
+
+    def _start(self, message: Message) -> dict[str, Any]:
+        launch = to_launch(message["launch"])
+        self._running, self._nonce, self._over = self._launcher.start(launch), launch.spec.nonce, None
+        return {}
+
+    def _progress(self, _: Message) -> dict[str, Any]:
+        progress = self._running.progress() if self._running else None
+        return {"progress": dataclasses.asdict(progress) if progress else None}
+
+    def _stop(self, message: Message) -> dict[str, Any]:
+        if self._running:
+            self._running.stop(message["reason"])
+            self._look(self._running)
+        return {"over": self._over}
+
+    def _look(self, running: Running) -> None:
+        """Looks at the running trial; tells the tuner if it is over."""
+        self._next_look_s = time.monotonic() + POLL_S
+        if (ended := running.poll()) is None:
+            self._watched.look(running.progress())
+            return
+        self._running = None
+        self._watched.ended()
+        if ended.signal in FOREIGN or ended.cause == "lost":
+            time.sleep(FOREIGN_S)  # if the engine ends the whole job, this process is ended as well, and reports nothing
+        watched = from_watch(self._watched)
+        self._over = {"is": "ended", "nonce": self._nonce, "ended": dataclasses.asdict(ended), "watched": watched}
+        self._link.send(self._over)
+        self._watched.follow(ended.results)
+
+
+def hello() -> Message:
+    """Returns the first message of an agent."""
+    return {
+        "is": "hello",
+        "autotune": autotune.__version__,
+        "package": str(PACKAGE),
+        "host": platform.node(),
+        "boot_id": _boot_id(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+    }
+
+
+def take_over(environment: dict[str, str]) -> None:
+    """Replaces the environment of this process, and so of its trials, by the tuner's, except for the engine's devices."""
+    devices = {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+    os.environ.clear()
+    os.environ.update({**environment, **devices})
+
+
+def missing(message: Message) -> list[str]:
+    """Returns what the study needs and this machine does not see, a problem each.
+
+    Args:
+        message: "cwd", "program" (the first word of the command), "runs_dir", and "token", a file that the tuner has made
+            in it.
+    """
+    host, cwd, program, runs_dir = platform.node(), message["cwd"], message["program"], message["runs_dir"]
+    shared = "Use a folder on a file system that all nodes share"
+    problems = []
+    if not os.path.isdir(cwd):
+        problems.append(f"cwd: node {host} does not see this folder, got {cwd!r}. {shared}: start autotune from there.")
+    elif not shutil.which(os.path.join(cwd, program) if os.sep in program else program):
+        problems.append(f"COMMAND: node {host} has no such program, got {program!r}. Give one that all nodes have.")
+    give_up_s = time.monotonic() + VISIBLE_S
+    while not os.path.exists(os.path.join(runs_dir, message["token"])):
+        if time.monotonic() > give_up_s or not os.path.isdir(runs_dir):
+            problems.append(f"runs_dir: node {host} does not see this folder, got {runs_dir!r}. {shared}: runs_dir=DIR.")
+            break
+        time.sleep(0.1)
+    return problems
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _leave_at_last(link: Link) -> None:
+    """Exits if the tuner is gone and the main thread has not left, which a program on a stuck file system may hold up."""
+    while not link.is_lost and link.silent_s < LEASE_S:
+        time.sleep(1.0)
+    time.sleep(LEAVE_S)
+    os._exit(1)
+
+
+def _link() -> Link:
+    """Returns the link; what anything else prints to standard output goes to standard error from now on."""
+    link = Link(os.dup(0), os.dup(1))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return link
+
+
+def main() -> None:
+    """Runs the agent; see the module docstring."""
+    link = _link()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    threading.Thread(target=_leave_at_last, args=(link,), daemon=True).start()
+    agent = Agent(link)
+    try:
+        agent.run()
+    except LinkLost as lost:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"autotune: the agent leaves: {lost}\n")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        agent.close()
+        link.close()
+
+
+if __name__ == "__main__":
+    main()

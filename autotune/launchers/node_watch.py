@@ -1,0 +1,81 @@
+"""Watches the machine of a node from the tuner's side, by asking its agent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autotune.clock import Clock
+from autotune.harness.protocol import Progress, RankResult
+from autotune.launchers.link import Message
+from autotune.launchers.messages import Watched, to_disturbances
+from autotune.launchers.transport import Node, NodeLost
+from autotune.monitors.cpu import CpuUse
+from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance
+from autotune.monitors.watch import MachineWatch
+
+ANSWER_S = 60.0  # longest wait for an answer, besides what the question itself may take
+
+
+class NodeWatch(MachineWatch):
+    """The watch of a node, by its agent. The agent looks at the running trial itself; this class has what it saw.
+
+    Attributes:
+        seen: what the agent saw in the window of the last trial.
+
+    Args:
+        node: returns the node; None while there is none.
+        clock: clock of the study.
+    """
+
+    def __init__(self, node: Callable[[], Node | None], clock: Clock) -> None:
+        self.seen = Watched()
+        self._node, self._clock = node, clock
+
+    def follow(self, results: Sequence[RankResult]) -> None:
+        """Does nothing: the agent has done it."""
+
+    def before(self, *, max_s: float = 30.0) -> str:
+        """Returns what still holds the node's device after a wait of at most `max_s`; "" without a node."""
+        self.seen = Watched()
+        return str(self._ask("before", max_s + ANSWER_S, max_s=max_s).get("held", ""))
+
+    def look(self, progress: Progress | None) -> None:
+        """Does nothing: the agent looks."""
+
+    def ended(self) -> None:
+        """Does nothing: the agent has noticed."""
+
+    def disturbances(self) -> list[Disturbance]:
+        """Returns what slowed the trial down in its window."""
+        return self.seen.disturbances
+
+    @property
+    def cpu_use(self) -> CpuUse | None:
+        """CPU use and bytes read in the window; None when unknown."""
+        return self.seen.cpu_use
+
+    def at_rest(self) -> list[Disturbance]:
+        """Returns what would disturb a trial on the node now; blocks for MIN_WINDOW_S, also without a node."""
+        if self._node() is None:
+            self._clock.sleep(MIN_WINDOW_S)
+        return to_disturbances(self._ask("at_rest", ANSWER_S).get("disturbances", []))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the window, by name for the tracker."""
+        return self.seen.metrics
+
+    def used_frac(self) -> float | None:
+        """Returns the largest share of the device's memory seen in use; None when unknown."""
+        return self.seen.used_frac
+
+    def close(self) -> None:
+        """Does nothing: the agent closes its own."""
+
+    def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
+        """Returns the agent's answer; {} without a node. A node that is lost is noticed by the next trial's start."""
+        if (node := self._node()) is not None:
+            with contextlib.suppress(NodeLost):
+                return node.ask(what, patience_s, **fields)
+        return {}

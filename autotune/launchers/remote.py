@@ -1,0 +1,331 @@
+"""Runs trials on another machine, through the agent that an engine has started there (node.py). The engine is a subclass's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import autotune
+from autotune.clock import PausableClock
+from autotune.errors import AutotuneError, BadInput
+from autotune.harness.protocol import Progress
+from autotune.launchers.base import Ended, Launch, Launcher, Running, Slot
+from autotune.launchers.environment import PACKAGE, study_of
+from autotune.launchers.link import LinkLost, Message
+from autotune.launchers.local import Graces, signals_held
+from autotune.launchers.messages import Watched, from_launch, to_ended, to_watched
+from autotune.launchers.node_watch import NodeWatch
+from autotune.launchers.transport import Node, NodeLost, Transport
+from autotune.machine import comparable
+from autotune.monitors.watch import MachineWatch
+
+ANSWER_S = 60.0  # longest wait for an answer that takes no more than files and processes
+START_S = 180.0  # the same for a start, which may have to wait for a warm server
+STOP_S = 60.0  # the same for a stop, with its grace periods
+PROGRESS_S = 1.0
+LOOK_S = 0.05  # wait for a message in a call that should return at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a node must see, and what its agent watches.
+
+    Attributes:
+        cwd: working directory of the program.
+        program: first word of its command.
+        runs_dir: folder of the studies.
+        device: kind of device, index of the first one, and number of devices, as in `watch.configured_device`.
+    """
+
+    cwd: str
+    program: str
+    runs_dir: str
+    device: tuple[str, int, int] = ("auto", 0, 1)
+
+
+class RemoteLauncher(Launcher):
+    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
+
+    Attributes:
+        node: the node; None while there is none.
+        watched: its watch.
+
+    Args:
+        place: what the node must see.
+        graces: the grace periods of the LocalLauncher there.
+        patience_s: longest wait for a node; None for no limit.
+    """
+
+    def __init__(self, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
+        self.clock: PausableClock = PausableClock()
+        self.node: Node | None = None
+        self.watched = NodeWatch(lambda: self.node, self.clock)
+        self._place, self._graces, self._patience_s = place, graces or Graces(), patience_s
+        self._transport: Transport | None = None
+        self._slot: Slot | None = None
+        self._first: Slot | None = None  # on which the study has begun
+        self._study: Path | None = None
+        self._asked_s = 0.0
+
+    @abstractmethod
+    def transport(self) -> Transport:
+        """Asks the engine for a node, and returns at once.
+
+        Raises:
+            BadInput: the engine is not there.
+        """
+
+    @abstractmethod
+    def too_late(self, waited_s: float, why: str) -> BadInput:
+        """Returns the error for a node that did not come within the patience, for the reason `why`."""
+
+    def slots(self) -> list[Slot]:
+        """Returns the one slot once its agent is ready. See `Launcher.slots`."""
+        if self._slot is None:
+            self._connect()
+        return [self._slot] if self._slot else []
+
+    def why_waiting(self) -> str:
+        """See `Launcher.why_waiting`."""
+        return self._transport.why_waiting() if self._transport and self._slot is None else ""
+
+    def watch(self) -> MachineWatch:
+        """Returns the watch of the node."""
+        return self.watched
+
+    def start(self, launch: Launch) -> Running:
+        """Starts the trial, or waits for a node to start it on. See `Launcher.start`; `poll` raises its errors after a wait."""
+        running = RemoteRunning(self, launch)
+        running.poll()
+        return running
+
+    def sweep(self, study: Path) -> list[str]:
+        """Ends what an earlier run has left on the node. See `Launcher.sweep`.
+
+        On other nodes nothing is left after link.LEASE_S.
+        """
+        self._study = study
+        if self.slots() and self.node is not None:
+            with contextlib.suppress(NodeLost):  # the first trial finds out
+                return list(self.node.ask("sweep", ANSWER_S, study=str(study.resolve()))["lines"])
+        return []
+
+    def close(self) -> None:
+        """Ends the agent, and with it the engine's job."""
+        if self._transport:
+            self._transport.close()
+        self._transport = self.node = self._slot = None
+        self.clock.go_on()
+
+    def ready(self) -> Node | None:
+        """Returns the node; None while there is none. A node that was lost since the last trial is replaced.
+
+        Raises:
+            BadInput: no node can be had.
+        """
+        if self.node is not None:
+            try:
+                self.node.event()
+            except NodeLost:
+                self.close()
+        return self.node if self.slots() else None
+
+    def begin(self, node: Node, launch: Launch) -> None:
+        """Starts a trial on the node.
+
+        Raises:
+            NodeLost: the node is lost.
+            BadInput: the launch cannot be started.
+        """
+        self._study = study_of(launch.folder)
+        node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
+
+    def _connect(self) -> None:
+        """Takes the next step towards an agent that is ready: asks for a node, or looks whether it is there."""
+        if self._transport is None:
+            self._transport, self._asked_s = self.transport(), time.monotonic()
+            self.clock.pause()
+        try:
+            hello = self._transport.link.receive(LOOK_S)
+        except LinkLost:
+            refusal = self._transport.refusal()
+            self.close()
+            raise refusal from None
+        waited_s = time.monotonic() - self._asked_s
+        if hello is not None:
+            self._open(self._transport, hello)
+        elif never := self._transport.why_never():
+            self.close()
+            raise never
+        elif self._patience_s is not None and waited_s > self._patience_s:
+            why = self._transport.why_waiting()
+            self.close()
+            raise self.too_late(waited_s, why)
+
+    def _open(self, transport: Transport, hello: Message) -> None:
+        """Lets a new agent get ready for the study."""
+        node, transport.job = Node(transport, hello), hello["job"]
+        try:
+            _check_version(hello)
+            facts = self._ask_to_open(node)["facts"]
+            if self._study:  # an earlier node was lost; perhaps it was this one, and what ran there still runs
+                node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
+        except NodeLost as lost:
+            self.close()
+            raise BadInput(f"launcher: node {hello['host']} was lost at once, got: {lost}. Start again.") from lost
+        except BaseException:
+            self.close()
+            raise
+        gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
+        name = f"{hello['host']}, job {hello['job']}" if hello["job"] else hello["host"]
+        slot = Slot(name=name, host=hello["host"], gpus=gpus, cores=tuple(hello["cores"]), facts=facts)
+        self._first = self._first or slot
+        if problems := _unlike(self._first, slot):
+            self.close()
+            raise BadInput(problems)
+        self._slot, self.node = slot, node
+        self.clock.go_on()
+
+    def _ask_to_open(self, node: Node) -> Message:
+        with _token(Path(self._place.runs_dir)) as token:
+            return node.ask(
+                "open",
+                ANSWER_S,
+                environment=dict(os.environ),
+                cwd=self._place.cwd,
+                program=self._place.program,
+                runs_dir=os.path.abspath(self._place.runs_dir),
+                token=token,
+                device=list(self._place.device),
+                graces=dataclasses.asdict(self._graces),
+            )
+
+
+class RemoteRunning(Running):
+    """A trial on a node, or one that waits for a node.
+
+    Args:
+        launcher: has the node.
+        launch: what to start.
+    """
+
+    def __init__(self, launcher: RemoteLauncher, launch: Launch) -> None:
+        self._launcher, self._launch = launcher, launch
+        self._node: Node | None = None
+        self._about: dict[str, Any] = {}
+        self._newest: Progress | None = None
+        self._ended: Ended | None = None
+        self._started_s = time.monotonic()
+
+    def poll(self) -> Ended | None:
+        """See `Running.poll`.
+
+        Raises:
+            BadInput: the trial waited for a node, and none can be had, or the trial cannot be started there.
+        """
+        if self._ended is None:
+            try:
+                self._step()
+            except NodeLost as lost:
+                self._lose(str(lost))
+            except AutotuneError as error:
+                self._ended = self._without_results(str(error))
+                raise
+        return self._ended
+
+    def progress(self) -> Progress | None:
+        """Returns the newest progress line of rank 0, read on the node now; the last one known if the node does not answer."""
+        if self._node is not None and self._ended is None:
+            with contextlib.suppress(NodeLost):  # `poll` finds out
+                raw = self._node.ask("progress", PROGRESS_S)["progress"]
+                self._newest = Progress(**raw) if raw else None
+        return self._newest
+
+    def stop(self, reason: str) -> None:
+        """See `Running.stop`."""
+        with signals_held():
+            if self.poll() is not None:
+                return
+            if self._node is None:
+                self._ended = self._without_results(reason)
+                return
+            try:
+                self._take(self._node.ask("stop", STOP_S, reason=reason)["over"])
+            except NodeLost as lost:
+                self._lose(str(lost))
+
+    def _step(self) -> None:
+        """Starts the trial if it still waits for a node; else looks whether it is over."""
+        if self._node is not None:
+            event = self._node.event()
+            if event and event["nonce"] == self._launch.spec.nonce:  # else it is of a trial that was stopped before
+                self._take(event)
+        elif node := self._launcher.ready():
+            self._about, self._started_s = node.about, time.monotonic()
+            self._launcher.begin(node, self._launch)
+            self._node = node
+
+    def _take(self, event: Message) -> None:
+        self._launcher.watched.seen = to_watched(event["watched"])
+        self._ended = to_ended(event["ended"])
+        self._ended.evidence["node"] = self._about
+
+    def _lose(self, why: str) -> None:
+        host = self._about.get("host") or "of the study"
+        self._launcher.close()
+        self._launcher.watched.seen = Watched()
+        self._ended = self._without_results(f"node {host} was lost: {why}")
+        self._ended.evidence |= {"node": self._about, "node_lost": True}
+
+    def _without_results(self, reason: str) -> Ended:
+        return Ended(
+            exit_code=None,
+            signal=None,
+            cause="stopped",
+            phase=self._newest.phase if self._newest else "spawn",
+            results=[],
+            problems=[],
+            seconds=time.monotonic() - self._started_s if self._node else 0.0,
+            evidence={"stop_reason": reason},
+        )
+
+
+def _unlike(first: Slot, slot: Slot) -> list[str]:
+    """Returns what makes rates of two nodes incomparable, a problem each."""
+    one, other = comparable(first.facts), comparable(slot.facts)
+    return [
+        f"launcher: node {slot.host} is unlike node {first.host}, on which the study began: {name} was {one[name]!r}, got "
+        f"{other[name]!r}. Resume the study when a node like the first is free: autotune resume."
+        for name in one
+        if one[name] != other[name]
+    ]
+
+
+def _check_version(hello: Message) -> None:
+    if hello["autotune"] != autotune.__version__:
+        raise BadInput(
+            f"launcher: node {hello['host']} has another version of autotune, got {hello['autotune']} in {hello['package']}. "
+            f"This is {autotune.__version__} in {PACKAGE}. Install the same version for both ({sys.executable})."
+        )
+
+
+@contextlib.contextmanager
+def _token(runs_dir: Path) -> Iterator[str]:
+    """Makes a file in the runs folder, by which a node shows that it sees the same folder; yields its name."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=".autotune-") as file:
+            yield Path(file.name).name
+    except OSError as error:
+        raise BadInput(
+            f"runs_dir: cannot be written ({error.strerror}), got {str(runs_dir)!r}. Give another folder."
+        ) from error

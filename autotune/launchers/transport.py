@@ -1,0 +1,144 @@
+"""Reaches the agent on a node: through a transport, which is an engine's job, and with questions and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any
+
+from autotune.errors import AutotuneError, BadInput
+from autotune.launchers.link import Link, LinkLost, Message
+from autotune.launchers.local import signals_held
+
+SILENT_S = 10.0  # after this long without a beat, the engine is asked whether the node is still there
+LOST_S = 35.0  # after this long it counts as lost, whatever the engine says: its agent has left by then (link.LEASE_S)
+LEAVE_S, KILL_S = 15.0, 3.0  # an agent that leaves needs its grace periods to end a trial
+
+
+class NodeLost(Exception):
+    """The agent on the node cannot be reached any more; the message says why."""
+
+
+class Transport(ABC):
+    """A way to one node: the engine's job with the agent in it.
+
+    Attributes:
+        link: the link to the agent.
+        job: the engine's name of the job, from the agent; "" until then.
+    """
+
+    link: Link
+    job = ""
+
+    @abstractmethod
+    def why_waiting(self) -> str:
+        """Returns why the agent has not started yet, in the engine's words."""
+
+    @abstractmethod
+    def why_never(self) -> BadInput | None:
+        """Returns why the agent will never start although the engine has taken the job; None if it may start."""
+
+    @abstractmethod
+    def refusal(self) -> BadInput:
+        """Returns why the agent did not start, once the link has closed without a word from it."""
+
+    @abstractmethod
+    def why_lost(self) -> str:
+        """Returns what the engine says of the job's end; "" if it says that the job is running, or nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the job and returns when it is gone, within a few seconds."""
+
+
+class Node:
+    """The agent, once it has said hello.
+
+    Attributes:
+        about: what is recorded of the node: "host", "boot_id", "job".
+
+    Args:
+        transport: the way to it.
+        hello: its first message.
+    """
+
+    def __init__(self, transport: Transport, hello: Message) -> None:
+        self.about = {name: hello[name] for name in ("host", "boot_id", "job")}
+        self._transport = transport
+        self._events: deque[Message] = deque()
+        self._ids = itertools.count()
+
+    def ask(self, what: str, patience_s: float, **fields: Any) -> Message:
+        """Sends a message and returns the answer.
+
+        Raises:
+            NodeLost: there is none within `patience_s`, or the agent is gone.
+            BadInput: the agent refuses it as bad input.
+        """
+        number = next(self._ids)
+        try:
+            with signals_held():  # an interrupt must not leave half a message
+                self._transport.link.send({"do": what, "id": number, **fields})
+        except LinkLost as lost:
+            raise NodeLost(self._why(str(lost))) from lost
+        give_up_s = time.monotonic() + patience_s
+        while (left_s := give_up_s - time.monotonic()) > 0:
+            message = self._next(min(left_s, 1.0))
+            if message and message.get("re") == number:
+                return _checked(message)
+            if message and "is" in message:  # other answers came too late for those who asked
+                self._events.append(message)
+        raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
+
+    def event(self) -> Message | None:
+        """Returns what the agent has said unasked: that the trial has ended; None if nothing. Returns at once.
+
+        Raises:
+            NodeLost: it is gone.
+        """
+        if self._events:
+            return self._events.popleft()
+        message = self._next(0.0)
+        return message if message and "is" in message else None
+
+    def _next(self, wait_s: float) -> Message | None:
+        link = self._transport.link
+        try:
+            message = link.receive(wait_s)
+        except LinkLost as lost:
+            raise NodeLost(self._why(str(lost))) from lost
+        if message is None and link.silent_s > SILENT_S:
+            if why := self._transport.why_lost():
+                raise NodeLost(why)
+            if link.silent_s > LOST_S:
+                raise NodeLost(f"nothing was heard from it for {LOST_S:.0f} s")
+        return message
+
+    def _why(self, otherwise: str) -> str:
+        return self._transport.why_lost() or otherwise
+
+
+def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
+    """Closes the link and waits for the process at its other end, which leaves then; ends it if it does not, or cannot know."""
+    is_reached = link.is_begun and not link.is_lost and link.silent_s < SILENT_S
+    leave_s = LEAVE_S if is_reached else 1.0 if link.is_begun else 0.0
+    link.close()
+    for end, patience_s in ((None, leave_s), (process.terminate, KILL_S), (process.kill, KILL_S)):
+        if end is not None:
+            end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+
+
+def _checked(answer: Message) -> Message:
+    """Returns an answer of the agent, or raises the error that it holds."""
+    if "problems" in answer:
+        raise BadInput(answer["problems"])
+    if "fault" in answer:
+        raise AutotuneError(answer["fault"])
+    return answer

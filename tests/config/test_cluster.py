@@ -1,0 +1,77 @@
+"""What is said of launch.slurm before Slurm itself is asked."""
+
+import pytest
+
+from autotune.config.checks import problems_of
+from autotune.config.cluster import problems_of_cluster
+from autotune.config.compose import compose
+from autotune.config.schema import DeviceOptions, LaunchOptions, SlurmOptions, StudyConfig
+from autotune.errors import BadInput
+
+
+def config(**options):
+    return StudyConfig(launcher="slurm", launch=LaunchOptions(slurm=SlurmOptions(**options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"partition": " "}, "launch.slurm.partition: empty or not printable"),
+        ({"gres": "gpu:1\n"}, "launch.slurm.gres: empty or not printable"),
+        ({"args": "--constraint='a"}, "launch.slurm.args: not the words of a command"),
+        ({"args": "--exclude n7"}, "launch.slurm.args: not an option of srun, got 'n7'. Write --OPTION=VALUE"),
+    ],
+)
+def test_options_that_slurm_is_not_asked_for(options, told):
+    (problem,) = problems_of_cluster(config(**options), {})
+    assert problem.startswith(told)
+
+
+@pytest.mark.parametrize("options", [{"cpus": 0}, {"minutes": -1.0}])
+def test_numbers_that_cannot_be(options):
+    (name,) = options
+    assert any(problem.startswith(f"launch.slurm.{name}: too small") for problem in problems_of(config(**options), []))
+
+
+def test_good_options_have_no_problem():
+    good = config(
+        partition="gpu", account="me", qos="high", gres="gpu:a100:1", cpus=8, mem="64G", minutes=90.0, args="--constraint=a100"
+    )
+    assert problems_of_cluster(good, {}) == []
+
+
+def test_a_step_of_a_job_cannot_change_the_job():
+    problems = problems_of_cluster(config(partition="gpu", minutes=10.0, gres="gpu:1"), {"SLURM_JOB_ID": "12"})
+    assert [problem.partition(":")[0] for problem in problems] == ["launch.slurm.partition", "launch.slurm.minutes"]
+    assert all("inside job 12" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "nproc", "told"),
+    [
+        (0, DeviceOptions(kind="cuda"), 1, "device.kind: the job has no GPU"),
+        (1, DeviceOptions(), 2, "launch.nproc: more processes than the job's GPUs, got 2. Allowed: 1 to 1"),
+        (2, DeviceOptions(index=1), 1, "device.index: Slurm chooses the GPUs of a job, got 1"),
+    ],
+)
+def test_what_a_node_does_not_have(num_gpus, device, nproc, told):
+    asked = StudyConfig(launcher="slurm", device=device, launch=LaunchOptions(nproc=nproc))
+    assert told in "\n".join(problems_of(asked, [{"name": "H100"}] * num_gpus))
+
+
+WORDS = ["launcher=slurm", "model=mlp", "tracker.uri=none"]
+NODE = {"num_cores": 4, "gpus": [], "memory_bytes": 1 << 34}
+
+
+def test_a_study_for_a_node_is_checked_against_the_node_not_this_machine():
+    here, large = {**NODE, "num_cores": 2}, {**NODE, "num_cores": 256}
+    composed = compose([*WORDS, "threads.intra=200"], command=None, facts=here)
+    assert composed.on_node(large).space.pinned["threads.intra"] == 200
+    with pytest.raises(BadInput, match=r"threads\.intra"):
+        composed.on_node(here)
+
+
+def test_a_gpu_is_asked_of_the_node_not_of_this_machine():
+    composed = compose([*WORDS, "device.kind=cuda"], command=None, facts=NODE)
+    with pytest.raises(BadInput, match=r"launch\.slurm\.gres=gpu:1"):
+        composed.on_node(NODE)

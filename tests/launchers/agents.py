@@ -1,0 +1,102 @@
+"""A launcher whose agent is a plain process of this machine: what an engine would start, without the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.launchers.base import Launcher
+from autotune.launchers.environment import own_environment
+from autotune.launchers.link import Link
+from autotune.launchers.local import Graces
+from autotune.launchers.remote import Place, RemoteLauncher
+from autotune.launchers.transport import Transport, end_process
+from autotune.testing.launcher_contract import a_launch, is_alive, wait
+from autotune.testing.stub_programs import program
+
+SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
+AGENT = (sys.executable, "-m", "autotune.launchers.node")
+
+
+class Pipes(Transport):
+    def __init__(self, argv: Sequence[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            argv, env={**own_environment(), **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.link = Link(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def why_waiting(self) -> str:
+        return "Resources"
+
+    def why_never(self) -> BadInput | None:
+        return None
+
+    def refusal(self) -> BadInput:
+        return BadInput(f"launcher: the agent ended with status {self.process.wait()}")
+
+    def why_lost(self) -> str:
+        return "" if self.process.poll() is None else f"it ended with status {self.process.returncode}"
+
+    def close(self) -> None:
+        end_process(self.process, self.link)
+
+
+class PipeLauncher(RemoteLauncher):
+    """Counts the agents that it has started in `started`."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        argv: Sequence[str] = AGENT,
+        environment: dict[str, str] | None = None,
+        patience_s: float | None = None,
+    ) -> None:
+        super().__init__(place, graces=SHORT, patience_s=patience_s)
+        self._argv, self._added = argv, environment or {}
+        self.started: list[Pipes] = []
+
+    def transport(self) -> Transport:
+        self.started.append(Pipes(self._argv, self._added))
+        return self.started[-1]
+
+    def too_late(self, waited_s: float, why: str) -> BadInput:
+        return BadInput(f"launch.queue_minutes: too late after {waited_s:.0f} s ({why})")
+
+
+def place(folder: Path) -> Place:
+    """Returns a place that this machine sees: working directory and runs folder are `folder`."""
+    return Place(cwd=str(folder), program=sys.executable, runs_dir=str(folder), device=("cpu", 0, 1))
+
+
+def ready(launcher: Launcher, within_s: float = 30.0) -> Launcher:
+    """Waits for the launcher's slot."""
+    give_up_s = time.monotonic() + within_s
+    while not launcher.slots():
+        assert time.monotonic() < give_up_s, launcher.why_waiting()
+    return launcher
+
+
+def environment(launcher: Launcher, folder: Path, **env: str) -> dict[str, str]:
+    """Returns the environment of a trial, with the study's folder as STUDY."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    found = wait(launcher.start(a_launch(folder, program("result(detected=dict(os.environ))"), env=env))).results[0].detected
+    return dict(json.loads(json.dumps(found).replace(str(folder.parent.parent), "STUDY")))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, after a little while at most."""
+    give_up_s = time.monotonic() + 15
+    while is_alive(pid) and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    return not is_alive(pid)

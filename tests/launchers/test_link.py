@@ -1,0 +1,110 @@
+"""The link: what one side sends arrives at the other, whole and in order, and each side notices when the other is gone."""
+
+import contextlib
+import os
+import struct
+import threading
+
+import pytest
+
+from autotune.launchers import link
+from autotune.launchers.link import Link, LinkLost
+
+
+@pytest.fixture
+def pipes():
+    """Returns the descriptors of two pipes, (read, write) for each side, and closes those that are still open."""
+    there, back = os.pipe(), os.pipe()
+    yield (back[0], there[1]), (there[0], back[1])
+    for descriptor in (*there, *back):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def links(pipes):
+    ours, theirs = Link(*pipes[0]), Link(*pipes[1])
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def frame(data):
+    return struct.pack(">I", len(data)) + data
+
+
+def test_messages_arrive_in_order_and_unchanged(links):
+    ours, theirs = links
+    sent = [{"do": "start", "id": n, "env": {"A": "ü\n\0", "B": "\udcff"}, "value": [1.5, None, True]} for n in range(3)]
+    for message in sent:
+        ours.send(message)
+    assert [theirs.receive(5.0) for _ in sent] == sent
+    assert ours.receive(0.0) is None
+
+
+def test_large_messages_cross_each_other(links):
+    large = {"text": "x" * (4 << 20)}  # many times what a pipe holds
+    senders = [threading.Thread(target=one.send, args=(large,)) for one in links]
+    for sender in senders:
+        sender.start()
+    assert [one.receive(20.0) for one in links] == [large, large]
+    for sender in senders:
+        sender.join()
+
+
+def test_what_is_printed_before_the_link_begins_is_skipped(pipes):
+    (read, write), (_, their_write) = pipes
+    ours = Link(read, write)
+    os.write(their_write, b"Welcome to the cluster!\nquota: 3 %\n" + link.START[:5])
+    os.write(their_write, link.START + frame(b'{"is": "hello"}'))
+    assert ours.receive(5.0) == {"is": "hello"}
+    ours.close()
+
+
+def test_what_was_sent_before_the_end_still_arrives(links):
+    ours, theirs = links
+    theirs.send({"is": "ended"})
+    theirs.close()
+    assert ours.receive(5.0) == {"is": "ended"}
+    for _ in range(2):
+        with pytest.raises(LinkLost, match="closed the link"):
+            ours.receive(5.0)
+    assert ours.is_lost
+    with pytest.raises(LinkLost, match="closed the link"):
+        ours.send({"do": "anything"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [frame(b"[1]"), frame(b"nonsense"), frame(b"\xff"), struct.pack(">I", link.MAX_BYTES + 1), frame(b"[" * 100_000)],
+)
+def test_what_is_no_message_ends_the_link(pipes, data):
+    (read, write), (_, their_write) = pipes
+    ours = Link(read, write)
+    with open(their_write, "wb", closefd=False) as file:
+        file.write(link.START + data)
+    with pytest.raises(LinkLost):
+        ours.receive(5.0)
+    ours.close()
+
+
+def test_a_side_that_does_not_read_is_given_up(pipes, monkeypatch):
+    monkeypatch.setattr(link, "WRITE_S", 0.2)
+    ours = Link(*pipes[0])
+    with pytest.raises(LinkLost, match="has not read"):
+        ours.send({"text": "x" * (1 << 20)})
+    ours.close()
+
+
+def test_beats_are_heard_and_silence_is_counted(pipes, monkeypatch):
+    monkeypatch.setattr(link, "BEAT_S", 0.05)
+    ours, theirs = Link(*pipes[0]), Link(*pipes[1])
+    assert ours.receive(0.5) is None  # a beat is no message
+    assert ours.silent_s < 0.4
+    theirs._is_closed = True  # its thread ends at the next beat, as if the process were stopped
+    theirs._thread.join()
+    assert ours.receive(0.5) is None
+    assert ours.silent_s > 0.4
+    theirs._is_closed = False
+    for one in (ours, theirs):
+        one.close()

@@ -1,0 +1,199 @@
+"""The agent and the launcher at the tuner's end, with a plain process instead of an engine's job."""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+import autotune
+from autotune.errors import BadInput
+from autotune.failures import classify
+from autotune.launchers import messages, transport
+from autotune.launchers.base import Deadlines
+from autotune.launchers.local import LocalLauncher
+from autotune.records import Outcome
+from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.testing.stub_programs import program
+from tests.launchers.agents import PipeLauncher, environment, gone, place, ready
+
+SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
+MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # leaves when the link closes
+QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "runs" / "study" / "trials").mkdir(parents=True)
+    return tmp_path / "runs" / "study" / "trials" / "0007"
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes launchers, and closes them."""
+    made = []
+
+    def make_launcher(**how):
+        made.append(PipeLauncher(place(tmp_path), **how))
+        return made[-1]
+
+    yield make_launcher
+    for launcher in made:
+        launcher.close()
+
+
+@pytest.fixture
+def launcher(make):
+    return ready(make())
+
+
+def test_a_slot_is_what_its_machine_says_of_itself(launcher):
+    (slot,) = launcher.slots()
+    assert slot.host == os.uname().nodename
+    assert slot.facts["num_cores"] >= 1
+    assert set(slot.cores) == os.sched_getaffinity(0)
+    assert launcher.why_waiting() == ""
+
+
+def test_a_trial_has_the_environment_of_a_local_one_and_only_the_engine_s_devices(make, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("OF_THE_USER", "ü \udcff")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    engine = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
+    launcher = ready(make(environment=engine))
+    local = LocalLauncher()
+    other = tmp_path / "runs" / "local" / "trials" / "0007"
+    here = environment(local, other, ADDED="yes")
+    local.close()
+    assert environment(launcher, folder, ADDED="yes") == {**here, "CUDA_VISIBLE_DEVICES": "3"}
+
+
+def test_the_end_of_a_window_is_on_the_node_s_clock(launcher, folder):
+    launch = a_launch(folder, program("result(detected={'left_s': spec['end_s'] - time.monotonic()})"))
+    launch.spec.end_s = launcher.clock.monotonic() + 100
+    launcher.clock._paused_s += 50  # as after waiting for a node: the study's clock is no machine's clock
+    launch.spec.end_s -= 50
+    left_s = wait(launcher.start(launch)).results[0].detected["left_s"]
+    assert 80 < left_s <= 100
+
+
+def test_a_launch_and_its_end_survive_the_way(launcher, folder):
+    launch = a_launch(folder, program("result()"), deadlines=Deadlines(step_s=7.0), warm=("json",), env={"A": "b"})
+    again = messages.to_launch(json.loads(json.dumps(messages.from_launch(launch, 0.0))))
+    assert again == launch
+    ended = wait(launcher.start(launch))
+    assert messages.to_ended(json.loads(json.dumps(dataclasses.asdict(ended)))) == ended
+    assert ended.evidence["node"]["host"] == launcher.slots()[0].host
+
+
+def test_waiting_for_a_node_costs_no_time_and_can_be_stopped(make, folder):
+    launcher = make(argv=MUTE)
+    before_s = launcher.clock.monotonic()
+    running = launcher.start(a_launch(folder, program("result()")))
+    paused_s = launcher.clock.monotonic()
+    time.sleep(0.3)
+    assert running.poll() is None
+    assert launcher.why_waiting() == "Resources"
+    assert launcher.clock.monotonic() == paused_s
+    assert paused_s - before_s < 0.2
+    running.stop("interrupted by the user")
+    assert running.poll().evidence["stop_reason"] == "interrupted by the user"
+
+
+def test_patience_with_a_queue_has_an_end(make):
+    launcher = make(argv=MUTE, patience_s=0.2)
+    with pytest.raises(BadInput, match=r"queue_minutes.*Resources"):
+        ready(launcher)
+    assert launcher.started[0].process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"cwd": "/nowhere/at/all"}, ["cwd: ", "/nowhere/at/all"]),
+        ({"program": "no-such-program"}, ["COMMAND: ", "no-such-program"]),
+        ({"runs_dir": "/proc/nowhere"}, ["runs_dir: ", "/proc/nowhere"]),
+    ],
+)
+def test_what_is_not_there_is_named(make, tmp_path, changes, told):
+    launcher = make()
+    launcher._place = dataclasses.replace(place(tmp_path), **changes)
+    with pytest.raises(BadInput) as caught:
+        ready(launcher)
+    assert all(words in str(caught.value) for words in told)
+    assert launcher.started[0].process.poll() is not None
+
+
+def test_another_version_on_the_node_is_refused(make, monkeypatch):
+    launcher = make()
+    monkeypatch.setattr(autotune, "__version__", "99.0")
+    with pytest.raises(BadInput, match=r"another version of autotune.*This is 99\.0"):
+        ready(launcher)
+
+
+def test_a_node_that_replaces_another_must_be_like_it(launcher, folder, monkeypatch):
+    launcher._first.facts["cpu_model"] = "another model"
+    os.kill(launcher.started[0].process.pid, signal.SIGKILL)
+    launcher.started[0].process.wait()
+    with pytest.raises(BadInput, match=r"unlike node.*cpu_model was 'another model'"):
+        wait(launcher.start(a_launch(folder, program("result()"))))
+
+
+def test_an_agent_that_is_killed_takes_the_trial_along_and_the_next_has_a_new_one(launcher, folder):
+    launch = a_launch(folder, program(SLEEP))
+    running = launcher.start(launch)
+    pid = int(wait_for(folder / "pid"))
+    launcher.started[0].process.kill()
+    ended = wait(running)
+    assert ended.evidence["node_lost"]
+    outcome, reason = classify(ended.facts(launch.spec))
+    assert outcome is Outcome.interrupted
+    assert "was lost" in reason
+    assert gone(pid)
+    again = wait(launcher.start(a_launch(folder, program("result()"))))
+    assert (again.cause, len(launcher.started)) == ("result", 2)
+
+
+def test_an_agent_without_a_tuner_ends_its_trial(make, folder):
+    launcher = ready(make(argv=[sys.executable, "-c", QUICK_LEASE]))
+    launcher.start(a_launch(folder, program(SLEEP)))
+    pid = int(wait_for(folder / "pid"))
+    link = launcher.started[0].link
+    link._is_closed = True  # it says nothing more, and does not close the pipes either
+    os.eventfd_write(link._wake, 1)
+    link._thread.join()
+    assert gone(pid)
+    assert launcher.started[0].process.wait(10) == 0
+    link._is_closed = False
+
+
+def test_an_agent_leaves_nothing_when_the_pipes_close(launcher, folder):
+    launcher.start(a_launch(folder, program(SLEEP)))
+    pid = int(wait_for(folder / "pid"))
+    launcher.close()
+    assert not is_alive(pid)
+    assert marked_processes(folder.parent.parent) == []
+
+
+def test_a_silent_agent_is_lost_after_a_while(launcher, folder, monkeypatch):
+    monkeypatch.setattr(transport, "SILENT_S", 2.5)
+    monkeypatch.setattr(transport, "LOST_S", 3.5)
+    launch = a_launch(folder, program(SLEEP))
+    running = launcher.start(launch)
+    pid = int(wait_for(folder / "pid"))
+    psutil.Process(launcher.started[0].process.pid).suspend()
+    ended = wait(running)
+    assert ended.evidence["node_lost"]
+    assert "nothing was heard" in ended.evidence["stop_reason"]
+    assert gone(pid)
+
+
+def test_a_stop_is_answered_with_what_was_measured(launcher, folder):
+    running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
+    wait_for(folder / "result.rank0.json")
+    running.stop("budget over")
+    assert running.poll().cause == "result"

@@ -1,0 +1,71 @@
+"""One private Slurm for all tests of this folder, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config.schema import SlurmOptions
+from autotune.launchers.slurm import SlurmLauncher
+from tests.launchers.agents import SHORT, place
+from tests.slurm.private import PrivateSlurm, why_not
+
+# Tests of the contract that have many rows: the first is run always, the others with the thorough tests.
+ROWS = ("process_can_be_given", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
+Make = Callable[..., SlurmLauncher]
+
+
+@pytest.fixture(scope="session")
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
+    if why := why_not():
+        pytest.skip(why)
+    made = PrivateSlurm(tmp_path_factory.mktemp("slurm"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def slurm(_slurm: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm:
+    """Returns the private Slurm; Slurm's commands find it while the test runs."""
+    for name, value in _slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return _slurm
+
+
+@pytest.fixture
+def make(slurm: PrivateSlurm, tmp_path: Path) -> Iterator[Make]:
+    """Makes launchers with the given options of Slurm, and closes them."""
+    made: list[SlurmLauncher] = []
+
+    def make_launcher(where: Any = None, **options: Any) -> SlurmLauncher:
+        made.append(SlurmLauncher(SlurmOptions(**options), where or place(tmp_path), graces=SHORT))
+        return made[-1]
+
+    yield make_launcher
+    for launcher in made:
+        launcher.close()
+    assert slurm.is_idle()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns a trial's folder that does not exist yet."""
+    study = tmp_path / "runs" / "study"
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what would take long without showing more about Slurm."""
+    seen: set[str] = set()
+    for item in items:
+        name = getattr(item, "originalname", "")
+        if item.path.parent == Path(__file__).parent and any(words in name for words in ROWS):
+            if name in seen:
+                item.add_marker(pytest.mark.thorough)
+            seen.add(name)

@@ -1,0 +1,198 @@
+"""A Slurm of our own on this host: munged, slurmctld and a slurmd a node, with ports, keys and state in one folder.
+
+It needs root, and Debian's packages slurm-wlm and munge. Its nodes are this host, so they see the same files, except that one
+has an empty folder where the others have `apart`: what is there does not exist on that node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
+NODE_LOST_S = 10  # SlurmdTimeout; a node that does not answer is down after two to three times as long
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SlurmctldTimeout=30
+SlurmdTimeout={lost_s}
+InactiveLimit=0
+KillWait=3
+MinJobAge=300
+MessageTimeout=10
+UnkillableStepTimeout=20
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
+GresTypes=gpu
+SlurmdParameters=config_overrides
+"""
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
+
+
+def why_not() -> str:
+    """Returns why there can be no Slurm here; "" if there can."""
+    missing = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (apt-get install --no-install-recommends slurm-wlm munge)"
+    return "" if os.getuid() == 0 else "a Slurm of our own needs root"
+
+
+class PrivateSlurm:
+    """A running Slurm with partitions main (node n1), other (n2) and apart (n3); n3 does not see what is in `apart`.
+
+    Attributes:
+        environment: the variables that its commands need.
+        apart: the folder that n3 does not see.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._processes = folder, {}
+        self.apart = folder / "apart"
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+        for name in ("state", "log", "run", "spool", "munge", "dev", "apart"):
+            (folder / name).mkdir()
+        folder.chmod(0o755)
+        (folder / "munge").chmod(0o755)
+        self._configure()
+        self._start_munge()
+        self.start("slurmctld")
+        for name in ("n1", "n2", "n3"):
+            self.start(name)
+        self._wait_until_ready()
+
+    def start(self, name: str) -> None:
+        """Starts the controller ("slurmctld") or a node's daemon ("n1")."""
+        conf = self.environment["SLURM_CONF"]
+        argv = ["slurmctld", "-D", "-f", conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name, "-f", conf]
+        if name == "n3":
+            argv = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self.apart), *argv]
+        self._popen(name, argv)
+
+    def kill(self, name: str) -> None:
+        """Ends the controller or a node's daemon the hard way; what runs on the node is not touched."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def jobs(self) -> list[str]:
+        """Returns "NUMBER STATE" of every job that has not ended."""
+        return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
+
+    def is_idle(self, within_s: float = 10.0) -> bool:
+        """Returns whether no job is left, after a while at most."""
+        give_up_s = time.monotonic() + within_s
+        while self.jobs() and time.monotonic() < give_up_s:
+            time.sleep(0.1)
+        return self.jobs() == []
+
+    def ask(self, *argv: str) -> str:
+        """Returns what one of Slurm's commands prints."""
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout
+
+    def stop(self) -> None:
+        """Ends everything."""
+        for job in self.jobs() if "slurmctld" in self._processes else []:
+            self.ask("scancel", "--signal=KILL", job.split()[0])
+        for process in reversed(self._processes.values()):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def log(self) -> str:
+        """Returns the ends of all logs, for a test that fails."""
+        return "\n".join(f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in (self._folder / "log").iterdir())
+
+    def _configure(self) -> None:
+        host, folder = socket.gethostname().partition(".")[0], self._folder
+        controller, *ports = _free_ports(4)
+        nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
+        partitions = [
+            f"PartitionName={name} Nodes={node} Default={default} MaxTime=600 State=UP\n"
+            for name, node, default in (("main", "n1", "YES"), ("other", "n2", "NO"), ("apart", "n3", "NO"))
+        ]
+        conf = CONF.format(host=host, port=controller, folder=folder, lost_s=NODE_LOST_S)
+        (folder / "slurm.conf").write_text(conf + "".join([*nodes, *partitions]))
+        for number in range(2):
+            os.mknod(folder / "dev" / f"gpu{number}", 0o20666, os.makedev(1, 3))
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-1]\n")
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n")
+
+    def _start_munge(self) -> None:
+        folder, key = self._folder, self._folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        options = {
+            "key-file": key, "socket": folder / "munge" / "socket", "pid-file": folder / "run" / "munged.pid",
+            "log-file": folder / "log" / "munged.log", "seed-file": folder / "munge.seed",
+        }  # fmt: skip
+        self._popen("munged", ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())])
+        _wait_for(lambda: (folder / "munge" / "socket").exists(), "munged")
+
+    def _popen(self, name: str, argv: list[str]) -> None:
+        with open(self._folder / "log" / f"{name}.out", "ab") as out:
+            environment = {**os.environ, **self.environment, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+            self._processes[name] = subprocess.Popen(
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
+            )
+
+    def _wait_until_ready(self) -> None:
+        try:
+            _wait_for(lambda: self._states() == {"n1": "idle", "n2": "idle", "n3": "idle"}, "the nodes")
+        except BaseException:
+            print(self.log())
+            self.stop()
+            raise
+
+    def _states(self) -> dict[str, str]:
+        try:
+            rows = self.ask("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()
+        except subprocess.SubprocessError:
+            return {}
+        return {name: state.rstrip("*") for name, state in (row.split() for row in rows)}
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _wait_for(is_there: object, what: str) -> None:
+    give_up_s = time.monotonic() + 30
+    while not is_there():  # type: ignore[operator]
+        assert time.monotonic() < give_up_s, f"{what} did not start"
+        time.sleep(0.1)

@@ -1,0 +1,14 @@
+"""The contract of all launchers, in jobs of a real Slurm: every test submits one."""
+
+import pytest
+
+from autotune.launchers.base import Launcher
+from autotune.testing.launcher_contract import LauncherContract
+from tests.launchers.agents import ready
+from tests.slurm.conftest import Make
+
+
+class TestSlurmLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self, make: Make) -> Launcher:
+        return ready(make())

@@ -1,0 +1,140 @@
+"""What is killed in a study on Slurm, and what becomes of the trial: it is told, nothing is left, and the next one runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.failures import classify
+from autotune.launchers.environment import own_environment
+from autotune.records import Outcome
+from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait_for
+from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from tests.faults.quick_study import QuickStudy
+from tests.launchers.agents import ready
+
+# A program with a child in a session of its own that ignores SIGTERM.
+FAMILY = f"""
+child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+open(folder + "/new", "w").write("%d %d" % (os.getpid(), child.pid)); os.rename(folder + "/new", folder + "/pids")
+progress("warmup", 1); time.sleep(600)
+"""
+TUNER = """
+import sys, time
+from pathlib import Path
+from autotune.config.schema import SlurmOptions
+from autotune.launchers.slurm import SlurmLauncher
+from autotune.testing.launcher_contract import a_launch
+from tests.launchers.agents import SHORT, place
+folder = Path(sys.argv[1])
+launcher = SlurmLauncher(SlurmOptions(cpus=int(sys.argv[2])), place(folder.parent), graces=SHORT)
+running = launcher.start(a_launch(folder, sys.argv[3:]))
+while True:
+    running.poll(); print(launcher.why_waiting(), flush=True); time.sleep(0.1)
+"""
+
+
+def agents():
+    """Returns the agents that run on this host."""
+    return [one for one in psutil.process_iter() if "autotune.launchers.node" in _words(one)]
+
+
+def _words(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def left(study, pids):
+    return [*marked_processes(study), *agents(), *(pid for pid in pids if is_alive(pid))]
+
+
+def nothing_left(study, pids, within_s):
+    give_up_s = time.monotonic() + within_s
+    while left(study, pids) and time.monotonic() < give_up_s:
+        time.sleep(0.1)
+    return left(study, pids) == []
+
+
+def lost(running, within_s):
+    give_up_s = time.monotonic() + within_s
+    while (ended := running.poll()) is None:
+        assert time.monotonic() < give_up_s, "the loss was not noticed"
+        time.sleep(0.05)
+    return ended
+
+
+@pytest.mark.parametrize("victim", ["srun", "agent"])
+def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, slurm, folder, victim):
+    launcher = ready(make(cpus=2))
+    launch = a_launch(folder, program(FAMILY))
+    running = launcher.start(launch)
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    (agent,) = agents()
+    os.kill(launcher._transport._process.pid if victim == "srun" else agent.pid, signal.SIGKILL)
+    ended = lost(running, 15)
+    assert ended.evidence["node_lost"]
+    assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
+    assert nothing_left(folder.parent.parent, pids, 10)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 30).cause == "result"
+
+
+def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), "2", *program(FAMILY)], env=own_environment())
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    tuner.kill()
+    tuner.wait()
+    assert nothing_left(folder.parent.parent, pids, 10)
+    assert slurm.is_idle()
+
+
+def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):
+    ready(make(cpus=4))
+    argv = [sys.executable, "-c", TUNER, str(folder), "4", *program(FAMILY)]
+    with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.PIPE, text=True) as tuner:
+        for line in tuner.stdout:
+            if "job" in line:
+                break
+        tuner.kill()
+    give_up_s = time.monotonic() + 10
+    while any("PENDING" in job for job in slurm.jobs()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
+
+
+def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
+    study.wait_for_trial(1, process)
+    (job,) = slurm.jobs()
+    slurm.ask("scancel", job.split()[0])
+    study.wait_for_trial(1, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Once more, on another node" in out + err
+    record = study.folder.read_trials()[1]
+    assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
+    assert record.outcome.has_value
+    assert study.none_is_left()
+
+
+@pytest.mark.thorough
+def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slurm, folder):
+    launcher = ready(make(cpus=2, partition="other"))
+    running = launcher.start(a_launch(folder, program(FAMILY)))
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    slurm.kill("n2")
+    try:
+        ended = lost(running, 45)
+        assert ended.evidence.get("node_lost"), ended
+        assert nothing_left(folder.parent.parent, pids, 40)
+    finally:
+        slurm.start("n2")

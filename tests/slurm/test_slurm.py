@@ -1,0 +1,135 @@
+"""Studies on a real Slurm, what trials find there, and what Slurm refuses."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.config.schema import SlurmOptions
+from autotune.errors import BadInput
+from autotune.launchers.local import LocalLauncher
+from autotune.launchers.node import DEVICE_VARIABLES
+from autotune.launchers.slurm import SlurmLauncher
+from autotune.testing.launcher_contract import a_launch, wait
+from autotune.testing.stub_programs import program
+from tests.faults.quick_study import QuickStudy
+from tests.launchers.agents import environment, place, ready
+
+SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
+
+
+def test_a_study_in_a_job_measures_and_leaves_nothing(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    out, err = study.start(*SLURM).communicate(timeout=100)
+    assert "verdict" in out, err
+    assert "trials run on node" in err
+    trials = study.folder.read_trials()
+    assert len(trials) >= 3
+    assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
+    assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
+    assert len({trial.evidence["node"]["job"] for trial in trials}) == 1  # one job for the whole study
+    assert study.none_is_left()
+    assert slurm.is_idle()
+
+
+def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OF_THE_USER", "ü")
+    local = LocalLauncher()
+    here = environment(local, tmp_path / "runs" / "local" / "trials" / "0007", ADDED="yes")
+    local.close()
+    there = environment(ready(make(gres="gpu:1", cpus=1)), folder, ADDED="yes")
+    devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
+    assert there == here
+    assert devices["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_why_a_job_waits_is_told_and_costs_no_time(make, folder, slurm):
+    first, second = ready(make(cpus=4)), make(cpus=4)
+    running = second.start(a_launch(folder, program("result()")))
+    stood_s, give_up_s = second.clock.monotonic(), time.monotonic() + 30
+    while "Resources" not in second.why_waiting():
+        assert time.monotonic() < give_up_s, second.why_waiting()
+        assert running.poll() is None
+        time.sleep(0.1)
+    assert second.clock.monotonic() == stood_s
+    first.close()
+    assert wait(running).cause == "result"
+    assert second.why_waiting() == ""
+
+
+@pytest.mark.thorough
+def test_a_step_of_the_allocation_that_the_tuner_runs_in(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
+    command += [*SLURM, "tracker.uri=none", "device.kind=cpu", "study.name=s", "--", sys.executable, "-S", "train.py", "0.2"]
+    done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
+    assert "verdict" in done.stdout, done.stderr
+    assert slurm.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"partition": "nosuch"}, ["launch.slurm.partition: ", "'nosuch'", "nvalid partition"]),
+        ({"gres": "gpu:tpu:1"}, ["launch.slurm: ", "--gres=gpu:tpu:1", "node configuration is not available"]),
+        ({"gres": "fpga:1"}, ["launch.slurm.gres: ", "'fpga:1'", "generic resource"]),
+        ({"cpus": 64}, ["launch.slurm: ", "--cpus-per-task=64", "PartitionConfig"]),
+        ({"minutes": 6000.0}, ["launch.slurm", "6000", "Partition"]),
+        ({"mem": "900G"}, ["launch.slurm.mem: ", "'900G'", "Memory specification"]),
+        ({"args": "--no-such-option"}, ["launch.slurm", "no-such-option"]),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_its_words(make, options, told):
+    with pytest.raises(BadInput) as caught:
+        ready(make(**options))
+    assert all(words in str(caught.value) for words in told), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["cwd", "runs_dir"])
+def test_a_folder_that_the_node_does_not_see_is_named(slurm, make, tmp_path, what):
+    hidden = slurm.apart / what
+    hidden.mkdir()
+    launcher = make(dataclasses.replace(place(tmp_path), **{what: str(hidden)}), partition="apart")
+    with pytest.raises(BadInput, match=rf"{what}: node {os.uname().nodename} does not see .*{hidden}"):
+        ready(launcher)
+
+
+def test_an_interpreter_that_the_node_does_not_see_is_named(slurm, make, monkeypatch):
+    hidden = slurm.apart / "python"
+    hidden.symlink_to(sys.executable)
+    launcher = make(partition="apart")
+    monkeypatch.setattr(sys, "executable", str(hidden))
+    with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{hidden}"):
+        ready(launcher)
+
+
+def test_a_refusal_ends_the_command_with_status_2_and_one_line(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    process = study.start(*SLURM, "launch.slurm.partition=nosuch")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert not study.folder.path.exists()
+    assert "launch.slurm.partition: Slurm refuses it" in err
+    assert "Traceback" not in err
+
+
+def test_without_a_controller_it_is_said(slurm, make, tmp_path, monkeypatch):
+    text = (slurm.apart.parent / "slurm.conf").read_text()
+    (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=9", text))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    with pytest.raises(BadInput, match=r"^launcher: Slurm's controller does not answer.*Unable to contact"):
+        ready(make(), within_s=60)
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+
+
+def test_without_slurm_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match=r"^launcher: srun is not installed here"):
+        SlurmLauncher(SlurmOptions(), place(tmp_path)).slots()
