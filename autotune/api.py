@@ -5,13 +5,14 @@ It stands above the command line and uses the same functions: a study started he
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli import show, verdict
+from autotune.cli import show
 from autotune.cli.began import begin
 from autotune.cli.export import tier_named
 from autotune.cli.options import runs_folder
@@ -20,6 +21,8 @@ from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export import render
 from autotune.records import Knobs, Summary, TrialRecord
+from autotune.report import verdict
+from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder, find
 from autotune.study import run_study
 
@@ -45,6 +48,21 @@ class Speedup:
     low: float | None
     high: float | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A study's report, which a notebook shows.
+
+    Attributes:
+        path: the file; it needs nothing else and can be sent on.
+    """
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" sandbox="" style="width: 100%; height: 40em; border: 1px solid #8888"></iframe>'
 
 
 class Study:
@@ -133,6 +151,14 @@ class Study:
             autotune.errors.BadInput: no such format or tier, or the study has no winner yet.
         """
         return render(self.summary, format, tier_named(tier)).text
+
+    def report(self) -> Report:
+        """Writes the study's report anew, as `autotune report` does, and returns it.
+
+        Raises:
+            autotune.errors.BadInput: nothing was measured yet.
+        """
+        return Report(write_report(self._folder, self.summary))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a table with one row per trial, indexed by its number, and one column per knob.

@@ -38,7 +38,7 @@ def dropped_lines(summary: Summary) -> list[str]:
         return []
     words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
     whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
-    lines = [f"no effect, so reverted: {words}"]
+    lines = [f"no clear effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 
 

@@ -16,7 +16,7 @@ def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | No
 
 
 def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:
-    """Returns what a trial measured: "baseline", "as 0003 with batch 64", "final of 0007", "losses of bf16".
+    """Returns what a trial measured: "baseline", "as 0003 with batch 64", "finals: 0007 again", "losses of bf16".
 
     Args:
         trial: one of `Summary["trials"]`.
@@ -27,7 +27,7 @@ def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:
     if kind == Kind.baseline:
         return "baseline"
     if kind == Kind.final:
-        return "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
+        return "finals" if again is None else f"finals: {again:04d} again" if again else "finals: baseline again"
     if kind == Kind.parity:
         return f"losses of {changes_phrase(changed)}" if changed else "losses of the baseline"
     words = against_phrase(changed, before.get("changed") or {}, before["number"]) if before else changes_phrase(changed)

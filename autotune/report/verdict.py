@@ -143,12 +143,12 @@ def front_lines(summary: Summary) -> list[str]:
 def noise_lines(summary: Summary) -> list[tuple[str, str]]:
     """Returns what affects the numbers, as (label, text): non-finite loss, other load, limited cores, drift, page cache."""
     said = [("not finite", str(why))] if (why := summary.get("not_finite")) else []
-    if beside := summary.get("disturbed_by"):
-        since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
-        text = f"{beside['words']}{since}: rates are lower than on a quiet machine"
+    if accepted := summary.get("disturbed_by"):
+        since = f" from trial {accepted['since_trial']} on" if accepted["since_trial"] else ""
+        text = f"{accepted['words']}{since}: rates are lower than on a quiet machine"
         if (summary.get("speedup") or {}).get("ci"):
-            text += "; the finals took turns, so the ratio is still valid"
-        said.append(("beside", text))
+            text += "; the finals measured in turn, so the ratio is still valid"
+        said.append(("disturbed", text))
     if why := summary.get("own_share"):
         said.append(("shared", str(why)))
     if why := summary.get("drift"):

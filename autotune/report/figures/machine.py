@@ -17,7 +17,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence, share_text
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
-from autotune.trials.health import FOREIGN_CORES
+from autotune.monitors.disturbances import FOREIGN_CORES
 from autotune.wording import aims_text, command_text, communication_text, cycles_text, machine_text, warm_start_text
 
 
