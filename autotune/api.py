@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import show
+from autotune.cli import verdict as printed
 from autotune.cli.began import begin
 from autotune.cli.export import tier_named
 from autotune.cli.options import runs_folder
@@ -138,7 +139,7 @@ class Study:
     @property
     def verdict(self) -> str:
         """What `autotune run` prints at the end."""
-        return "\n".join(verdict.lines(self.summary, self.path))
+        return "\n".join(printed.lines(self.summary, self.path))
 
     def export(self, format: str = "yaml", *, tier: str | None = None) -> str:
         """Returns the winner as `autotune export` writes it.

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
+from autotune.monitors.disturbances import FOREIGN_CORES
 from autotune.quantities import DASH, bytes_text, number_text, seconds_text, step_time_text
 from autotune.records import Kind, TrialRecord, objective_names
 from autotune.report.drawing import Bars, Row, Scale, bar
@@ -17,7 +18,6 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence, share_text
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
-from autotune.monitors.disturbances import FOREIGN_CORES
 from autotune.wording import aims_text, command_text, communication_text, cycles_text, machine_text, warm_start_text
 
 
