@@ -51,6 +51,7 @@ def _targets(name: str, node: ast.AST) -> set[str]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = {name: imported(name) for name in modules()}
+    graph["autotune"].discard("autotune.api")  # the package hands `run` and `Study` out when they are first used
     done: set[str] = set()
     path: list[str] = []
 
