@@ -248,9 +248,12 @@ class ModuleWatch:
         self.is_evaluated = True
 
     def settle(self) -> None:
-        """Lets the calls of idle roots pass straight through; called by `Session._look`, not at each call."""
+        """Lets the calls of idle roots pass straight through; called by `Session._look`, not at each call.
+
+        No root is idle while a pass marks the phases of a step: it replaces `run`.
+        """
         for root in self.roots:
-            is_idle = root.around is None and self._parallel.is_due is None
+            is_idle = root.around is None and self._parallel.is_due is None and self._context.explained is None
             root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:

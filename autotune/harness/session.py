@@ -189,10 +189,8 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # Calls of the model are counted if the batches do not show the number of samples, in mode "explain", and on a
-        # GPU, whose clock needs these calls.
-        is_fed = self.loaders.unit_source == "loader" and self.explained is None
-        self.modules.is_counting = self.device == "cuda" or not is_fed
+        # Calls of the model are counted if the batches do not show the number of samples, and on a GPU, whose clock needs them.
+        self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         self.modules.settle()
         if self.num_steps == 1:
             self.window.first_step()

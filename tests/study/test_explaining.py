@@ -200,6 +200,7 @@ def test_a_setting_that_the_search_tried_is_checked_by_its_trials(bench, tmp_pat
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
     assert [check["how"] for check in explanation["checks"]] == ["trials of this study"]
+    assert explanation["checks"][0]["predicted"]["kind"] == "predicted"  # by the rule, not by the trials that check it
     assert explanation["explained"][0]["findings"][0]["gain"]["mid"] == pytest.approx(0.216, abs=0.06)
 
 

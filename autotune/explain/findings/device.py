@@ -41,19 +41,19 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if matrix products run in 32 bits although the device is faster in 16 bits."""
     if not (evidence.lines and evidence.value(AMP) == "off" and evidence.may_set(AMP, "bf16")):
         return
-    measured, products = evidence.effect(AMP, "bf16"), _products(evidence)
+    products = _products(evidence)
     share = _matrix_share(evidence, products)
     has_units = evidence.is_cuda or bool(FAST_16_BIT & evidence.host_context.cpu_isa)
     is_faster = products[NARROW] < products[WIDE] if products else has_units
-    if not is_faster or (measured is None and not share):
+    if not is_faster or not share:
         return
     rate = _flops_per_s(evidence)
     yield Finding(
         cause="32-bit arithmetic",
         where="convolutions and matrix products",
         evidence=f"{percent(share)} of the step in float32 products" + (f", {rate / 1e9:.3g} GFLOP/s" if rate else ""),
-        gain=measured or _gain_of_16_bits(evidence, share, products),
-        basis="trials of this study" if measured else _basis_of_16_bits(products),
+        gain=_gain_of_16_bits(evidence, share, products),
+        basis=_basis_of_16_bits(products),
         knob=AMP,
         value="bf16",
     )
@@ -134,15 +134,14 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     value = next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
     if value is None or evidence.value(OPTIMIZER_KNOB) == "fused":
         return
-    measured = evidence.effect(OPTIMIZER_KNOB, value)
     low, mid, high = (seconds * (1 - 1 / times) for times in FASTER_OPTIMIZER)
     own = [line for line in evidence.own_lines() if line.phase == OPTIMIZER]
     yield Finding(
         cause="unfused optimizer",
         where=place_of(own[0], evidence.cwd) if own else "optimizer.step()",
         evidence=f"the update takes {ms(seconds)} of a step's {ms(step_s)} ({percent(seconds / step_s)})",
-        gain=measured or gain_of(step_s, Saved(low=low, mid=mid, high=high), "predicted"),
-        basis="trials of this study" if measured else "fused updates are usually 1.5 to 8 times as fast",
+        gain=gain_of(step_s, Saved(low=low, mid=mid, high=high), "predicted"),
+        basis="fused updates are usually 1.5 to 8 times as fast",
         knob=OPTIMIZER_KNOB,
         value=value,
     )
@@ -160,14 +159,13 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     knob, value = _relief(evidence)
     if share < LAUNCH_FRAC or not knob or value is None:
         return
-    measured = evidence.effect(knob, value)
     times = float(value) / evidence.batch if knob == BATCH and isinstance(value, int) else 1 / (1 - 0.5 * share)
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
         evidence=f"{operations.count:.0f} operators a step of {ms(step_s)}: {percent(share)} of it is calling them",
-        gain=measured or gain_of_larger_batch(share, times),
-        basis="trials of this study" if measured else f"{OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares",
+        gain=gain_of_larger_batch(share, times),
+        basis=f"{OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares",
         knob=knob,
         value=value,
     )
@@ -224,14 +222,13 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     remedy = next(((knob, value) for knob, value in FEWER_BYTES if evidence.may_set(knob, value)), None)
-    measured = evidence.effect(*remedy) if remedy else None
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
     yield Finding(
         cause="memory-bound operators",
         where=names[0],
         evidence=f"{names[0]}{others}: {ms(seconds)} of a step's {ms(step_s)} ({percent(seconds / step_s)}) move memory",
-        gain=measured or gain_of(step_s, Saved(low=low, mid=mid, high=high), "bound"),
-        basis="trials of this study" if measured else "operators at half of the memory's bandwidth or more, by the roofline",
+        gain=gain_of(step_s, Saved(low=low, mid=mid, high=high), "bound"),
+        basis="operators at half of the memory's bandwidth or more, by the roofline",
         code="" if remedy else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=remedy[0] if remedy else "",
         value=remedy[1] if remedy else None,

@@ -240,15 +240,14 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     have, wanted = evidence.num_workers, _wanted(evidence)
     if wanted is None:
         return
-    measured = evidence.effect(NUM_WORKERS, wanted)
     seconds, service = evidence.wait_s, service_s(evidence)
     yield Finding(
         cause=WORKERS,
         where="loader" if have else "training thread",
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
         + (f"; {ms(service)} of work a sample" if service else ""),
-        gain=measured or _gain_of_workers(evidence, wanted),
-        basis="trials of this study" if measured else "workers make the input during the step, on the cores there are",
+        gain=_gain_of_workers(evidence, wanted),
+        basis="input and the rest of the step side by side, on the cores there are",
         knob=NUM_WORKERS,
         value=wanted,
     )

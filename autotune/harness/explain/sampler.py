@@ -98,10 +98,12 @@ class LineSampler(threading.Thread):
         self.seconds += elapsed_s
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
         for thread in list(sys._current_frames()) if self._where == MAIN else [self._thread]:
+            if thread == self.ident:
+                continue
             stack = stack_of(thread)
             if thread == self._thread:
                 self._note(stack, phase, self._where, elapsed_s)
-            elif thread != self.ident and stack and os.path.basename(stack[0][0].co_filename) not in IDLE:
+            elif stack and os.path.basename(stack[0][0].co_filename) not in IDLE:
                 self._note(stack, phase, THREAD, elapsed_s)
 
     def _note(self, stack: List[Tuple[Any, Optional[int]]], phase: str, where: str, elapsed_s: float) -> None:

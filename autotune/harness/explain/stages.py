@@ -19,7 +19,7 @@ from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, St
 from .sources import Sources, code_of, name_of
 
 CHEAP_S = 200e-6  # if a sample takes less time than this, only one batch in ONE_IN is timed
-ONE_IN = 8
+ONE_IN = 32
 # Functions that read or decode, as (module, function, stage). They are timed if the program has imported their module.
 FUNCTIONS = (
     ("builtins", "open", READ),
@@ -99,21 +99,26 @@ class Stages:
             num = len(index) if isinstance(index, (list, tuple)) else 1
             self.num_fetches += 1
             self.num_samples += num
-            self.is_fetching, self._is_timing = True, self.num_fetches % self._one_in == 0
-            if not self._collating or self._collating[-1][0] is not fetcher:
-                self._meet(fetcher)
-            begin_s = time.perf_counter()
+            self.is_fetching = True
             try:
-                batch = self.timed(ITEM, fetch, (fetcher, index), {})
-                self.num_timed += num * self._is_timing
-                self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
-                if self.num_fetches == 1:
-                    self._patch_libraries()  # those that the first batch has imported
-                return batch
+                if self.num_fetches % self._one_in:
+                    return fetch(fetcher, index)
+                return self._timed_fetch(fetch, fetcher, index, num)
             finally:
                 self.is_fetching = self._is_timing = False
 
         return timed_fetch
+
+    def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
+        if not self._collating or self._collating[-1][0] is not fetcher:
+            self._meet(fetcher)
+        self._is_timing, begin_s = True, time.perf_counter()
+        batch = self.timed(ITEM, fetch, (fetcher, index), {})
+        self.num_timed += num
+        self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
+        if self.num_fetches == 1:
+            self._patch_libraries()  # those that the first batch has imported
+        return batch
 
     def _meet(self, fetcher: Any) -> None:
         """Wraps the collate function of a new fetcher and notes whose code makes its items."""
