@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_launcher(name: str) -> Launcher:
-    """Returns the launcher that `launcher=` names. Imports only its module: others may need packages that are missing.
+    """Returns the launcher that `launcher=` names. Imports only its module; other modules may need missing packages.
 
     Args:
         name: one of `config.schema.LAUNCHERS`.

@@ -2,8 +2,8 @@
 
 Disturbances are external causes that slow a trial down: other programs on its cores or its device, a hypervisor that gives
 the cores away, a device that is too hot or throttled from outside. Other causes are only noted: a power cap (the trial's own
-draw), throttling by a cgroup quota (its own use), pressure (its own threads wait for each other, too), the kernel's threads
-(they write back and decrypt for the trial), and the page cache.
+draw), throttling by a cgroup quota (its own use), pressure (the trial's own threads wait for each other as well), the kernel's
+threads (they write back and decrypt for the trial), and the page cache.
 
 Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
 threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11
@@ -30,10 +30,10 @@ MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter win
 FOREIGN_CORES = 0.1  # cores that other programs use; with more, a step waits for them
 FOREIGN_FRAC = 0.01  # the same as a share of the machine's cores, if that is more: a large machine is never quite idle
 WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; with fewer, no program took its cores
-ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all cores; with so many idle, no program took its cores
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all cores were idle, no program took its cores
 STEAL_CORES = 0.1  # cores that the hypervisor gave to others
 SLOWDOWN_FRAC = 0.001  # share of the window under thermal or brake slowdown, by NVML's counters
-MIN_CLOCK_FRAC = 0.75  # least mean clock of the multiprocessors, as a share of their default clock
+MIN_CLOCK_FRAC = 0.75  # minimum mean clock of the multiprocessors, as a share of their default clock
 DEVICE_FRAC = 0.05  # share of the device's multiprocessors that another process uses
 NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys
@@ -83,8 +83,8 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 
     Args:
         metrics: `DeviceMonitor.metrics` of the window.
-        strangers: foreign processes that computed on the device -> their share of it, or None if unknown. Those with an
-            unknown share are listed only if they were not there when the study began.
+        strangers: {foreign process that computed on the device: its share of the device, or None if unknown}. A process with an
+            unknown share is listed only if it was not there when the study began.
     """
     found = []
     for kind, cause in ((THERMAL, "it was too hot"), (BRAKE, "the power supply held it back")):
@@ -113,7 +113,7 @@ class Level:
     interval protect the comparison.
 
     Attributes:
-        amounts: kind -> accepted amount.
+        amounts: {kind: accepted amount}.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
@@ -156,7 +156,7 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if it may not.
+    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" for no reason.
 
     A short trial reads the same files as the trials before it, so it may find in memory what a whole epoch will not.
 
@@ -189,7 +189,7 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
 def own_share(use: CpuUse | None) -> str:
     """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
 
-    It is reported but is no disturbance, because it slows all trials alike that are compared with each other.
+    This time is reported but is no disturbance, because it slows all compared trials alike.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
@@ -226,7 +226,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
 
     The finals compare only measurements of the same round, so their ratio does not show this. Nor do the finals' rounds alone
     show it: they may agree by chance, or conditions may have changed since the search. So the baseline's first measurement
-    counts, too.
+    counts as well.
 
     Args:
         records: trials, by number.

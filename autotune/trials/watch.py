@@ -19,15 +19,17 @@ from autotune.monitors.waiting import WaitingWatch
 from autotune.trials import health
 from autotune.trials.health import Disturbance
 
-PAUSE_S = 1.0  # least time between two samples of the device
-STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
+PAUSE_S = 1.0  # minimum time between two samples of the device
+# Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.
+STEADY, OVER = "steady", "exit"
 
 
 class MachineWatch:
     """Watches the machine for a study; called from the study's own thread each time it polls the trial.
 
-    The judged span starts and ends when the poll first sees the measuring window and its end, each up to a tenth of a second
-    late. Counters are read at these two moments, and the device is sampled once a second in between.
+    The judged span starts at the first poll that sees the measuring window, and ends at the first poll that sees the window's
+    end. Both moments are up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once
+    a second in between.
 
     Args:
         device: monitor of the device, or of several.
@@ -110,7 +112,7 @@ class MachineWatch:
         self._host_metrics = self._host.metrics()
 
     def disturbances(self) -> list[Disturbance]:
-        """Returns what slowed the trial down in its window; called once it is over."""
+        """Returns what slowed the trial down in its window; called once the window is over."""
         if self._opened is None:
             return []
         strangers = self._strangers if self._is_own_seen else {}
@@ -122,7 +124,7 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial now, while none runs; blocks for `health.MIN_WINDOW_S`."""
+        """Returns what would disturb a trial if one ran now; called while none runs. Blocks for `health.MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(health.MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
@@ -172,8 +174,8 @@ class MachineWatch:
 def configured_device(config: StudyConfig) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
-    Each process of a recipe has a device of its own, from `device.index` on. NVML ignores CUDA_VISIBLE_DEVICES, so its entries,
-    numbers or UUIDs, are resolved here.
+    Each process of a recipe has a device of its own, from `device.index` on. NVML ignores CUDA_VISIBLE_DEVICES, so the entries
+    of this variable (numbers or UUIDs) are resolved here.
     """
     device = config.device
     if device.kind == "cpu":
