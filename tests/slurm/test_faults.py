@@ -40,15 +40,16 @@ while True:
 
 
 def agents():
-    """Returns the agents that run on this host."""
-    return [one for one in psutil.process_iter() if "autotune.launchers.node" in _words(one)]
+    """Returns the agents in jobs of this Slurm; another one may be tested beside it."""
+    return [one for one in psutil.process_iter() if _is_agent(one)]
 
 
-def _words(process):
+def _is_agent(process):
     try:
-        return process.cmdline()
+        is_ours = process.environ().get("SLURM_CONF") == os.environ["SLURM_CONF"]
+        return is_ours and process.cmdline()[1:3] == ["-m", "autotune.launchers.node"]
     except psutil.Error:
-        return []
+        return False
 
 
 def left(study, pids):
