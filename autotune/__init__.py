@@ -13,8 +13,8 @@ def apply(file: str | os.PathLike[str]) -> None:
     """Trains the rest of this program with a best.yaml's settings, as `autotune apply FILE -- COMMAND` would.
 
     Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
-    made. Settings that come too late by then (mostly environment variables) or cannot be applied for other reasons are named
-    on standard error after the first step. Inside a trial, and under `autotune apply`, it does nothing.
+    made. Some settings, mostly environment variables, can then no longer be applied, and some not at all: these are named on
+    standard error after the first step. Inside a trial, and under `autotune apply`, this function does nothing.
 
     Args:
         file: a file written by `autotune export`.
@@ -40,6 +40,6 @@ def trial_step(samples: float | None = None) -> None:
         samples: number of samples that this process trained on in this step. If not given, the samples in
             the training loader's batches are counted, or else the steps.
     """
-    harness = sys.modules.get("_autotune_harness")  # its name in sys.modules, since it is not loaded as part of autotune
+    harness = sys.modules.get("_autotune_harness")  # the harness is loaded under this name, not as part of autotune
     if harness is not None:
         harness.step(samples)

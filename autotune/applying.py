@@ -1,6 +1,6 @@
 """Implements `autotune.apply`, for programs that call autotune themselves.
 
-It is imported in the user's own process, so it needs only the standard library and, to read the file, PyYAML.
+This module is imported in the user's own process, so it needs only the standard library and, to read the file, PyYAML.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.harness import protocol
 
-# Variables that the dynamic loader, the C library or Python read as a process starts.
+# Variables that the dynamic loader, the C library or Python read when a process starts.
 READ_AT_START = re.compile(r"LD_\w+|MALLOC_\w+|GLIBC_\w+|PYTHON\w+")
 
 
@@ -37,7 +37,10 @@ def apply(file: str | os.PathLike[str]) -> None:
 
 
 def _leave_out(file: str) -> None:
-    """Prints that the file is ignored because a trial or `autotune apply FILE` sets the knobs, unless FILE is the same."""
+    """Prints that the file is ignored, because a trial or `autotune apply` sets the knobs already.
+
+    Prints nothing if `autotune apply` was given a file of the same name.
+    """
     if multiprocessing.parent_process() is not None or protocol.launched_rank(os.environ) != 0:
         return
     if not protocol.is_real_run(os.environ):
@@ -49,7 +52,7 @@ def _leave_out(file: str) -> None:
 
 
 def _late(knobs: dict[str, Any]) -> dict[str, str]:
-    """Returns knob -> reason, for knobs that come too late to affect this process."""
+    """Returns {knob: reason} for the knobs that are set too late to affect this process."""
     from autotune.knobs.catalogue import knob
 
     instead = "use `autotune apply FILE -- COMMAND`"

@@ -1,4 +1,4 @@
-"""Formats what the harness detected in a program as text, for `inspect` and for `run` when it cannot measure."""
+"""Formats the harness's findings about a program as text, for `inspect`, and for `run` when it cannot measure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def doubts(result: RankResult) -> list[str]:
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns why the number of training processes is not the one in the command; "" if it is, or if unknown.
+    """Returns why the number of training processes differs from the number in the command.
+
+    Returns "" if the numbers are equal, or if the command gives none.
 
     Args:
         result: rank 0's result.

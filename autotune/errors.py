@@ -6,11 +6,11 @@
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
-    ├── NotMeasured          exit code 5: `verify` could not measure what it was to compare
-    └── Interrupted          exit code 130: stopped by the user, everything measured is kept
+    ├── NotMeasured          exit code 5: `verify` could not measure what it had to compare
+    └── Interrupted          exit code 130: stopped by the user; everything measured is kept
 
-A trial that fails raises nothing: it is a value with an outcome, a reason and evidence (records.py).
-Errors of other libraries are translated into these where they are caught.
+A failed trial raises no exception: its record has an outcome, a reason and evidence (records.py).
+Errors of other libraries are translated into these exceptions where they are caught.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AutotuneError(Exception):
 class BadInput(AutotuneError):
     """Input that cannot be used; carries every problem found, so that the user sees them all at once.
 
-    Each problem reads `<full key or path>: <what is wrong>, got <value>. <What is allowed, nearest first>. <What to do.>`
+    Each problem reads: `<full key or path>: <what is wrong>, got <value>. <What is allowed, nearest first>. <What to do.>`
     """
 
     exit_code = 2
@@ -39,7 +39,7 @@ class BadInput(AutotuneError):
 
 
 class Unreadable(BadInput):
-    """A file that a pass of `explain` wrote cannot be used. Its table is absent with this reason."""
+    """A file that a pass of `explain` wrote cannot be used. The explanation lacks its contents and says why."""
 
 
 class FolderLost(AutotuneError):

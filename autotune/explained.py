@@ -1,4 +1,4 @@
-"""Words an explanation for terminal, files and the tracker, from the document in a study's summary."""
+"""Formats an explanation as text for the terminal, files and the tracker, from the document in a study's summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 
-MAX_SAID = 3  # findings that a verdict names
+MAX_SAID = 3  # maximum number of findings that a verdict names
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
 
@@ -32,7 +32,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def size_text(finding: Mapping[str, Any]) -> str:
-    """Returns what removing a finding's cause gains: as predicted and, if it was tried, also as measured."""
+    """Returns the gain from removing a finding's cause: the predicted gain and, if removing it was tried, the measured gain."""
     check = finding.get("check")
     return check_text(check) if check else gain_text(finding["gain"])
 
@@ -49,7 +49,7 @@ def finding_text(finding: Mapping[str, Any]) -> str:
 
 
 def accuracy_text(document: Mapping[str, Any]) -> str:
-    """Returns how well explanations have done so far: "3 of 4 predicted gains held"; "" if none was tried."""
+    """Returns how many predicted gains held so far: "3 of 4 predicted gains held"; "" if none was tried."""
     accuracy = document.get("accuracy") or {}
     if not accuracy.get("checked"):
         return ""
@@ -57,13 +57,13 @@ def accuracy_text(document: Mapping[str, Any]) -> str:
 
 
 def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the entry of a study's best trial in its explanation; None if it was not explained."""
+    """Returns the entry for a study's best trial in the study's explanation; None if that trial was not explained."""
     document, best = summary.get("explanation") or {}, (summary.get("best") or {}).get("trial")
     return next((entry for entry in document.get("explained") or [] if entry["trial"] == best), None)
 
 
 def finding_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns the largest findings on the best trial, a line each; [] if it was not explained."""
+    """Returns the largest findings on the best trial, a line each; [] if that trial was not explained."""
     entry = best_entry(summary) or {}
     return [finding_text(finding) for finding in (entry.get("findings") or [])[:MAX_SAID]]
 

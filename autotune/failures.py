@@ -38,14 +38,15 @@ from autotune.records import Knobs, Outcome
 
 Verdict = tuple[Outcome, str]
 
-MAX_QUOTED_CHARS = 340  # most characters that are quoted of the program's own text; autotune's words are never cut
+MAX_QUOTED_CHARS = 340  # maximum number of characters that are quoted of the program's own text; autotune's words are never cut
 NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
-MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; no program scales down on purpose
-MAX_SKIPPED_FRAC = 0.02  # share of the window's steps; a steady scaler skips one in 2000, when it tries a larger scale
-CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
-BUILDING = ("spawn", "import", "init")  # before the model is called
+MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
+# A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one in 2000, to try a larger scale.
+MAX_SKIPPED_FRAC = 0.02
+CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
+BUILDING = ("spawn", "import", "init")  # phases before the model is called
 STARTING = (*BUILDING, "first_batch")
-LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may not be finite; see Facts.excused
+LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may turn out infinite or NaN; see Facts.excused
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -71,7 +72,7 @@ class Facts:
 
     Attributes:
         exit_code: exit status of the first process, if it ended by itself.
-        signal: name of the signal that ended it, "SIGSEGV"; None if none did or autotune sent it.
+        signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none, or if autotune sent it.
         cause: why the trial was over: "result", "exit", "deadline", "stopped" or "lost".
         phase: last known phase.
         results: rank results of this trial.
@@ -81,7 +82,7 @@ class Facts:
         deadline: the limit that passed, in words; "" otherwise.
         shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
         hang: what the processes were doing when the deadline passed, in words; "" if not examined.
-        oom_kills: processes of our cgroup that the kernel killed for memory during the trial.
+        oom_kills: number of processes of our cgroup that the kernel killed for memory during the trial.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
         asked: knobs that the harness had to apply or to check.
@@ -140,9 +141,9 @@ def _decide(facts: Facts) -> Verdict:
 
 
 def root(facts: Facts) -> RankResult | None:
-    """Returns the first rank to fail whose exception does not merely report another rank's failure: the root cause.
+    """Returns the result of the rank that caused a failure: the first that failed for a reason of its own.
 
-    None if no rank has raised.
+    If all exceptions merely report another process's failure, returns the first. Returns None if no rank raised an exception.
     """
     failed = [result for result in facts.results if result.status == "failed"]
     return min(failed, key=lambda one: (_is_second_hand(one, facts), one.failed_s or 0.0, one.rank), default=None)
@@ -174,7 +175,7 @@ def _of_results(facts: Facts) -> Verdict:
 
 
 def not_finite(facts: Facts) -> dict[str, str]:
-    """Returns LOSS or SCALING -> since when or how often it was not finite, in words; {} if both were finite."""
+    """Returns {LOSS or SCALING: since when or how often this number was not finite, in words}; {} if both were finite."""
     skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
     found = dict(reversed([*_overflows(facts), *skips]))
     return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
@@ -196,7 +197,7 @@ def _is_loss_not_finite(result: RankResult) -> bool:
 
 
 def _since(results: Sequence[RankResult]) -> str:
-    """Returns since when the loss is not finite: the first such step, if it is among the first losses, which are all kept."""
+    """Returns since when the loss is not finite: "from step 12 on", or "by step 90" if the last recorded loss was finite."""
     curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_loss_not_finite(result)]
     steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
     known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
@@ -215,7 +216,7 @@ def _is_lasting(result: RankResult) -> bool:
 
 
 def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
-    """Returns the verdict that keeps a rank's rate from winning; None if it may win."""
+    """Returns the verdict that keeps a rank's rate from winning; None if the rate may win."""
     if result.window is None:
         return None
     if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
@@ -309,7 +310,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
-    if worker := error.get("worker"):  # worded as torch words the end of a worker that it notices itself
+    if worker := error.get("worker"):  # in torch's words for the end of a worker
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)
@@ -318,7 +319,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 
 def _raised(result: RankResult) -> str:
-    """Returns the last line of the user's traceback, "ValueError: bad shape", or of the worker's if a worker raised it."""
+    """Returns the last line of the user's traceback, "ValueError: bad shape", or of the loader worker's traceback."""
     message = plain((result.error or {}).get("message", ""))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     name = _class_of(result) or "an exception of unknown class"
@@ -411,7 +412,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if a process died of it while the others waited."""
+    """Returns the verdict for a passed deadline: out of memory if a lack of memory ended a process while the others waited."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
@@ -463,7 +464,7 @@ def _crash(signal: Killed, facts: Facts) -> str:
 
 
 def _relevant(log: str, raised: str) -> str:
-    """Returns the log from the raised line on: messages may have several lines."""
+    """Returns the log from the exception's line on, since messages may have several lines."""
     return log[max(0, log.rfind(raised)) :]
 
 

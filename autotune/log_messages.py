@@ -20,7 +20,7 @@ SHARED_MEMORY = re.compile(
     r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
     r"|failed to extend /dev/shm/|posix_fallocate failed ?: No space left on device"  # NCCL's
 )
-# Libraries use these messages for a lack of memory and for a missing kernel; they mean memory only with further evidence.
+# Libraries use these messages for a lack of memory and for a missing kernel. Only further evidence shows which one is meant.
 SUSPECTED_OOM = re.compile(
     r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(?:ALLOC_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)"
     r"|CU(?:FFT|SOLVER|SPARSE)_(?:STATUS_)?ALLOC_FAILED|[Uu]nable to find an engine"
@@ -36,7 +36,7 @@ PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )
 PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent names the signal that ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
+# How subprocess and torch.multiprocessing.spawn name the signal that ended a child. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
 CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # line that C++ prints for an uncaught exception, before SIGABRT
 CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # torch appends these lines to a message; they are not quoted
@@ -52,7 +52,7 @@ CHILD_FAILED = re.compile(r"^Process \S+:\s*\nTraceback", re.MULTILINE)
 def raised_in(log: str) -> str:
     """Returns the final line of a log's last user traceback, "ValueError: bad shape"; "" without a traceback.
 
-    Skips torchrun's own traceback, which follows its worker's.
+    Skips torchrun's own traceback, which follows the traceback of its worker.
     """
     log = RANK_PREFIX.sub("", log)
     for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):

@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# Shorter values are not masked. A secret-sounding variable may hold "0" or "true", which occur in every log.
-MIN_CHARS = 8  # least characters of a value that is masked even inside a word
-MIN_WORD_CHARS = 4  # of a value that is masked as a whole word, if it mixes letters with other characters: "hunter2"
-MIN_TYPED_CHARS = 3  # of a value that is masked as a whole word because the user typed it as a secret
+# Values shorter than these limits are not masked: a secret-sounding variable may hold "0" or "true", which occur in every log.
+MIN_CHARS = 8  # minimum number of characters of a value that is masked even inside a word
+MIN_WORD_CHARS = 4  # the same for a value that mixes letters with other characters ("hunter2"), masked as a whole word
+MIN_TYPED_CHARS = 3  # the same for a value that the user typed as a secret, masked as a whole word
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
     "accesskey", "secretkey", "privatekey", "authorization", "cookie",
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
-_FOLDERS = ("PWD", "OLDPWD")  # the shell's own
+_FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is matched from its first character only.
 _KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)(\\?[\"']?\s*[=:]\s*\\?[\"']?)")
@@ -35,7 +35,7 @@ _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
-_REFERENCE = "${"  # starts a reference in a configuration, which is resolved only when used
+_REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
 _Span = tuple[int, int]
 
@@ -77,7 +77,7 @@ def is_masked(document: Any) -> bool:
 
 
 class Secrets:
-    """Masks known secret values, and whatever else looks like a secret, in what is written.
+    """Masks known secret values, and everything else that looks like a secret, in all that autotune writes.
 
     Args:
         values: values of secret environment variables. Values of at least MIN_CHARS characters are masked even inside words,
@@ -120,7 +120,7 @@ class Secrets:
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """Returns an argument list without secrets; masks a word for its own text or for the flag before it."""
+        """Returns an argument list without secrets. Masks a word that looks like a secret or that follows a secret's flag."""
         found = []
         for before, word in zip(["", *words], words, strict=False):
             found.append(MASK if _is_value_of(before, word) else self._word(word))
@@ -134,7 +134,7 @@ class Secrets:
         if isinstance(document, Mapping):
             return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
-            is_series = all(isinstance(item, float) for item in document)  # a result has one number per step
+            is_series = all(isinstance(item, float) for item in document)  # kept as it is: results have one number per step
             return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 
 OWNER_FILE = "owner.json"
-TRIES, PAUSE_S = 10, 0.1  # tries to lock: `owner_of` may hold the lock for a moment
+TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `owner_of` may hold the lock for a moment
 
 
 class Owned(Exception):
-    """Another process is working on the study. Carries what is known of it: {"host", "pid", "started_at"}, or less."""
+    """Another process is working on the study. Carries what is known of that process: {"host", "pid", "started_at"} or less."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class Owned(Exception):
 class Claim:
     """The right to write a study's folder, held until the context is left or the process ends.
 
-    The lock is on the owner's file, which holds the owner's host, pid and start. It is not inherited by child processes.
+    The lock is on the owner's file, which holds the owner's host, pid and start time. Child processes do not inherit the lock.
 
     Attributes:
-        problem: why the folder could not be locked, in which case a second tuner may start; "" if it was locked.
+        problem: why the folder could not be locked; "" if it was locked. Without a lock, a second tuner may start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class Claim:
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:
-    """Returns a study's current owner, {"host", "pid", "started_at"} or as much as is known; None if it has none."""
+    """Returns a study's current owner, {"host", "pid", "started_at"} or as much as is known; None if the study has none."""
     try:
         descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -18,7 +18,7 @@ class Killed(NamedTuple):
 
     Attributes:
         name: "SIGSEGV"; "" if there was none.
-        is_relayed: whether a shell or another parent reported it.
+        is_relayed: whether a shell or another parent reported the signal.
         rank: rank of the process; None when unknown.
     """
 
@@ -57,8 +57,8 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
     """Returns the signal that ended the program, or that ended one of its processes and so made the parent give up.
 
     Args:
-        own: name of the signal that ended the first process; None if none did.
-        exit_code: its exit status; None if it has none.
+        own: name of the signal that ended the first process; None if there was none.
+        exit_code: exit status of the first process; None if it has none.
         log: end of standard error.
     """
     if own:

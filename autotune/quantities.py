@@ -35,7 +35,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Cut at 0, since few blocks can make its end negative."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Its low end is cut at 0: few blocks can make it negative."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 
@@ -50,7 +50,7 @@ def bytes_text(value: float | None) -> str:
 
 
 def step_time_text(seconds: float) -> str:
-    """Returns the duration of a step or of a part of one: "12.3 ms", "1.2 s"."""
+    """Returns the duration of a step, or of a part of a step: "12.3 ms", "1.2 s"."""
     return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
 
 

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# A rank is a straggler if its own work takes longer than another rank's by this share of a step. Established profilers call a
-# loss moderate from the same share on.
+# A rank is a straggler if its own work takes longer than another rank's by this share of a step. From this share on,
+# established profilers call a loss moderate.
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
-SAME_FRAC = 0.01  # two durations of a window count as equal within this share: more than rounding, less than an evaluation
+# Two durations of a window count as equal if they differ by less than this share: it is more than rounding changes, but less
+# than an evaluation takes.
+SAME_FRAC = 0.01
 
 
 class Pace(NamedTuple):
-    """How a rank steps.
+    """A rank's average step.
 
     Attributes:
         step_s: seconds per step.
@@ -32,7 +34,7 @@ class Pace(NamedTuple):
 
 
 def pace(result: RankResult, first: RankResult) -> Pace | None:
-    """Returns a rank's mean step; None if it has no steps to compute it from.
+    """Returns a rank's mean step; None if the rank has no steps to average over.
 
     Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
     a rank that has no window because its steps varied too much. But if evaluations lie between the steps, a rank uses its own
@@ -48,7 +50,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
             return None
         if not result.throughput_per_s > 0:  # NaN is no rate, either
             return Pace(window.seconds / window.steps, 0.0)
-        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # without a queue's head start
+        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # share of the rate that lasts
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
@@ -57,7 +59,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
 
 
 def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
-    """Returns a rank's mean step over the steps of rank 0's window; None if it has not made them all."""
+    """Returns a rank's mean step over the steps of rank 0's window; None if the rank has not made all of them."""
     if first.window is None:
         return None
     begin, steps = int(first.steps.get("warmup", 0)), result.steps
@@ -70,13 +72,16 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
 
 
 def _is_whole(first: RankResult) -> bool:
-    """Whether nothing lies between the steps of rank 0's window, so that step numbers identify them on every rank."""
+    """Whether nothing lies between the steps of rank 0's window, so that a step number means the same step on every rank."""
     whole, window = _over_window_of(first, first), first.window
     return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown."""
+    """Returns all ranks' samples of a step divided by the slowest rank's seconds; None if a rank's rate is unknown.
+
+    If the ranks step at their own pace, returns the sum of their rates.
+    """
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):
@@ -93,9 +98,9 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns a summary of several ranks; {} for one.
 
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
-    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, where unknown is None. `exposed_s` is how many seconds
-    of a step a rank waits in collectives, `own_s` is the rest. The rank that enters a collective last waits for no other, so
-    the shortest wait is the cost of communication itself. Whatever another rank waits beyond that is due to stragglers.
+    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None. `exposed_s` is the time that
+    a rank waits in collectives in each step, and `own_s` is the rest of the step. The rank that enters a collective last waits
+    for no other rank, so the shortest wait is the cost of communication itself. Any longer wait is due to stragglers.
     """
     if len(results) < 2:
         return {}
@@ -114,7 +119,7 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _is_late(entry: dict[str, Any], own_s: Sequence[float], step_s: float) -> bool:
-    """Whether others wait for a rank: its own work takes longer, and it does not wait long for them."""
+    """Whether other ranks wait for this rank: its own work takes longer than theirs, and it does not wait long itself."""
     waits_long = entry["exposed_s"] >= MAX_STRAGGLER_WAIT_FRAC * step_s
     return not waits_long and bool(entry["own_s"] > (max(own_s) + min(own_s)) / 2)
 
@@ -138,9 +143,10 @@ def _communication(
 ) -> dict[str, Any] | None:
     """Returns the cost of communication per step and its bound; None if not measured.
 
-    {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}: the bound is the time to average all
-    gradients with nothing else running, gradient bytes over the bandwidth that was measured with the ranks idle. If the cost
-    is below the bound, communication overlaps with the backward pass; if it is far above, something else delays it.
+    {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}. The bound is the time to average all
+    gradients while nothing else runs: gradient bytes divided by the bandwidth, which was measured with the ranks idle. If the
+    cost is below the bound, communication overlaps with the backward pass. If the cost is far above the bound, something else
+    delays communication.
     """
     waits_s = [entry["exposed_s"] for entry in by_rank]
     if None in waits_s:

@@ -70,7 +70,7 @@ class Outcome(enum.StrEnum):
 
 
 class Tier(enum.StrEnum):
-    """How much a knob changes besides speed; each tier includes those before it."""
+    """How much a knob changes besides speed; each tier includes the tiers before it."""
 
     exact = "exact"
     numerics = "numerics"
@@ -90,8 +90,8 @@ class Kind(enum.StrEnum):
     attribution = "attribution"
     final = "final"
     parity = "parity"
-    explain = "explain"  # a pass that observes; it never has a value
-    check = "check"  # one of a pair that tries a finding's remedy; it counts for nothing else
+    explain = "explain"  # a pass of `autotune explain`, which only observes; it never has a value
+    check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
 @dataclass(kw_only=True)
@@ -143,14 +143,14 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; the pass of a trial that
-            explains; the cause that a check tries to remove; "" for the baseline and the finals.
+            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; for kind explain, the
+            pass; for kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
         value: throughput in samples (or `unit`) per second over all ranks; None without a measurement.
         ci: 95 % interval of `value` from block means, within one process; None if there is none.
-        why_no_ci: why there is no `ci`; "" if there is one, or no value.
+        why_no_ci: why there is no `ci`; "" if there is one, or if there is no value.
         unit: "samples", "tokens" or "steps".
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
@@ -159,7 +159,8 @@ class TrialRecord:
         spared_s: seconds that the warm start saved over a fresh one.
         phases_s: seconds by phase, rank 0.
         peak_memory_bytes: largest over ranks.
-        device_rate, loader_rate: D and L, per second over all ranks; None when unknown.
+        device_rate, loader_rate: D and L, the rates of the step alone and of the loader alone, per second over all ranks; None
+            when unknown.
         data_wait_frac: share of the window that rank 0 waited for input.
         regime: "shared" if loader workers and steps share CPU cores, "separate" if not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
@@ -169,9 +170,9 @@ class TrialRecord:
         scores: objective -> its value as a score, where more is better, the deciding objective first; None when unknown. Empty
             in records that hold throughput only.
         violations: key of a violated constraint -> share by which the trial exceeds its limit.
-        losses: loss of each of the first optimizer steps, averaged over ranks, at most 64; None for one that is not finite, []
-            if none was seen.
-        ranks: several ranks together and one by one, see `ranks.joined`; {} for a single rank.
+        losses: losses of the first optimizer steps, at most 64, averaged over ranks; None in place of a loss that is not
+            finite; [] if no loss was seen.
+        ranks: summary of several ranks together and one by one, see `ranks.joined`; {} for a single rank.
     """
 
     number: int
@@ -211,7 +212,7 @@ class TrialRecord:
 
     @property
     def score(self) -> float | None:
-        """What the study maximises, in any unit: a ratio of two scores above 1 means better. None without a measurement."""
+        """What the study maximises, in any unit: a score counts only relative to other scores. None without a measurement."""
         if self.value is None:
             return None
         return next(iter(self.scores.values())) if self.scores else self.value
@@ -254,16 +255,16 @@ class StudyRecord:
         sequence: place among the studies of the runs folder, from 1. Unlike the clock, it only grows.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
-        placeholders: knobs that travel through the command line -> value in the baseline.
+        placeholders: knob -> value in the baseline, for the knobs that are arguments in the command line.
         is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
-        objective: what is maximised: one of OBJECTIVES, or several, the deciding one first.
+        objective: what is optimised: one of OBJECTIVES, or a list of several with the deciding one first.
         terms: inputs of the objective and the constraints: {"samples", "epoch_samples", "price_per_hour", "constraints":
-            {key: limit}}; those not given are absent.
+            {key: limit}}; inputs that were not given are absent.
         fingerprint: hash of `identity`; only results with the same fingerprint are compared.
         identity: what makes results comparable, by name: machine, program, objective, space (see trials/identity.py).
         asked: knob key -> domain that the user asked for, as written by `Domain.as_json`, or {"auto": true}.
-        space: knob key -> domain for the knobs that are searched here, once the baseline has run; until then as `asked`.
+        space: knob key -> domain, for the knobs that are searched. Until the baseline has run, it is the same as `asked`.
         pinned: knobs the user fixed, for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
@@ -273,12 +274,13 @@ class StudyRecord:
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
         spent_s: wall time that earlier runs of this study took, before it was resumed.
-        settings: configuration keys that affect what is measured (recipe, device, windows) -> value, if not the default.
+        settings: configuration key -> value that is not the default, for keys that affect what is measured (recipe, device,
+            windows).
         recording: how much is recorded instead of searched, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
-        noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} if there are none.
+        noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
     """
 
     name: str
@@ -405,8 +407,9 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
 #               "is_barred": true (it breaks a constraint, "reason" says which; otherwise absent)},
 #  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}}; a null
-#  "ci" of these three comes with "why_no_ci"; "search" means a single measurement, biased upwards as the best of many,
+#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}};
+#    "search" means a single measurement, biased upwards as the best of many. If a "ci" of baseline, best or a tier is null,
+#    "why_no_ci" next to it says why,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; a ratio of scores,
 #    null if not compared; "faster" means better, for every objective
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
@@ -428,8 +431,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
 #  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, if by more than noise | null,
-#  "not_finite": that the program's own loss or gradients are not finite, and what follows | null,
+#  "drift": how far the baseline's measurements lie apart, if farther than noise explains | null,
+#  "not_finite": a sentence saying that the unchanged program's loss or gradients are not finite, and what follows | null,
 #  "page_cache": why a long run may read data more slowly than the best trial did | null,
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
 #            "unguarded": [{"path", "why"}]},

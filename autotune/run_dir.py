@@ -21,7 +21,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, in which another program may free space
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
 PROBE_BYTES = 4096
 CUT_OFF = "autotune was ended before the study was over"
 
@@ -203,7 +203,7 @@ class StudyFolder:
         self._write(self.explanation_file, as_json(document))
 
     def read_explanation(self) -> dict[str, Any] | None:
-        """Returns explanation.json; None if there is none, or it cannot be read: running the passes' rules again makes it."""
+        """Returns explanation.json; None if it is missing or unreadable: `explain` can make it again."""
         with contextlib.suppress(OSError, ValueError):
             document = read_json(self.explanation_file)
             is_one = isinstance(document, dict) and all(isinstance(document.get(key), list) for key in ("explained", "checks"))
@@ -220,7 +220,7 @@ class StudyFolder:
         """Checks that the folder still exists and can be written.
 
         Raises:
-            FolderLost: it cannot; says why and what to do.
+            FolderLost: it cannot be written; says why and what to do.
         """
         self._check_place()
         self._write(self.path / ".probe", "." * PROBE_BYTES)
@@ -300,9 +300,9 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that `name` means: the latest one requested under this name, else the folder of this name.
+    """Returns the study that `name` means: the latest study requested under this name, or else the one in the folder `name`.
 
-    With the runs folder in front ("runs/resnet18") it means exactly that folder, which is how to reach the first of two
+    A name with the runs folder in front ("runs/resnet18") means exactly that folder. This is how to reach the first of two
     studies of the same name.
 
     Args:
@@ -352,7 +352,7 @@ def next_sequence(runs: Path) -> int:
 def write_text(path: Path, text: str) -> None:
     """Writes a document atomically: under a temporary name, then renamed, so that a reader never sees half of it.
 
-    Only its owner may read it. Once this returns, the document survives a power loss.
+    Only the file's owner may read it. Once this function returns, the document survives a power loss.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -381,7 +381,7 @@ def write_json(path: Path, document: Any) -> None:
 def as_json(document: Any) -> str:
     """Returns a document as it is stored, with a line for each key of a mapping.
 
-    It is not indented further: json does that in Python, far more slowly, and the summary is written after every trial.
+    The text is not indented further, since the json module indents with far slower code and the summary is written often.
     """
     if not isinstance(document, dict) or not document:
         return json.dumps(document)

@@ -33,7 +33,7 @@ class Choice:
         return any(value == own and type(value) is type(own) for own in self.values)
 
     def including(self, value: KnobValue) -> Choice:
-        """Returns the domain with `value` added, ascending if all are numbers."""
+        """Returns the domain with `value` added; sorted in ascending order if all values are numbers."""
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
@@ -70,7 +70,7 @@ class IntInterval:
 
     @property
     def values(self) -> tuple[KnobValue, ...]:
-        """The ends of the interval, for when a list is needed."""
+        """The two ends of the interval, used where a list of values is needed."""
         return tuple(dict.fromkeys((self.low, self.high)))
 
     def contains(self, value: KnobValue) -> bool:
@@ -78,7 +78,7 @@ class IntInterval:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def including(self, value: KnobValue) -> IntInterval | Choice:
-        """Returns the interval extended to `value`; drops `log` if it then reaches below 1."""
+        """Returns the interval extended to `value`; drops `log` if the interval then reaches below 1."""
         if self.contains(value):
             return self
         if not isinstance(value, int) or isinstance(value, bool):
@@ -134,7 +134,7 @@ class SearchSpace:
         tiers: highest tier that may be searched.
         is_held: whether every step holds `train.global_batch` samples; accumulation then follows from the batch size.
         left_out: knob key of a named space -> why it is not searched: a knob that the user named excludes it.
-        typed: knobs that the user named, besides those of a named space; known when a study starts, not when it is resumed.
+        typed: knobs that the user named singly, not through a named space; known when a study starts, not when it is resumed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
@@ -150,9 +150,10 @@ class ResolvedSpace:
     """The search space for this machine and this program.
 
     Attributes:
-        domains: knob key -> domain, each with the baseline's value and at least one other; knobs that others depend on first.
+        domains: knob key -> domain, each with the baseline's value and at least one other value. Knobs that other knobs
+            depend on come first.
         pinned: knobs fixed for every trial.
-        baseline: full configuration of trial 0, without knobs that have no effect there.
+        baseline: full configuration of trial 0, without knobs that have no effect in it.
         dropped: knob key -> why it is not searched.
         reference: the baseline's values including inactive knobs; `changed` compares with these.
         held: required product of batch size and accumulation in every configuration, in samples; None if it is free.
@@ -180,7 +181,7 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without knobs that have no effect given the others, and with the derived accumulation."""
+        """Returns `knobs` without the knobs that have no effect in this configuration, and with the derived accumulation."""
         return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -208,9 +209,9 @@ class ResolvedSpace:
         ]
 
     def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
-        """Returns the initial configurations, what an expert would try first, as (why, full configuration).
+        """Returns what an expert would try first, the initial configurations, as (why, full configuration).
 
-        They are at most five, without the baseline.
+        There are at most five. The baseline is not among them.
         """
         expert = self.experts(host_context)
         workers, batch = "loader.num_workers", "loader.batch_size"
@@ -245,7 +246,10 @@ class ResolvedSpace:
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
-        """Returns {key: value}, with the value above the baseline's that is nearest to `factor` times that; {} without any."""
+        """Returns {key: value}; {} if the domain has no value above the baseline's.
+
+        The value is above the baseline's, and as near as possible to `factor` times the baseline's.
+        """
         own = self.reference.get(key)
         if key not in self.domains or not isinstance(own, int):
             return {}
@@ -274,7 +278,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
     Args:
         space: what the user asked for.
         host_context: the machine, and the program as the baseline trial found it.
-        passed: knobs that travel through the command line -> their value in the baseline's command line.
+        passed: knob -> value in the baseline's command line, for the knobs that are arguments there.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
     # Values worth trying lie around the program's own value: the observed one, or else the one in its command line.
@@ -314,7 +318,7 @@ def _held(space: SearchSpace, reference: Knobs) -> int | None:
 
 
 def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
-    """Returns the values in a domain of batch sizes, at most `held` for an interval; None for the knob's own rule."""
+    """Returns the batch sizes in a domain (in an interval: only those up to `held`); None for the knob's own rule."""
     if asked is None:
         return None
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
@@ -368,13 +372,13 @@ def _readable(key: str, observed: Any) -> KnobValue | None:
 
 
 def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
-    """Returns the domains; those of knobs that may be inactive come last, so the knobs they depend on are sampled first."""
+    """Returns the domains, sorted so that knobs which may be inactive are sampled after the knobs that they depend on."""
     settings = [{}, *({key: value} for key, domain in domains.items() for value in domain.values)]
     return dict(sorted(domains.items(), key=lambda item: not all(map(knob(item[0]).is_active, settings))))
 
 
 def _never_active(domains: dict[str, Domain], reference: Knobs) -> list[str]:
-    """Returns the keys that stay inactive whatever value any single other knob takes."""
+    """Returns the keys of knobs that are inactive in the baseline and after every change of a single knob."""
     settings = [reference, *({**reference, key: value} for key, domain in domains.items() for value in domain.values)]
     return [key for key in domains if not any(knob(key).is_active(setting) for setting in settings)]
 

@@ -16,13 +16,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
+MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
 MAX_CORRELATION = 0.95
-MIN_PAIRS = 2  # a paired interval needs a spread
+MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, for 95 % over all: Pocock's table
-MARGIN_FRAC = 0.01  # "same" if the whole interval lies within 1 plus or minus this, or the machine's spread if that is more
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look, so that all have 95 % together (Pocock)
+# "same" if the whole interval lies within 1 plus or minus this share, or plus or minus the machine's spread if that is larger.
+MARGIN_FRAC = 0.01
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
@@ -31,7 +32,7 @@ Arm = TypeVar("Arm", bound=Hashable)  # names a configuration in a comparison of
 
 @lru_cache(maxsize=4096)
 def _t_quantile(degrees: float, probability: float) -> float:
-    from scipy import special  # takes 1/3 s to import, scipy.stats 1 s; most commands need neither
+    from scipy import special  # scipy.special takes 1/3 s to import, scipy.stats 1 s; most commands need neither
 
     return float(special.ndtri(probability) if math.isinf(degrees) else special.stdtrit(degrees, probability))
 
@@ -68,7 +69,7 @@ def block_half_width_frac(
     if squares <= n * 1e-24:  # equal up to rounding
         return 0.0, ""
     correlation = _lag1_correlation(errors, squares)
-    growth = (1 + correlation) / (1 - correlation)  # by this factor, correlation increases the variance of the mean
+    growth = (1 + correlation) / (1 - correlation)  # correlation increases the variance of the mean by this factor
     effective = n / growth
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
@@ -139,7 +140,7 @@ def log_mean_interval(
     Args:
         values: measurements of one thing.
         confidence: probability that the interval holds the true mean.
-        noise: the spread of one of these measurements as estimated from others.
+        noise: the spread of one measurement, estimated from other measurements.
     """
     centre, half, _ = _log_mean(values, confidence, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
@@ -171,7 +172,8 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only its own rounds do.
+        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only the rounds of this
+            ratio do.
     """
 
     ratio: float
@@ -190,9 +192,9 @@ def paired_ratio(
 
     Args:
         rates: one rate a round, per second.
-        others: the other configuration's rates of the same rounds.
+        others: the other configuration's rates in the same rounds.
         confidence: probability that the interval holds the true ratio.
-        noise: the spread as estimated from other rounds.
+        noise: the spread of one measurement, estimated from other rounds.
 
     Raises:
         ValueError: the lengths differ, or there is no round.
@@ -216,8 +218,8 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
 
     Args:
         now: the ratio measured now; without an interval, the quotient has none.
-        then: the ratio measured earlier. If the number of its rounds is unknown, its interval is taken as one of the normal
-            distribution, which gives a larger standard error.
+        then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
+            distribution's, which gives a larger standard error.
         confidence: confidence of the given intervals and of the returned one.
     """
     ratio = now.ratio / then.ratio
@@ -244,7 +246,7 @@ def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
 
 
 def at_confidence(of: Ratio, confidence: float) -> Interval | None:
-    """Returns the interval of a ratio at another confidence than 95 %; None if it has none."""
+    """Returns the interval of a ratio at a confidence other than 95 %; None if the ratio has no interval."""
     if of.ci is None:
         return None
     error, freedom = _standard_error(of, of.ci, 0.95)
@@ -263,8 +265,8 @@ def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's A/A spread: how far two measurements of the same thing typically lie apart.
 
     This is the standard deviation, not the half-width of an interval. With two repeats, an interval would be so wide that all
-    configurations would count as the same. It is computed from the differences of neighbours (von Neumann), so that slow drift,
-    for which the pairs of a comparison compensate, does not count as noise.
+    configurations would count as the same. The spread is computed from the differences of neighbours (von Neumann), so that
+    slow drift, for which the pairs of a comparison compensate, does not count as noise.
 
     Args:
         repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
@@ -288,13 +290,14 @@ def margin_frac(baseline_repeats: Sequence[float]) -> float:
 
 
 def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Returns entrant -> mean rate over its rounds, corrected for how fast each round was.
+    """Returns {entrant: mean rate over its rounds}, corrected for how fast each round was.
 
     Fits an additive model on the log scale, entrant + round, by least squares: an entrant gains nothing from missing a round
     in which the machine was slow.
 
     Args:
-        rounds: entrant -> rate, per second; positive. A round with a single entrant cannot compare it with others.
+        rounds: for each round, a dict from entrant to rate per second, all positive. A round with a single entrant compares
+            nothing.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
     cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]
@@ -336,7 +339,7 @@ def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Arm]):
-    """Several configurations compared with one of them, in rounds that hold each at most once.
+    """Several configurations compared with one of them, in rounds that measure each configuration at most once.
 
     Attributes:
         ratios: configuration -> ratio of the reference's rate to the configuration's, with simultaneous intervals.
@@ -358,10 +361,10 @@ def compare_rounds(
     with `confidence`, so they also hold for configurations picked afterwards.
 
     Args:
-        rounds: rates by configuration, positive, per second.
+        rounds: for each round, a dict from configuration to rate per second, all positive.
         reference: the configuration to compare with the others.
         confidence: probability that all intervals hold.
-        noise: the spread as estimated from other rounds.
+        noise: the spread of one measurement, estimated from other rounds.
     """
     used = [measured for measured in rounds if len(measured) > 1]
     arms = list(dict.fromkeys([reference, *(arm for measured in used for arm in measured)]))

@@ -228,7 +228,7 @@ def warm_start_text(found: dict[str, Any]) -> str:
 
 
 def _memory_part(entry: dict[str, Any]) -> Knobs:
-    """Returns the knobs of a configuration that affect the memory that ran out, without those that are off."""
+    """Returns the knobs of a configuration that affect the memory that ran out, without knobs that are off."""
     knobs = entry["knobs"]
     wanted = ["loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing"]
     if entry["outcome"] == Outcome.host_oom:  # workers use host memory, too

@@ -1,8 +1,8 @@
 """Computes the effect of each change of a winner from ablation rounds. It takes no measurements.
 
-A round measures the winner and some of its parts, once each, in fresh processes and in random order. A part is the winner
-without one change, or without all the changes that seem to have no effect. Parts are compared with the winner's measurement in
-the same round, so drift of the machine from round to round favours none of them.
+A "part" is the winner without one of its changes, or without all the changes that seem to have no effect. A round measures the
+winner and some of its parts, once each, in fresh processes and in random order. Each part is compared with the winner in the
+same round, so drift of the machine from round to round favours neither of the two.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured
 Basis = Literal["measured", "estimated", ""]
 MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
-SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer there is no spread
-MAX_ROUNDS = 16  # after these, the intervals narrow too slowly to be worth the time
-DECIDED_AFTER = 8  # after so many rounds of a part and the winner, the point estimate decides instead of the interval
-SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most so many margins
+SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer rounds there is no spread
+MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justify the time
+DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
+SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
-# The most that dropping changes may cost by the point estimate, no matter how noisy the machine is. This was chosen in replays
+# Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. This was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
 # studies, a limit of 0.02 in three. The price of the lower limit is that more changes without an effect stay. This was
 # simulated with 200 winners at 5 % noise, each with one change that gains 30 % and three without an effect: with 0.02, one of
 # the three stayed in 16 % of the studies, with 0.05 in 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
-TRAINING_GAIN_FRAC = 0.03  # least gain for which a change of the training is handed over, even on a machine that varies less
+# A change of the training is handed over only if it gains more than this, and more than the machine's spread.
+TRAINING_GAIN_FRAC = 0.03
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
-FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
-FEW_ROUNDS = 4  # with fewer, an estimate replaces an ambiguous effect if the estimate is more precise
-MAX_FAILURES = 2  # after so many failures a part counts as impossible to measure, and its knob as needed
+FAR = 3.0  # number of standard errors by which single trials must differ to overrule an estimate
+FEW_ROUNDS = 4  # after fewer rounds, an estimate replaces an ambiguous effect if the estimate is more precise
+MAX_FAILURES = 2  # after this many failures a part counts as impossible to measure, and its knob as needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget to leave for the reporting rounds. While less is known about the changes, fewer are left.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. It must leave more as effects become known.
 
     Attributes:
-        least_s: seconds left while some change has no estimate yet.
-        rounds_s: seconds left during the ablation rounds.
-        enough_s: seconds left during further trials that only make effects more precise.
+        least_s: seconds to leave while some change has no estimate yet.
+        rounds_s: seconds to leave during the ablation rounds.
+        enough_s: seconds to leave during further trials that only make effects more precise.
     """
 
     least_s: float = 0.0
@@ -82,7 +83,7 @@ def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> P
 
     Args:
         space: the search space.
-        winner: the trial to take apart.
+        winner: the trial whose changes are reverted.
         keys: knobs among its changes.
     """
     put_back = frozenset(keys)
@@ -101,9 +102,9 @@ class Change:
         knob: its key.
         before, after: the baseline's value and the winner's.
         also: knobs that depend on this knob, so that their changes are lost without it.
-        ratio: the winner over the winner without it; None if unknown.
-        worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
-            measured) or "not measured" (not estimated either).
+        ratio: the winner's rate over its rate without the change; None if unknown.
+        worth: "faster", "same", "slower" (the winner is faster without the change), "ambiguous", "needed" (without the change
+            nothing can be measured) or "not measured" (not estimated either).
         basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
         is_kept: whether the change is part of the configuration that is handed over.
         reason: why there is no clear effect; "" when there is one.
@@ -249,10 +250,10 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
 
-        This is the part with the fewest changes among those that were measured against the winner, are within the margin (at
-        most MAX_LOSS_FRAC) and have every change with a proven effect. A part with even fewer changes is preferred if all the
-        changes that it lacks are also left out by `idle()`. One measurement of such a part is enough, since there may have been
-        no time for more rounds.
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and has
+        every change with a proven effect. The qualifying part with the fewest changes is returned. A part with even fewer
+        changes replaces it if `idle()` leaves out all the changes that this part lacks. Then one measurement of the part is
+        enough, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -272,9 +273,9 @@ class AblationResults:
         return found
 
     def _measured_without(self, idle: Part | None) -> list[Part]:
-        """Returns the parts that were measured and lack no change that `idle` has.
+        """Returns the measured parts that keep every change that `idle` keeps.
 
-        A part must also lack every change of the training that `idle` lacks because the change gains too little.
+        A part must also lack every change of the training that `idle` leaves out for gaining too little.
         """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []
@@ -289,9 +290,9 @@ class AblationResults:
         """Returns the winner without its ineffective changes; None if all of them have an effect.
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
-        end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective are dropped first, up to an expected
-        cost of ESTIMATED_FRAC. A change of the training itself, such as a batch size, is dropped in addition. It
-        stays only if it is likely to gain more than the machine's spread, or if too little is known of it.
+        end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective changes are dropped first, up
+        to an expected cost of ESTIMATED_FRAC. A change of the training itself, such as another batch size, is also dropped,
+        unless it is likely to gain more than the machine's spread or too little is known about it.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]

@@ -7,8 +7,8 @@ the one that is handed over, and no round that helped to pick it counts towards 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
 own. If time is short, only the changes with the largest estimated effects are reverted on their own; the others are reverted
 together in one more ablation. Next, all changes without a visible effect are reverted together. If the result stays within the
-margin of the winner, these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds
-once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
+margin of the winner, these changes are dropped; if not, the change with the largest effect is kept. A change leaves the
+rounds once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -36,10 +36,10 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # most ablation rounds without a time budget: as many as the finals have pairs
-UNTIMED_FRAC = 1 / 3  # most time for the ablation without a time budget, as a share of the seconds that the search took
+UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
+UNTIMED_FRAC = 1 / 3  # maximum time for the ablation without a time budget, as a share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
-MORE_TRIALS = 3  # after all rounds, at most so many more trials for each change whose effect is still vague
+MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -53,7 +53,7 @@ class Attribution:
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds with both; None if there are none.
         num_rounds: number of ablation rounds.
-        margin: the most that dropping changes may cost, as a fraction of the rate.
+        margin: maximum cost of dropping changes, as a fraction of the rate.
     """
 
     winner: TrialRecord
@@ -122,7 +122,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial without each change tells more than a second round with only some of them reverted
+        if skipped and unknown:  # one trial for each unknown effect tells more than a second round for some
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -160,7 +160,7 @@ class Attributor:
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
 
-        An effect is the difference of two configurations, so the one that was measured less often is measured again.
+        An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
@@ -178,8 +178,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.
 
-        Does nothing if every change has an effect, if a part that is at least as small would be handed over anyway, or if there
-        is no time.
+        Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be handed over
+        anyway, or if there is no time.
         """
         session, evidence = self._session, self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
@@ -212,7 +212,7 @@ class Attributor:
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation; without a time budget, from a share of the seconds that the search took."""
+        """Returns the seconds left for ablation, which without a time budget may take UNTIMED_FRAC of the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
@@ -262,7 +262,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to revert one by one: all, or those with the largest estimated effects."""
+        """Returns the knobs that there is time to revert one by one: all, or the knobs with the largest estimated effects."""
         left_s = self._left_s(kept_s)
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}

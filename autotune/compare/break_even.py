@@ -10,26 +10,26 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-MIN_DEARER_S = 2.0  # a start counts as slower only if it takes so much longer: starts of the same program vary by as much
-MIN_DEARER_FRAC = 0.2  # and by this share of the baseline's start, since long starts vary by more than two seconds
+MIN_DEARER_S = 2.0  # a start counts as slower if it takes at least this much longer: starts of one program vary by as much
+MIN_DEARER_FRAC = 0.2  # and at least this share of the baseline's start longer: long starts vary by more than two seconds
 
 
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns N, the samples after which a slower start is repaid; None if the start is not slower.
+    """Returns N, the number of samples after which a slower start is repaid, and related numbers; None if it is not slower.
 
-    T(N) = start + compile + N / throughput is the time to train N samples. At this N it equals the baseline's T(N).
+    T(N) = start + compile + N / throughput is the time to train N samples. At the N returned, it equals the baseline's T(N).
 
     Args:
-        records: all trials; those of the search show what compiling costs without a cache.
+        records: all trials; search trials show what compiling costs without a cache.
         own: measurements of the configuration, in fresh processes.
         other: measurements of the baseline.
 
     Returns:
-        samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how much longer
-        the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration is not faster,
-        the start is never repaid, and samples, steps and seconds are None.
+        A dict with samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how
+        much longer the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration
+        is not faster, the start is never repaid, and samples, steps and seconds are None.
     """
     first = own[0]
     start_s, rate = _typical(records, own)
@@ -67,9 +67,9 @@ def search_cost(
         objective: the study's objective or objectives.
 
     Returns:
-        seconds; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at the upper and the lower
-        end of the ratio's interval, None for an end at which the study is never repaid; why_not: why there is no T, as "never:
-        ..." or "not known: ..."; "" if there is one.
+        A dict with seconds: as given; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at
+        the upper and the lower end of the ratio's interval, None for an end at which the study is never repaid; why_not: why
+        there is no T, as "never: ..." or "not known: ...", or "" if there is a T.
     """
     found: dict[str, Any] = {
         "seconds": seconds,

@@ -14,13 +14,13 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
-CONTENDER_FRAC = 0.85  # least value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The same limit for a configuration of which a part, with fewer changes, measured as fast. In replays, 0.95 found the best
-# configuration in 86 % of cases, 0.85 in 76 %.
+CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
+# The same limit for a configuration that was no faster than another configuration with only some of its changes. In replays,
+# 0.95 found the best configuration in 86 % of cases, 0.85 in 76 %.
 NEAR_FRAC = 0.95
-MIN_GAIN_FRAC = 0.97  # least value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # a compile phase this many times as long as another contains a compilation that the other does not
-DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
+MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
+DEAR_FACTOR = 5.0  # if a compile phase takes this many times as long as another trial's, only the longer one compiles
+DEAR_GAIN_FRAC = 0.03  # minimum gain in the search for which a compilation in every round of the finals pays
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
 # runs with 3.5 % noise each.
@@ -101,9 +101,9 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
-    # If two configurations measured equally fast, and one has only some of the other's changes, the one with fewer changes goes
-    # first. One measurement each is no proof, so the one with more changes follows if a place is left. If its further changes
-    # include a compilation, it must have shown a gain.
+    # A configuration with only some of another's changes may have measured equally fast. Then the smaller configuration goes
+    # first. One measurement of each is no proof, so the larger configuration follows if a place is left. If only the larger
+    # one compiles, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
@@ -120,13 +120,13 @@ def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Whether a trial with only some of the record's changes was as fast, judged by one measurement each."""
+    """Whether a trial with only some of the record's changes was as fast as the record, judged by one measurement each."""
     score = record.score or 0.0
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
 
 def _is_dear_for_nothing(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Whether a trial with only some of the record's changes, and without its compilation, was as fast."""
+    """Whether a trial with only some of the record's changes, and without its compilation, was as fast as the record."""
     cheaper = [part for part in _parts(record, others) if _is_dearer(record, part)]
     return _is_superfluous(record, cheaper)
 
@@ -150,13 +150,13 @@ def choose(
     *,
     spread: float = 0.0,
 ) -> TrialRecord:
-    """Returns the candidate to report: among those within the margin of the fastest, the one with the fewest changes.
+    """Returns the candidate to report: the one with the fewest changes among all candidates within the margin of the fastest.
 
-    A candidate of tier `training` (a batch size) must beat those of lower tiers by more than max(margin, spread).
+    A candidate of tier `training` (a batch size) must beat candidates of lower tiers by more than max(margin, spread).
 
     Args:
         values: trial number -> rates of the choosing rounds. If any candidate has rates, candidates without rates are left out,
-            because search values overstate. If none has, search values decide.
+            because search values overstate the rate. If no candidate has rates, search values decide.
         candidates: by search value, best first.
         margin: equivalence margin.
         spread: relative spread of one measurement from process to process.
@@ -173,7 +173,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finals that still count: those measured when the finalists were the same as now.
+    """Returns the trials of the finals that still count, because the finalists were then the same as now.
 
     Args:
         records: all trials, by number.
@@ -189,11 +189,11 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final.
+    """Returns the rounds of one kind, in order: dicts from the number of a finalist's first trial to its trial in that round.
 
     Args:
-        finals: finals, by number.
-        why: `why` of these finals, such as CHOOSING or REPORTED.
+        finals: trials of the finals, by number.
+        why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
     for final in finals:
@@ -263,8 +263,9 @@ def judge(
         looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
-        choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
-            over, because two pairs alone give an interval from a tenth to ten times the ratio.
+        choosing: for each choosing round, a dict from trial number to rate. These rounds do not count towards the verdict. They
+            do count towards what is handed over, since two pairs alone would give too wide an interval, from a tenth to ten
+            times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -30,7 +30,7 @@ NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measuremen
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that nothing is assumed of it
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
-MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; those farther away add almost nothing
+MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
 
 Feature = tuple[str, Any]
 
@@ -38,7 +38,7 @@ Feature = tuple[str, Any]
 def estimated(
     changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
 ) -> dict[str, stats.Ratio]:
-    """Returns knob -> rate of a configuration over its rate without that change, if the trials determine it.
+    """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
 
     Args:
         changed: the configuration's changes to the baseline.

@@ -26,17 +26,17 @@ from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
-MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
+MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
+WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
-# How many spreads of one measurement two single measurements must differ by: two standard deviations of their difference.
+# Two single measurements must differ by this many spreads of one measurement: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)
-SLACK_PAIRS = 0.5  # the ablation leaves time for so many pairs more than needed, in case a pair takes longer than expected
+SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
-WELL_KNOWN_TO_FRAC = 0.25  # the same, but needed before time is spent on effects that are known only vaguely
-MAX_KEPT_FRAC = 0.5  # the most that is kept for reporting pairs, as a share of the time left
-CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
+WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
+MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 
 class Finals:
@@ -44,8 +44,9 @@ class Finals:
 
     Args:
         session: the study.
-        apart: ablates the chosen configuration, leaving the given time; returns the part of it to report.
-        known_part: returns the part that would be reported by what is known so far, without measuring.
+        apart: reverts changes of the chosen configuration to measure their effects, and leaves the given time; returns the
+            trial to report.
+        known_part: returns the trial that `apart` would return from what is known so far, without measuring.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Finals:
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
-        """Returns the configuration to report: the chosen one, or the part of it without the changes that have no effect."""
+        """Returns the configuration to report: the chosen one, without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
         part = self._apart(chosen, self._kept(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
@@ -166,7 +167,7 @@ class Finals:
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}  # without a choosing round, no candidate wins
+        measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
@@ -184,7 +185,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time to measure the effects of the winner's changes, which are worth more.
+        """Whether a choosing round leaves time for the effects of the winner's changes, which matter more than the round.
 
         The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
         """
@@ -246,7 +247,7 @@ class Finals:
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
         """Returns what an earlier run of the study measured: pairs of finalist and baseline, and the number of lost rounds.
 
-        A round that was cut off half-way does not count, because both must be measured right after each other.
+        A round that was cut off half-way does not count, because both configurations must be measured right after each other.
         """
         both = {chosen.number, 0}
         rounds = [measured for measured in by_round(self._earlier, REPORTED) if both <= set(measured)]
@@ -280,7 +281,7 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns the expected seconds of measuring a configuration again, from its finals, or else from the search.
+        """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
         What the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
         counts only if there is no other.
@@ -296,12 +297,13 @@ class Finals:
 
 
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
-    """Returns trial number -> rate over the choosing rounds; empty before the first.
+    """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
-    The search's own measurements count as a round. They overstate, most of all the leader's. But two rounds alone say little on
-    a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 % better. On one
-    recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another, it lowered
-    that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same configuration do.
+    The search's own measurements count as a round. They overstate the rates, the leader's most of all. But two rounds
+    alone say little on a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
+    better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
+    table, it lowered that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same
+    configuration do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}

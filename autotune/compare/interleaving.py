@@ -22,7 +22,7 @@ class Interleaving:
     Args:
         one, other: first measurements of the two configurations.
         measure: measures a configuration again and returns the record.
-        order: random source of the order.
+        order: random source that decides which of the two goes first.
         pairs: complete rounds measured before; new ones are appended to this list.
     """
 

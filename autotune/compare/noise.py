@@ -1,8 +1,9 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
 Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study measures more than
-its pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of all configurations that were
-measured again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
+its pairs: choosing rounds, ablation rounds, and the search itself, which counts as one more round of the
+configurations that were measured again. Earlier studies on the same machine add evidence, too. All evidence is pooled, weighted
+by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for everything but the pairs, so that the spread of eight pairs counts at least as much
+MAX_FREEDOM = 6.0  # for everything but the pairs, so that it counts less than the spread of eight pairs
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
-# Plans and estimates use this until a configuration was measured twice; the verdict never does. Development machines had 1 to
-# 5 %.
+# Plans and estimates use this until a configuration was measured twice; the verdict never uses it. Development machines had
+# 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 
 Round = Mapping[Hashable, float]
 
 
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
-    """Returns the rounds in which configurations were measured next to each other, as configuration -> score.
+    """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
     The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only make
     the spread look larger.
@@ -61,7 +62,7 @@ def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise
 
     Args:
         pairs: the pairs to leave out.
-        rounds: all rounds of the study, including those of the pairs.
+        rounds: all rounds of the study, including the rounds of the pairs.
         earlier: the spread known from earlier studies.
     """
     every = noise_of(rounds)

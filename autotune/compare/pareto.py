@@ -1,4 +1,4 @@
-"""Finds the Pareto front of a study with several objectives: trials that no other beats at every objective."""
+"""Finds the Pareto front of a study with several objectives: trials that no other trial beats at every objective."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from autotune.records import Outcome, TrialRecord
 from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
-FRONT = "Pareto front"  # the `why` of a final that measures a point of the front again
-MAX_POINTS, ROUNDS = 3, 3  # at most so many points are measured again, each so many times, as far as the budget allows
+FRONT = "Pareto front"  # the `why` of a trial that measures a point of the front again
+MAX_POINTS, ROUNDS = 3, 3  # maximum number of points to measure again, and of measurements of each point
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
@@ -19,7 +19,7 @@ def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRec
     measurement is noisy.
 
     Args:
-        records: trials, by number; those that broke a constraint in any measurement are left out.
+        records: trials, by number. Trials that broke a constraint in any measurement are left out.
         names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
@@ -37,7 +37,7 @@ def _is_better_somewhere(record: TrialRecord, other: TrialRecord, names: Sequenc
 
 
 def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finals in which a point of the front was measured again."""
+    """Returns the trials that measured a point of the front again."""
     return [r for r in records if r.why == FRONT and r.repeats == point.number and r.score is not None]
 
 

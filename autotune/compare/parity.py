@@ -9,8 +9,8 @@ the finals, whose rounds cost far more.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-With a change of tier `training`, such as the batch size, the program sees other batches, so its losses cannot be compared step
-by step. They must stay finite and must not explode, in the search and in every final.
+With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
+by step. They must stay finite and must not explode, in the search and in every trial of the finals.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps
 BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
-MIN_S = 5.0  # least time of the steps in one run, no matter how small the budget
+MIN_S = 5.0  # minimum time of the steps in one run, no matter how small the budget
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
-# With these outcomes a run has no losses to compare. Others, such as `disturbed`, do not affect the losses.
+# With these outcomes a run has no losses to compare. Other outcomes, such as `disturbed`, do not affect the losses.
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip

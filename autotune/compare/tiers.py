@@ -1,4 +1,4 @@
-"""Finds the best of each tier, such as the best that changes neither numerics nor training, and measures it if time allows."""
+"""Finds the best configuration of each tier and, if there is time, measures it against the baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
-TIERS = "finals, best of a tier"  # the `why` of such a trial
+TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
 
 
 def is_barred(baseline: TrialRecord) -> bool:
@@ -24,7 +24,7 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline if none beat it by more than the margin."""
+    """Returns the best search trial up to a tier, or the baseline if no trial beat it by more than the margin."""
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
@@ -84,7 +84,7 @@ class TierFinals:
         return judge(found, pairs, noise=noise_besides(pairs, rounds_of(session.records), session.earlier_noise))
 
     def _pairs_before(self, found: TrialRecord) -> list[Pair]:
-        """Returns the complete rounds so far, including those of earlier runs of the study."""
+        """Returns the complete rounds so far, including rounds of earlier runs of the study."""
         finals = [record for record in self._session.records if record.kind is Kind.final]
         pairs = []
         for measured in by_round(finals, TIERS):

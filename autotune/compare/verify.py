@@ -19,9 +19,9 @@ from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # the `why` of a trial
-MAX_TEXT = 100  # characters of a value from the file
+MAX_TEXT = 100  # maximum number of characters quoted of a value from the file
 MIN_ROUNDS = 2  # a single round has no spread
-MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed, before verification gives up
+MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a configuration failed
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
 
@@ -33,9 +33,9 @@ class Comparison:
     """The result of comparing a claim with new measurements.
 
     Attributes:
-        verdict: whether it holds.
-        reason: why the claim does not hold or the rounds do not decide; "" if it holds.
-        left: today's speed-up divided by the claimed one.
+        verdict: whether the claim holds.
+        reason: why the claim does not hold or the rounds do not decide; "" if the claim holds.
+        left: today's speed-up divided by the claimed speed-up.
     """
 
     verdict: Verdict
@@ -145,7 +145,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each configuration once for several minutes, to compare a long run's rate with those of short windows."""
+        """Measures each configuration once for several minutes, to compare the rates of long runs and short windows."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
@@ -162,7 +162,7 @@ class Verification:
         return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
-        """Returns the expected seconds of another round: those of the last one, else of the first measurements."""
+        """Returns the expected seconds of another round: those of the last round, or else those of the first measurements."""
         last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
         return sum(last) or best.seconds + self._session.baseline.seconds
 
@@ -199,7 +199,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
-    """Returns how machine and program differ from those of the claim, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
+    """Returns how machine and program differ from the claim's, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
 
     Args:
         claim: the file's claim.
@@ -214,7 +214,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns a phrase for each of the file's changes that the program now makes itself, which today's speed-up leaves out."""
+    """Returns a phrase for each of the file's changes that the program now makes itself; today's speed-up excludes them."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 

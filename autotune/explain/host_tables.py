@@ -10,7 +10,7 @@ from autotune.explain.table import Row, Table
 from autotune.harness.explain.documents import WORKER, Lines, Memory
 from autotune.plain_text import one_line
 
-WORKER_MARGIN = 1.1  # so many times the workers that the mean service time asks for, since service times vary
+WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
 

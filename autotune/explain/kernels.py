@@ -12,7 +12,7 @@ from autotune.explain.table import Row
 from autotune.explain.trace import KERNEL, Trace
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
+MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
 
 COLUMNS = {

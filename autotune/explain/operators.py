@@ -17,7 +17,7 @@ from autotune.explain.trace import KERNEL, OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
 
-MAX_ROWS = 500  # most rows of a rank; those with the most seconds are kept
+MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
 LAUNCH_BOUND = "launch"  # the host needs longer to start it than the device to do it
 

@@ -1,4 +1,4 @@
-"""Exports the file of `accelerate launch --config_file`. It cannot hold loader, optimizer and layout settings."""
+"""Exports the file of `accelerate launch --config_file`. The file cannot hold loader, optimizer and layout settings."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Claimed:
 
     @property
     def is_best(self) -> bool:
-        """Whether the entry is the study's best, to which finals and attribution refer."""
+        """Whether the entry is the study's best: the results of finals and attribution are about that entry only."""
         return _is_best(self.summary, self.entry)
 
     @property
@@ -59,7 +59,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change, without those in `dropped`."""
+        """Searched knobs that the entry does not change, without the knobs in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 

@@ -6,7 +6,7 @@ from autotune.export.document import Document, Row, expressed
 from autotune.export.winner import Winner
 
 BATCH_SIZE = "loader.batch_size"
-# autotune measured autocast with float32 weights. DeepSpeed has that as torch_autocast, from 0.16.9 on.
+# autotune measured autocast with float32 weights. DeepSpeed offers this as torch_autocast since version 0.16.9.
 ROWS: dict[str, Row] = {
     BATCH_SIZE: lambda value, _: {"train_micro_batch_size_per_gpu": value},
     "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},

@@ -46,12 +46,12 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if summary.get("placeholders") and not summary.get("is_recipe"):
         lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
     lines.append(_where(summary))
-    lines = [part for line in lines for part in _wrapped(line)]  # they become comments, so line breaks must go
+    lines = [part for line in lines for part in _wrapped(line)]  # lines become comments, so line breaks must go
     return lines + [f"{key}={value}: a secret, which is not in this file. Set it yourself." for key, value in hidden.items()]
 
 
 def _wrapped(line: str) -> list[str]:
-    """Returns a sentence wrapped at MAX_LINE; longer words, which may come from the user's command line, are cut."""
+    """Returns a sentence wrapped at MAX_LINE. Words longer than that, which a user's command line may contain, are cut."""
     plain = one_line(line, len(line) + 1)
     words = " ".join(one_line(word, MAX_LINE - len(INDENT)) for word in plain.split())
     return textwrap.wrap(words, MAX_LINE, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)

@@ -24,7 +24,7 @@ class Winner:
 
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
-        active: those of `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0.
+        active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0.
         full: the value of every known knob: from `knobs`, else the program's own.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.

@@ -7,12 +7,12 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
     boot.py, imports.py       wait for `import torch`
     state.py                  this process's session, how it imported torch, messages to the user
-    context.py                what all parts know of the trial; lets them find each other
+    context.py                what the whole harness knows of the trial; lets its objects find each other
     patches.py                the only place that replaces functions (subclassing.py: the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
-    warm_server.py            a separate program: imports torch once and forks trials that may start that way
+    warm_server.py            a separate program: imports torch once and forks the trials that may be started by a fork
     applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
-    session.py                one per process: makes the parts and follows the steps
+    session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times what the process is doing; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
@@ -32,10 +32,10 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     process.py                facts and memory of the process
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
-    explain/                  mode "explain": passes that tell where time and memory go, one file each beside base.py; passes.py
-                              begins and ends them, documents.py defines what they write
+    explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines
+                              their interface, passes.py begins and ends them, documents.py defines what they write
     adapters.py               what is known of particular libraries; no other module names one
-    knobs/                    how each family of knobs is set, read back and reported: one handler each, all in registry.py
+    knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from typing import Optional
 
 
 def wake(spec_path: str) -> None:
-    """Arms this process: once torch is imported, a trial applies its knobs and measures; a real run only applies them.
+    """Arms this process: once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
 
     Args:
         spec_path: what protocol.SPEC_VARIABLE holds.
     """
     from . import boot, keeping, protocol
 
-    if not protocol.is_real_run(os.environ):  # a real run reports none of this
+    if not protocol.is_real_run(os.environ):  # a real run needs none of the following
         boot.note_start()
         boot.answer_stack_requests()
         boot.sign_in(spec_path)
@@ -62,7 +62,7 @@ def wake(spec_path: str) -> None:
 
 
 def join(spec: str) -> None:
-    """Arms a process that has called `autotune.apply`, whether torch is imported or not.
+    """Arms a process that has called `autotune.apply`, whether or not torch is already imported.
 
     Args:
         spec: the spec as JSON.

@@ -1,4 +1,4 @@
-"""Holds all that the harness knows of particular libraries; no other module of the harness names one.
+"""Holds all that the harness knows of particular libraries; no other module of the harness names a library.
 
 All other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones.
 """
@@ -34,8 +34,7 @@ def _keep_wandb_offline(wandb: Any) -> None:
 
 
 def _keep_mlflow_in_scratch(utils: Any) -> None:
-    # MLflow calls `_resolve_tracking_uri` for every store's address, no matter whether a call, a client or nothing has set it
-    # (MLflow 3.17).
+    # MLflow calls `_resolve_tracking_uri` for every store's address, no matter how the address was set (MLflow 3.17).
     own = os.environ.get("MLFLOW_TRACKING_URI", "")
 
     def scratch(tracking_uri: Any = None) -> Any:
@@ -63,7 +62,7 @@ CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
 def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
     """Returns (turn on, turn off) of the outermost submodules that have a switch for activation checkpointing.
 
-    Turning it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
+    The function that turns it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """
     from . import members  # only once torch is imported
 

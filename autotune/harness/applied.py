@@ -21,7 +21,7 @@ class Applied:
     """What a real run does instead of measuring.
 
     Args:
-        context: of this process; knobs that cannot work here are removed from its spec.
+        context: the real run in this process; knobs that cannot work here are removed from its spec.
         is_called: whether the program itself has called `autotune.apply`.
     """
 
@@ -73,7 +73,7 @@ class Applied:
         self._tell([hint])
 
     def _tell(self, lines: List[str]) -> None:
-        """Reports, once per job, what is in effect and what is not, and whether torch or the device differs from the file's."""
+        """Reports once per job what is in effect, what is not, and whether torch or the device differs from `Spec.made_on`."""
         self._is_told = True
         if _rank() != 0 or not self._asked:
             return

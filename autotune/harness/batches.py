@@ -1,9 +1,9 @@
 """Counts how many samples a batch holds, whatever its layout.
 
-The leading dimension of a batch's first tensor need not be the number of samples: it may be the sequence, documents may be
-packed one after the other, a batch sampler may make batches of any size. A loader's sampler shows how many samples it asks
-for. If a dimension of the first tensor equals that number in batch after batch, the count is read from this dimension from then
-on. Otherwise the sampler's number is used throughout.
+The leading dimension of a batch's first tensor need not be the number of samples: it may be the length of the sequence, or
+documents may be packed one after the other, or a batch sampler may make batches of any size. A loader's sampler shows how many
+samples it asks for. If a dimension of the first tensor equals that number in batch after batch, the count is read from this
+dimension from then on. Otherwise the sampler's number is used throughout.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Sizes:
         return self.dimension is not None
 
     def count(self, batch: Any, shape: Tuple[int, ...], asked: int, batch_size: Optional[int]) -> float:
-        """Returns the samples of a batch, or its tokens where `unit` says so.
+        """Returns the samples of a batch, or its tokens if `unit` says so.
 
         Args:
             batch: as the loader yields it.
             shape: of the first tensor in it.
             asked: number of indices that the sampler gave for it; 0 if unknown.
-            batch_size: the loader's; None when it has none.
+            batch_size: the loader's batch size; None if it has none.
         """
         if self.dimension is not None and self.dimension < len(shape):
             return shape[self.dimension]
@@ -168,7 +168,7 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
 
 
 class CallSizes:
-    """Counts the samples that a module is called with, where no loader gives their number.
+    """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line carries a batch size, the number of samples is read from the dimension of the first input that has this
     size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. Any
@@ -190,7 +190,7 @@ class CallSizes:
         return self._dimension is not None
 
     def count(self, args: Any, kwargs: Any) -> float:
-        """Returns the samples, or the tokens where `unit` says so, of one call."""
+        """Returns the samples of one call, or its tokens if `unit` says so."""
         tensor = next(_tensors(args), None)
         if tensor is None:
             tensor = next(_tensors(kwargs), None)

@@ -12,8 +12,8 @@ class Blocks:
 
     def __init__(self, width: int, min_s: float) -> None:
         self.width, self.min_s = max(1, width), min_s
-        self.rates_per_s: List[float] = []  # of each closed block
-        self.block_s: List[float] = []  # length of each
+        self.rates_per_s: List[float] = []  # rate of each closed block
+        self.block_s: List[float] = []  # length of each closed block
         self.step_s: List[List[float]] = []  # steps of the last two closed blocks
         self._open: List[float] = []
         self._open_s = self._open_samples = 0.0

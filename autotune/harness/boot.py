@@ -15,7 +15,7 @@ from . import adapters, keeping, protocol, state
 from .imports import Awaited
 from .patches import patches
 
-_environment: Dict[str, str] = {}  # when the harness started in this process
+_environment: Dict[str, str] = {}  # the environment variables when the harness started in this process
 
 
 def note_start() -> None:
@@ -43,14 +43,14 @@ def sign_in(spec_path: str) -> None:
             file.write(json.dumps(line) + "\n")
         state.startup["is_first"] = True
     except (OSError, ValueError, TypeError):
-        return  # not the trial's first process, or no readable spec, which the session will report
+        return  # this is not the trial's first process, or the spec cannot be read, which the session will report
 
 
 def answer_stack_requests() -> None:
-    """Lets the tuner ask a hanging process for its stacks. Until it asks, this costs and changes nothing.
+    """Lets the tuner ask a hanging process for its stacks. Until the tuner asks, this costs and changes nothing.
 
-    faulthandler writes from the C signal handler, so it answers even in an endless loop, in a call that holds the GIL, or
-    before anything is imported. It writes to descriptor 2, because the tuner checks that this is the trial's log.
+    faulthandler writes from the C signal handler, so a process answers even in an endless loop, in a call that holds the GIL,
+    or before anything is imported. It writes to descriptor 2, because the tuner checks that descriptor 2 is the trial's log.
     """
     number = protocol.STACK_SIGNAL
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -81,7 +81,8 @@ def wait_for_torch(spec_path: str) -> None:
 def keep_records_away() -> None:
     """Keeps what a trial logs away from the user's account and tracking server, even if the program's code selects them.
 
-    The environment of a trial already does so (offline mode, a store of its own); this covers programs that override it.
+    The environment of a trial already does so (offline mode, a separate store). This function covers programs that override
+    their environment.
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
 

@@ -43,7 +43,7 @@ def _has_children(module: Any) -> bool:
 
 
 def can_be_checkpointed(module: Any) -> bool:
-    """Whether a module has repeated blocks, or a switch of its own."""
+    """Whether a module has repeated blocks, or its own switch for checkpointing."""
     return bool(checkpointing_switches(module) or blocks(module))
 
 
@@ -118,7 +118,7 @@ def _checkpoint(block: Any) -> bool:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.training or not torch.is_grad_enabled():
             return own(self, *args, **kwargs)
-        # torch restores the random state and autocast for the second run; the contexts protect running statistics from it.
+        # torch restores the random state and autocast for the second run; the contexts protect running statistics.
         # Compiled code needs no contexts: it writes a buffer once, no matter how often its block is computed.
         contexts = {} if torch.compiler.is_compiling() else more
         return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)

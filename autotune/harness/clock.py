@@ -15,11 +15,11 @@ class Finished(NamedTuple):
     busy_s: float  # the part of step_s in which the step had its input
     samples: float
     wait_s: float  # host seconds inside the loader's __next__
-    is_foreign: bool  # it contained an evaluation or another loader's pass
-    is_quiet: bool  # nothing was compiled, no memory segment was allocated
+    is_foreign: bool  # the step contained an evaluation, or a batch of a loader that does not feed the training
+    is_quiet: bool  # nothing was compiled and no memory segment was allocated
 
 
-RUN_AHEAD = 8  # the most steps that the host queues ahead of a GPU; ranks must agree on the last step before one queues it
+RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; ranks agree on the last step before any queues it
 
 
 class HostClock:
@@ -54,7 +54,7 @@ class HostClock:
         self._is_noisy = True
 
     def finished(self) -> Iterator[Finished]:
-        """Yields the steps finished since the last call; the very first only sets the origin."""
+        """Yields the steps finished since the last call; the very first step only sets the origin."""
         waiting, self._waiting = self._waiting, []
         is_quiet, self._is_noisy = not self._is_noisy, False
         if self._origin_s is None and waiting:
@@ -122,7 +122,7 @@ class CudaClock:
         self._noisy_until = self._num_marked
 
     def finished(self) -> Iterator[Finished]:
-        """Yields the steps whose events have completed since the last call; the very first only sets the origin."""
+        """Yields the steps whose events have completed since the last call; the very first step only sets the origin."""
         while self._pending and self._pending[0][0].query():
             event, begin, samples, wait_s, is_foreign = self._pending.popleft()
             self._num_finished += 1

@@ -1,6 +1,7 @@
-"""Holds what all parts of the harness know of the trial, and lets them find each other.
+"""Holds what the whole harness knows of the trial, and lets its objects find each other.
 
-The parts are imported for their types alone: at run time this module needs none of them, so that each can import it.
+Their classes are imported only for type checking. At run time this module needs none of them, so each of their modules can
+import this one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class TrialContext:
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
         is_active: whether this process has made a training step.
         is_over: whether the harness has nothing more to do in this process.
-        is_child: whether another process of the program started this one.
+        is_child: whether another process of the program started this process.
         rank, world_size: rank of this process among the processes that train together, and their number.
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.

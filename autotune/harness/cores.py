@@ -1,6 +1,6 @@
 """Counts the effective CPU cores of a process, from affinity and cgroup quota.
 
-The tuner counts them as well (`machine/cores.py`), in its own process; the program may have bound itself to fewer.
+The tuner also counts the cores of its own process (`machine/cores.py`). The program may have bound itself to fewer cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
 
 
 def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
-    """Returns the smallest CPU quota, in cores, of this process's cgroup and those above it; None without one."""
+    """Returns the smallest CPU quota, in cores, of this process's cgroup and the cgroups above it; None without a quota."""
     quotas = [quota for folder in folders(cgroup, own, "cpu") if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 

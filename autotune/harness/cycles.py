@@ -2,8 +2,8 @@
 
 A window that holds one and a half cycles has a biased rate. For 200 steps of 10 ms and a pause of a second, the rate came out
 between 5 % too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that
-took many times as long as the others. Recurring gaps make cycles. The window then holds whole cycles, from one gap's end to
-another's.
+took many times as long as the others. Recurring gaps make cycles. The window then holds whole cycles, from the end of
+one gap to the end of another.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
-LEAST_STEPS = 3  # that mean must be of at least this many steps
+LEAST_STEPS = 3  # that mean must be taken over at least this many steps
 # The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
 # gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, for example logging, not validation
+SAME_KIND = 3.0  # gaps are of another kind (logging, not validation) if the longest gap is more than this many times as long
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
-# How long to wait for the next gap: this many seconds, or this many times the longest time between gaps so far if that is
-# longer.
+# How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
+# is longer.
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
 # Gaps make cycles only if at least LIKE_FRAC of the distances between them, in steps, are within a factor of LIKE of the median
 # distance. A loader's stalls come at random, so the distances between them differ more.
 LIKE, LIKE_FRAC = 1.5, 0.6
-# A gap like the baseline's is awaited until this many times the seconds and this many times the steps of the baseline's cycle
-# have passed. After that, this trial is taken to have no cycles, or shorter ones.
+# A gap like the baseline's is awaited until TOLD_TIMES times the seconds and TOLD_STEPS_TIMES times the steps of the baseline's
+# cycle have passed. After that, this trial is taken to have no cycles, or shorter cycles.
 TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
-MAX_GAPS = 64  # the most recent gaps that are kept; more are of no use
+MAX_GAPS = 64  # number of gaps that are kept, the most recent ones
 
 
 class Gap(NamedTuple):
@@ -36,8 +36,8 @@ class Gap(NamedTuple):
         steps, end_s: number of steps and seconds from the first step to the gap's end.
         samples: samples from the window's opening to the gap's end.
         size_s: how long the gap took.
-        since_s: seconds from the previous gap's end to this one's; for the first gap, seconds since the steps began that it is
-            compared with.
+        since_s: seconds from the end of the previous gap to the end of this gap. For the first gap, seconds from the beginning
+            of the steps with which the gap is compared.
         is_evaluation: whether the model was called in evaluation mode, for rollouts or a validation.
     """
 
@@ -64,7 +64,7 @@ class Cycles:
         self._has_told_none = told == {}
         self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
         self._gaps: List[Gap] = []
-        self._from_steps, self._from_s = 0, 0.0  # where the steps of the reference mean begin
+        self._from_steps, self._from_s = 0, 0.0  # beginning of the steps over which the mean is taken
         self._typical_s: Optional[float] = None
 
     @property
@@ -103,7 +103,7 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps that make cycles or may turn out to: those of the longest recurring kind; [] if there are none."""
+        """Returns the gaps of the longest recurring kind, which make cycles or may still make some; [] if there are none."""
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -120,12 +120,12 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # else a single evaluation: if it is rare, it is left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # otherwise a single evaluation; rare ones are left out
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 
     def is_awaited(self, steps: int, seconds: float) -> bool:
-        """Whether a gap like the baseline's may still come in a window of so many steps and seconds."""
+        """Whether a gap like the baseline's may still come after `steps` steps and `seconds` seconds of the window."""
         return seconds < TOLD_TIMES * self._told_s or steps < TOLD_STEPS_TIMES * self._told_steps
 
 
@@ -162,7 +162,7 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
 
 
 def in_words(steps: float, seconds: float) -> str:
-    """Describes cycles of so many steps and seconds."""
+    """Describes cycles, given the number of steps and seconds of each."""
     return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
 
 

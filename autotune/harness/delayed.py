@@ -1,7 +1,7 @@
 """Delays the conversion of image bytes to floats until the images are on the device.
 
 A data set typically ends by converting an image's bytes to floats, and by shifting and scaling them channel by channel. During
-fetches of the training loader these operations are recorded instead of done: `Tensor.to(torch.float32)` of bytes returns a
+fetches of the training loader these operations are recorded instead of executed: `Tensor.to(torch.float32)` of bytes returns a
 `Delayed`, and arithmetic with a number, or with one number per channel, adds to the record. Stacking, sending from a worker and
 pinning keep the bytes. Moving to a device transfers the bytes and applies the record there, in the program's order. Any other
 operation computes the floats first, so the program always sees the values it would have seen.
@@ -24,7 +24,7 @@ from .patches import patches
 
 MIN_VALUES = 256  # a tensor with fewer values is not delayed: its arithmetic costs less than recording it
 Operand = Union[float, Tuple[float, ...]]  # one number for all values, or one per channel
-Steps = Tuple[Tuple[str, Operand], ...]  # of each recorded operation, the in-place method's name and the operand
+Steps = Tuple[Tuple[str, Operand], ...]  # (name of the in-place method, operand) of each recorded operation
 
 ARITHMETIC = {
     **{name + end: name + "_" for name in ("add", "sub", "mul", "div") for end in ("", "_")},
@@ -143,7 +143,7 @@ def computed(data: Tensor, steps: Steps) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(steps: Steps, device: torch.device) -> Sequence[Tuple[str, Tensor]]:
-    # Operands are tensors: CUDA multiplies by the reciprocal of a plain number instead of dividing, which changes the last bit.
+    # Operands are tensors: instead of dividing by a plain number, CUDA multiplies by its reciprocal, so the last bit differs.
     found = []
     for name, operand in steps:
         shape = (-1, 1, 1) if isinstance(operand, tuple) else ()

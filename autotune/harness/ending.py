@@ -25,8 +25,8 @@ class Ending:
     """Ends one process and writes its result.
 
     Attributes:
-        error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if one was being set; None
-            without an exception.
+        error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if a knob was being set;
+            None without an exception.
         failed_s: when the exception was noted, monotonic clock.
     """
 
@@ -58,7 +58,7 @@ class Ending:
             os._exit(0)
 
     def give_up(self, why: str) -> None:
-        """Ends at once a program that cannot be measured, and writes what was seen of it."""
+        """Writes what was seen of a program that cannot be measured, and ends the program at once."""
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -138,7 +138,8 @@ class Ending:
         context.is_over = True
 
     def _tell_error(self) -> None:
-        # This process did not train, but an exception ended it: raised before training, or re-raised from a rank it started.
+        # This process did not train, and an exception ended it. The exception was raised before training, or came from a rank
+        # that this process had started.
         from . import report
 
         path = self._path()

@@ -126,5 +126,5 @@ def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callabl
 
 
 def _optimizer_of(optimizer: Any, *args: Any, **kwargs: Any) -> "tuple[Any, Any, Any]":
-    """Splits the arguments of `GradScaler.step`, whose first may be passed by name."""
+    """Splits the arguments of `GradScaler.step`; the first one, the optimizer, may be passed by name."""
     return optimizer, args, kwargs

@@ -1,10 +1,10 @@
 """Accumulates and scales gradients between `backward()` and the optimizer's step, without changes to the program.
 
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
-backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass
-(the others run in `no_sync`), once the first cycles have shown that the program leaves its gradients alone.
+backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass, and
+the other passes run in `no_sync`. This begins once the first cycles have shown that the program leaves its gradients alone.
 
-Loss scaling for float16: a backward pass starts from the scale instead of 1 as the loss's gradient, and the step goes through
+Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
 a GradScaler. Clipping, which comes before the step, is done only in the last call, on unscaled gradients.
 
 A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
@@ -28,14 +28,14 @@ from .knobs import step as step_knobs
 
 # A cycle is the k calls of `step()` that make one real step.
 CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because that waits for the device
-MAX_DISCARDED = 4  # after so many consecutive discarded cycles, the program is taken to discard gradients at each step
+MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is taken to discard gradients at each step
 
 
 class Gradients:
     """Accumulates and scales the gradients of one optimizer.
 
     Attributes:
-        global_batch: samples that a step of all ranks together is to hold; None if not given.
+        global_batch: number of samples that a step of all ranks together should hold; None if not given.
         every: calls of `step()` per real step; None until derived from the batch size (`Spec.global_batch`).
         scaler: the harness's own GradScaler; None where nothing is scaled.
         problem: why gradients are left alone, in words; "" while they are handled.
@@ -56,14 +56,14 @@ class Gradients:
         self.gathered = self._num_discarded = 0
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass started from
-        self._first_samples = 0.0  # of the first forward call
+        self._first_samples = 0.0  # samples of the first forward call
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
         self.is_in_place = False
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        # All is patched now, because a scheduler may wrap an optimizer's step before it is known whether losses are scaled.
+        # All is patched now, because a scheduler may wrap an optimizer's step before we know whether losses are scaled.
         may_scale = knobs.get(module_knobs.AMP) == "fp16"
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -137,7 +137,7 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether this optimizer's steps are driven: the first optimizer that steps, until a second one steps."""
+        """Whether the harness drives this optimizer's steps: it drives the first optimizer that steps, until another does."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -159,15 +159,15 @@ class Gradients:
         return next(reversed(self._context.optimizers.optimizers()), None)
 
     def is_last(self) -> bool:
-        """Whether the next call of `step()` really steps, since no more gradients are to come."""
+        """Whether the next call of `step()` really steps, because no more gradients are to be accumulated."""
         return self.gathered + 1 >= (self.every or 1)
 
     def _is_due(self) -> bool:
-        # In checked cycles every pass communicates: the program may yet step on gradients that `no_sync` would have held back.
+        # In checked cycles every pass communicates, as the program may still turn out to use what `no_sync` would hold back.
         return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Steps, or skips the step if more gradients are to come; returns what the optimizer's step would return."""
+        """Steps, or skips the step if more gradients are to be accumulated; returns what the optimizer's step would return."""
         import torch
 
         closure, returned = kwargs.get("closure", args[0] if args else None), None
@@ -185,7 +185,7 @@ class Gradients:
         if not self.is_last():
             self._hold()
             return returned
-        self.num_calls += self.gathered + 1  # before the step, because the result may be written during it
+        self.num_calls += self.gathered + 1  # before the step, as the result may be written during it
         self.num_done += 1
         self.is_through = True
         try:
@@ -197,7 +197,7 @@ class Gradients:
         return done if closure is None else returned
 
     def _program_steps(self) -> None:
-        """Called at each step of the program; the first shows how many backward passes it makes per step."""
+        """Called at each step of the program; its first step shows how many backward passes it makes per step."""
         if self._is_derived and self.every and not self.num_done and not self.gathered:
             self._correct()
         if not self.is_last() or self.scaler is not None:
@@ -253,7 +253,7 @@ class Gradients:
     # --- clipping ---
 
     def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
-        """Returns what clipping would return, without clipping, since more gradients are to come."""
+        """Returns what clipping would return, without clipping, because more gradients are to be accumulated."""
         if name != "clip_grad_norm_":
             return None
         norm = state.total_norm(parameters, float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)))
@@ -310,7 +310,7 @@ class Gradients:
 
     @property
     def is_early(self) -> bool:
-        """Whether there has been no second step yet; until then, cleared gradients may not have been inspected."""
+        """Whether fewer than two steps were made: cleared gradients are possibly not inspected yet."""
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:

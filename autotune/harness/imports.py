@@ -8,14 +8,14 @@ from typing import Any, Callable, Optional, Sequence
 
 
 class Awaited(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders would, with a loader that hands the module's execution to `around`, once.
+    """Finds one module as the other finders would, and lets `around` run the module's first execution.
 
     `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
     inside `exec_module`.
 
     Args:
-        name: of the module, dotted.
-        around: called with the module's execution, which it must call, and the module.
+        name: dotted name of the module.
+        around: called with a function that executes the module, which `around` must call, and with the module.
     """
 
     def __init__(self, name: str, around: Callable[[Callable[[], None], Any], None]) -> None:

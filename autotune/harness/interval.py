@@ -1,10 +1,10 @@
 """Estimates how far a window's rate may lie from the truth. Standard library only; `autotune.stats` holds the tuner's copy.
 
-Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it covered 55 to 60 %
-instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed for: with a lag-1
-correlation r, n blocks are worth n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
-If too few effective blocks remain, no interval is claimed. From so few blocks, an interval would be claimed mainly when
-correlated blocks look independent by chance, which is exactly when it is too narrow.
+Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
+55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
+for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
+Analysis). If too few effective blocks remain, no interval is given. With so few blocks, an interval would be given mainly if
+correlated blocks looked independent by chance, and then it would be too narrow.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
-MIN_BLOCKS = 32  # with fewer, their correlation cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
+MIN_BLOCKS = 32  # the correlation of fewer blocks cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
 MAX_CORRELATION = 0.95  # an estimate further from 0, on either side, is reduced to this
-MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this many are left: longer blocks are less correlated
+MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this number are left: longer blocks are less correlated
 
 
 def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Optional[float], str]:
-    """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why none can be claimed.
+    """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why no interval can be given.
 
-    The rate is that of the whole window, samples over seconds: a ratio of two sums, whose error is that of the residuals
-    (Cochran, Sampling Techniques, 6.3). So each block is weighted by its duration, and a long pause counts in full.
+    The rate is the samples of the whole window divided by its seconds. The error of such a ratio of two sums is the error of
+    the residuals (Cochran, Sampling Techniques, 6.3). So each block is weighted by its duration: a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.
-        seconds: length of each.
+        seconds: length of each block.
     """
     n = len(rates)
     if n < MIN_BLOCKS:
@@ -66,9 +66,9 @@ def _correlation(errors: List[float], squares: float) -> float:
 
 
 def spread_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
-    """Returns the relative half-width that decides when a window ends (Student's t over merged blocks); None for too few.
+    """Returns the relative half-width that decides when a window ends (Student's t over merged blocks); None if too few.
 
-    This is no confidence interval: it treats neighbouring blocks as independent, and is available from five blocks on.
+    This is not a confidence interval: it treats neighbouring blocks as independent, and is available from five blocks on.
 
     Args:
         rates: rate of each block, in order.

@@ -1,9 +1,9 @@
-"""Keeps the user's checkpoints from being saved over, renamed over or removed by a trial.
+"""Prevents a trial from saving over, renaming over or removing the user's checkpoints.
 
 If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
 protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
-them, too). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before. To the
-program, the calls seem to succeed; what it saves in place of such a file goes to the trial's folder.
+these functions). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before. To the
+program, the calls seem to succeed; what the program saves in place of such a file goes to the trial's folder.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Kept:
         names = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)
         self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
         self._version: Any = None
-        self._paths: Dict[str, str] = {}  # path -> its last part
+        self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes to be removed
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +165,7 @@ class Kept:
         return made
 
     def _kept(self, path: Any, dir_fd: Optional[int]) -> Optional[str]:
-        """Returns the guarded path that `path` refers to; None for any other."""
+        """Returns the guarded path that `path` refers to; None if it refers to no guarded path."""
         self._read()
         if not self._paths:
             return None

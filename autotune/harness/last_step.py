@@ -9,12 +9,12 @@ from typing import Optional
 from . import protocol
 from .context import TrialContext
 
-INSPECT_STEPS = 5  # mode "inspect" ends then: every optimizer has stepped, and there are enough steps for a rough timing
-ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (they run in lockstep)
+INSPECT_STEPS = 5  # mode "inspect" ends after these: every optimizer has stepped, and the steps are enough for a rough timing
+ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this number of steps ahead; all ranks see it in time (they run in lockstep)
 
 
 class LastStep:
-    """The last step of a trial; if there are several ranks, rank 0 announces it in a file."""
+    """The last step of a trial; if there are several ranks, rank 0 announces its number in a file."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -23,7 +23,7 @@ class LastStep:
 
     @property
     def is_announced(self) -> bool:
-        """Whether rank 0 has announced it: the window is over."""
+        """Whether rank 0 has announced the last step, so that the window is over."""
         return self._number is not None
 
     def is_enough(self) -> bool:

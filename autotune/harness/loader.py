@@ -21,7 +21,7 @@ class Loader:
         self.number, self.ordinal = number, 0
         self.stack, code = _construction()
         self.main_line = startable.main_line()
-        self.began_lines: Set[int] = set()  # of the main module, where iterations began
+        self.began_lines: Set[int] = set()  # lines of the main module where iterations began
         self.site = self.stack[0]
         self.code, self.nth = sites.marked(code, arguments), 0  # survive edits and moves of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
@@ -38,7 +38,7 @@ class Loader:
         self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
-        self.usual_batch: Optional[float] = None  # leading dimension of a full batch, where that counts samples
+        self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
         self.is_target = False
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
@@ -93,9 +93,10 @@ class Loader:
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether workers divide the data instead of each yielding all of it; a stream must ask which worker it is in.
+        """Whether the workers divide the data, instead of each worker yielding all of it.
 
-        A program that itself uses several workers is assumed to divide the data; one worker proves nothing.
+        A stream divides the data if it asks which worker it is in. It is also assumed to do so if the program itself uses
+        several workers; a single worker proves nothing.
         """
         if not self.is_stream or self.has_asked_worker_info or (self.num_workers > 1 and not self.is_target):
             return True
@@ -104,8 +105,8 @@ class Loader:
     def is_rebuilt_as(self, other: "Loader") -> bool:
         """Whether `other` is this loader made anew (each epoch, say), after it has trained: same site and arguments.
 
-        Besides, either the data set must be the same object, or the whole call stack must be the same and the old data set must
-        be gone or of the same length.
+        In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
+        must be gone or of the same length.
         """
         if self.site != other.site or self.num_steps_fed == 0:
             return False

@@ -1,9 +1,9 @@
 """Finds which DataLoader trains, and measures how long the program waits for it.
 
-Knobs must be set when a loader is constructed, but then it is not known yet which loader trains. The baseline finds out: the
-training loader is the one whose batches come with the optimizer's steps. It is identified by construction site and ordinal,
+Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
+the training loader is the one whose batches come with the optimizer's steps. It is identified by construction site and ordinal,
 together with any loader that it was made from (libraries construct a second loader around the batch sampler of the first).
-Later trials set knobs at those sites.
+Later trials set knobs at these sites.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LoaderWatch:
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
                     watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
                     return batch
-                # The common case, one batch like those before, is inlined: a call costs a microsecond of cold code.
+                # The common case, one batch of the usual size, is inlined: a call costs a microsecond of cold code.
                 info.samples = info.usual_batch * worth
                 info.wait_s = monotonic() - began_s
                 info.num_yields = 1
@@ -185,7 +185,7 @@ class LoaderWatch:
 
         def around(ask: Any) -> Any:
             def get_worker_info() -> Any:
-                is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
+                is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate also asks
                 if self._current is not None and not is_torch:
                     self._current.has_asked_worker_info = True
                 if not is_torch:
@@ -204,7 +204,7 @@ class LoaderWatch:
     def dead_worker(self) -> Dict[str, str]:
         """Returns {"worker": "12, SIGKILL"}, process id and signal, if a signal ended a worker; {} if none did.
 
-        The program's exception need not say so: receiving a tensor from such a worker fails with "connection reset by peer".
+        The program's exception often hides this: receiving a tensor from such a worker fails with "connection reset by peer".
         """
         for process in self._workers:
             code = process.exitcode
@@ -278,7 +278,7 @@ class LoaderWatch:
         return bool(own.get("is_unshared")) if self._is_measuring else self._sites.is_unshared
 
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
-        """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
+        """Whether this loader is made around the batch sampler of an earlier target; that sampler carries the batch size."""
         given = arguments.get("batch_sampler")
         return any(
             other is not info and other.is_target and sites.is_around(given, other.batch_sampler) for other in self.loaders
@@ -310,11 +310,12 @@ class LoaderWatch:
             self._context.broke("reading a batch")
 
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
-        """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
+        """Returns (samples, seconds waited for input, whether a loader ran that does not feed steps) of the step just ended.
 
-        Samples are those that the training loader delivered. This includes accumulated batches, and counts a GAN's several
-        forward calls and an LBFGS closure's repetitions once. A program that fetches one batch ahead has one step without
-        samples. Without a loader, samples are read from the inputs of the forward calls. Without either, steps are counted.
+        Samples are those that the training loader delivered, accumulated batches included. A batch counts once, even if a GAN
+        or the closure of LBFGS calls the model with it several times. A program that fetches one batch ahead has one step
+        without samples. Without a loader, samples are read from the inputs of the forward calls. Without either, steps are
+        counted.
         """
         num_steps = self._context.num_steps
         self._choose_training()
@@ -355,8 +356,8 @@ class LoaderWatch:
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
-        # it is the one that fed most steps. A loader that feeds consecutive steps while the old one is idle (a loader built
-        # anew) takes over.
+        # it is the loader that fed the most steps. Another loader takes over if it feeds consecutive steps while the old one is
+        # idle (a loader built anew).
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1
@@ -374,7 +375,7 @@ class LoaderWatch:
         return self.training.num_workers if self.training else 0
 
     def target(self) -> Optional[List[Dict[str, Any]]]:
-        """Returns the construction sites of the training loader and of those it was made from, in construction order."""
+        """Returns the construction sites of the training loader and of the loaders it was made from, in order."""
         if self.training is None:
             return None
         chain = [self.training]

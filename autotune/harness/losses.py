@@ -1,4 +1,4 @@
-"""Records the losses the program trained on: seen at `backward()`, read from the device once measuring is over."""
+"""Records the losses that the program trains on, at `backward()`; reads them from the device once measuring is over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .context import TrialContext
 from .knobs import attention
 from .patches import patches
 
-FIRST_GAP_S = 0.25  # between two recorded losses after the first ones; doubled each time
+FIRST_GAP_S = 0.25  # seconds between two recorded losses after the first MAX_LOSSES; doubled each time
 MAX_LOSSES = 64  # losses that are recorded one by one
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 
@@ -33,15 +33,15 @@ class LossWatch:
     """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
 
     It records the first losses one by one, then single losses at intervals that double each time. That is enough, since a NaN
-    loss stays NaN. A wrapper around every call would cost a microsecond of cold code. The wrapper must not come and go often:
-    each change of a torch class invalidates the interpreter's caches for this class, and after a thousand changes it has none
-    for the class any more (CPython 3.13).
+    loss stays NaN. A permanent wrapper would cost each call a microsecond of cold code. The wrapper must not be installed and
+    removed often: each change of a torch class invalidates the interpreter's caches for this class, and after a thousand
+    changes the interpreter no longer caches this class at all (CPython 3.13).
 
     A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: record all losses of this many optimizer steps, no matter how many; None for the first 64 losses.
+        num_steps: number of first optimizer steps whose losses are all recorded; None to record the first 64 losses.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
@@ -99,7 +99,7 @@ class LossWatch:
 
     def _keep(self, step: int) -> None:
         if self._context.optimizers.is_stepping:
-            # In a closure, which LBFGS calls as often as its line search needs: only the first is at the step's own weights.
+            # In a closure, which LBFGS calls as often as its line search needs: only its first loss is for the step's weights.
             if self._closed_step == step:
                 return
             self._closed_step = step
@@ -107,7 +107,7 @@ class LossWatch:
 
     @property
     def num_seen(self) -> int:
-        """Losses that `backward()` was seen to be called on."""
+        """Number of losses that `backward()` was seen to be called on."""
         return self._num_seen
 
     def look_again(self, now_s: float) -> None:
@@ -122,16 +122,16 @@ class LossWatch:
     def summary(self) -> Optional[Dict[str, Any]]:
         """Returns {"first", "last", "is_finite", "curve", "why_no_curve"}; None when no scalar was seen. Waits for the device.
 
-        The curve is the mean loss of each of the first complete optimizer steps, None for one that is not finite.
+        The curve is the mean loss of each of the first complete optimizer steps, None for a mean that is not finite.
         """
         if self._last is None:
             return None
         steps: Dict[int, List[float]] = {}
         for step, loss in self._kept:
-            if step < self._context.num_steps:  # else the program ended in the middle of it
+            if step < self._context.num_steps:  # otherwise the program ended in the middle of the step
                 steps.setdefault(step, []).append(float(loss))
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
-            del steps[max(steps)]  # not all of its losses may have been recorded
+            del steps[max(steps)]  # some of its losses may be missing
         first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
         scaler, harness = self._context.optimizers.scaler, self._context.gradients.scaler
         # The harness's own scaler scales gradients, not losses.

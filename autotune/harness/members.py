@@ -1,4 +1,4 @@
-"""Reads what a program's objects hold directly from where torch stores it.
+"""Reads the contents of a program's objects directly from where torch stores them.
 
 The harness must not call anything that a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`,
 `shape`, ...): an override may raise, count, move things, or mean something else. For example, a `to` that finds the device
@@ -62,7 +62,7 @@ def convert(module: Any, change: Any) -> None:
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
     """Returns an attribute that the object or its class has itself; the default if there is none or reading it fails.
 
-    `__getattr__` is not called: a wrapper that forwards all attributes does not itself have those it forwards.
+    `__getattr__` is not called: a wrapper that forwards all attributes does not itself have the forwarded ones.
     """
     own = held(thing)
     if name in own:
@@ -86,7 +86,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
     if isinstance(value, Tensor):
         try:
             return _SHAPE.__get__(value)  # type: ignore[no-any-return]
-        except RuntimeError:  # a nested tensor has none
+        except RuntimeError:  # a nested tensor has no shape
             return ()
     shape = attribute(value, "shape")
     return shape if isinstance(shape, tuple) else None

@@ -17,13 +17,13 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
-MIN_STEPS = 3  # least steps of a window that is ended before it is full
+MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
-# Slow trials are stopped by a 99 % interval. Its half-width is this many times that of the 95 % interval, for five blocks
-# (Student's t, 4.60 / 2.78); more blocks would need a smaller factor.
+# Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
+# 4.60 / 2.78); for more blocks, it is less than that.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # this factor for 2 to 4 cycles: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
-CYCLES = 3  # cycles that a window needs; two are enough if a third would not fit
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> this factor: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
 
 
 class Meter:
@@ -79,7 +79,7 @@ class Meter:
         """Processes a finished step and returns the phase that the trial is now in.
 
         Args:
-            step_s: seconds from the previous step's end to this one's.
+            step_s: seconds from the end of the previous step to the end of this step.
             samples: work units of the step.
             is_quiet: whether nothing was compiled and no memory segment was allocated during the step.
         """
@@ -92,7 +92,8 @@ class Meter:
     def feed_evaluation(self, step_s: float, samples: float) -> str:
         """Processes a step with an evaluation in it, which may be a rollout, and returns the phase.
 
-        If evaluations are frequent, such a step counts like any other. A long one counts only as part of a cycle.
+        If the step is no gap (cycles.py), or evaluations are frequent, it counts like any other step. Otherwise it counts only
+        as part of a cycle.
 
         Args:
             step_s: as in `feed`.
@@ -137,7 +138,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long while no step was quiet
+        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long without a quiet step
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
@@ -156,12 +157,13 @@ class Meter:
     # --- window ---
 
     def feed_window(self, steps_s: List[float], samples: List[float], *, is_quiet: bool = True) -> None:
-        """Processes several finished steps of the window at once, which costs far less than one by one.
+        """Processes several finished steps of the window at once, which costs far less than feeding them one by one.
 
         Args:
             steps_s: seconds of each step.
             samples: work units of each step.
-            is_quiet: whether nothing was compiled in any of them. Otherwise the window restarts, within the warm-up's limit.
+            is_quiet: whether nothing was compiled in any of these steps. If something was, the window restarts, unless the
+                warm-up's time limit has passed.
         """
         if not is_quiet:
             self._begin_anew(sum(steps_s), len(steps_s), "graphs are still being compiled")
@@ -185,7 +187,7 @@ class Meter:
                     return
 
     def cut_off(self) -> bool:
-        """Ends the window for lack of time if it holds enough steps; returns whether it did."""
+        """Ends the window for lack of time if it holds enough steps; returns whether the window was ended."""
         is_enough = self._window_steps >= MIN_STEPS and self._window_s >= self.rules.race_min_s and len(self._window) > 0
         if self.phase != STEADY or not is_enough:
             return False
@@ -249,7 +251,7 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """The half-width at which to stop. Until `promoted_max_s` it is smaller if the rate may be the best so far."""
+        """Returns the half-width at which to stop; until `promoted_max_s`, a smaller one if the rate may be the best so far."""
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
@@ -259,9 +261,9 @@ class Meter:
     def _race(self, rate_per_s: float, half: Optional[float]) -> None:
         """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
-        Warm-up is over, and a queue that was filled before the window can only make its beginning too fast. So a rate that is
-        too low now stays low. The bound is checked at every block, so its confidence is less than 99 %. The race limit makes
-        up for that: it is 20 % below the best rate.
+        Warm-up is over, and a queue that was filled before the window can only make the window's beginning too fast. So a rate
+        that is too low now stays low. The bound is checked at every block, so its confidence is less than 99 %. The race limit
+        makes up for that: it is 20 % below the best rate.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
@@ -302,7 +304,7 @@ class Meter:
         return whole([gap for gap in self._gaps() if gap.end_s >= self._opened_s])
 
     def _is_decided_by_cycles(self) -> bool:
-        """Ends the window after enough whole cycles; returns whether the other rules must not end it."""
+        """Ends the window after enough whole cycles; returns True if the other rules must not end it."""
         gaps = self._gaps()
         if not gaps:
             return self._is_awaited()
@@ -384,7 +386,7 @@ class Meter:
         return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
-        """Returns the window measured so far, in whole blocks once there is one; None if it was not reached.
+        """Returns the window measured so far, cut to whole blocks if it holds any; None if no window was reached.
 
         If the window was restarted and has no steps yet, returns the previous one: a rank or a program may end just then.
         """

@@ -38,7 +38,7 @@ class Root:
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
         self.sizes = CallSizes(asked)
-        self.samples = 0.0  # of its calls since the last step
+        self.samples = 0.0  # samples of its calls since the last step
         self.trains_in_evaluation = not module.training
         self.around: Any = None
         self.is_passive = False  # nothing is left to find, count or set: its calls pass straight through
@@ -114,7 +114,7 @@ class ModuleWatch:
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
-        """Searches for roots again; called when an optimizer is made, whose modules may not be known yet."""
+        """Searches for roots again; called when an optimizer is made, because its modules are possibly not known yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
         if self.nesting.depth:
             self.is_looking = True  # the search starts when the root's call is over
@@ -167,7 +167,7 @@ class ModuleWatch:
             root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (libraries wrap `forward`), which adopting a root does not show.
+        # A program may enter autocast inside its module (libraries wrap `forward`). This is not visible when a root is adopted.
         import torch
 
         def around(enter: Any) -> Any:
@@ -256,7 +256,7 @@ class ModuleWatch:
     def take_samples(self) -> float:
         """Returns the samples in the calls of one root since the last step; `unit` says whether they are tokens.
 
-        It is the first root that was called. Others called in the same step would count the same samples again.
+        That root is the first one that was called. Other roots called in the same step would count the same samples again.
         """
         samples = 0.0
         for root in self.roots:
@@ -316,7 +316,7 @@ class ModuleWatch:
 
 
 def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a class whose `__call__` counts and sets the trial's precision; returns whether it could."""
+    """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether it has one now."""
     module, original = root.module, type(root.module)
 
     nesting = watch.nesting

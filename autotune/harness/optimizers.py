@@ -1,4 +1,4 @@
-"""Counts the steps of a trial; the first optimizer to step is the trial's clock.
+"""Counts the steps of a trial: those of the first optimizer that steps, which is called the trial's clock.
 
 Steps are seen by hooks on each optimizer instance and by a patch of `GradScaler.step`. The patch is needed because a scaler
 that finds an inf skips the optimizer's step, although the program's iteration is over and its samples are used up (measured:
@@ -17,7 +17,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # after so many steps of another optimizer and none of the clock, the program has switched to the other
+SILENT_STEPS = 64  # if another optimizer makes this number of steps and the clock none, the program has switched optimizers
 
 
 class OptimizerWatch:
@@ -143,7 +143,7 @@ class OptimizerWatch:
     _after._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def uninstall(self) -> None:
-        """Removes the hooks from optimizers that have their knobs (mode "apply"); later ones get hooks again."""
+        """Removes the hooks from optimizers that have their knobs (mode "apply"); optimizers made later get hooks again."""
         self.is_uninstalled, self._clock = True, None
         for optimizer in self.optimizers():
             if id(optimizer) not in self._prepared:
@@ -179,7 +179,7 @@ class OptimizerWatch:
         self._context.handlers.optimizer.on_optimizer(optimizer)
 
     def open_window(self) -> None:
-        """Notes the steps skipped before the window opens; a scaler skips some at first while it finds its scale."""
+        """Notes the steps skipped before the window opens; a scaler skips some steps at first while it finds its scale."""
         self._num_skipped_before = self.num_skipped
 
     # --- facts ---

@@ -1,8 +1,9 @@
 """Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, even from below another. If the program or a library has patched
-the attribute on top of ours, ours cannot be removed. It then stays below, and its `is_active` is False so that it does nothing.
+patches of one attribute are stacked, and each can be removed, even if other patches lie above it. If the program or a library
+has patched the attribute on top of our patch, ours cannot be removed. In that case our patch stays below theirs, and its
+`is_active` is False so that it does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Patch:
     """One replacement of one attribute.
 
     Attributes:
-        is_active: whether it is in force; a replacement that could not be removed has to check it.
+        is_active: whether the replacement is in force; a replacement that could not be removed has to check this.
         function: the replacement.
 
     Args:
@@ -33,7 +34,7 @@ class Patch:
 
     def __init__(self, site: _Site, wrap: Wrap) -> None:
         self._site, self.wrap = site, wrap
-        self.below: Any = None  # what `function` was made from
+        self.below: Any = None  # the earlier value of the attribute, from which `function` was made
         self.function: Any = None
         self.is_active = False
 
@@ -60,7 +61,7 @@ class _Site:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self._name = owner, name
-        self._before = _held(owner).get(name, MISSING)  # MISSING: it was inherited
+        self._before = _held(owner).get(name, MISSING)  # MISSING if the owner only inherits it
         self._layers: List[Patch] = []
 
     def add(self, patch: Patch) -> None:
@@ -112,7 +113,7 @@ class Patches:
 
         Args:
             owner: a class or a module.
-            name: name of its attribute, its own or inherited.
+            name: name of the attribute, which the owner has itself or inherits.
             wrap: returns the replacement, given the current value.
         """
         with _lock:
@@ -122,7 +123,7 @@ class Patches:
             return patch
 
     def uninstall_all(self) -> List[str]:
-        """Removes all patches, the last first; returns the names of those that others have patched over."""
+        """Removes all patches, the last first; returns the names of attributes that others have patched over."""
         with _lock:
             left = []
             for site in reversed(list(self._sites.values())):
@@ -132,11 +133,11 @@ class Patches:
             return left
 
     def on_import(self, name: str, act: Callable[[Any], None]) -> None:
-        """Calls `act` with a module once it has been imported, or now if it already has been.
+        """Calls `act` with a module once it has been imported, or at once if it is already imported.
 
         Args:
             name: dotted name of the module.
-            act: must handle its own exceptions.
+            act: called with the module; must handle its own exceptions.
         """
         if name in sys.modules:
             act(sys.modules[name])

@@ -5,8 +5,9 @@ are added up over a span in which all of them are past their warm-up. Processes 
 independent trainings, ranks of a library that averages gradients itself) are refused, because the harness cannot know how they
 relate to each other.
 
-Each process that trains claims a file in the trial's folder at its first step. While it sees other processes' claims, it
-renews its own regularly, so that processes that train now can be distinguished from those that have finished or were killed.
+Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes'
+claims, it renews its own regularly. So processes that train now can be distinguished from processes that have finished or were
+killed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .blocks import Blocks
 from .context import TrialContext
 from .interval import mean_half_width_frac
 
-CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
-LOOK_S = 0.1  # between two looks (`Peers.look`) for other processes
-MET = 2  # renewals of another process's claim that we must see to conclude that it trains
-# A peer is taken to have stopped training once this many seconds, and the time of this many of our looks, have passed since it
-# last renewed its claim.
+CLAIM = "peer{}.json"  # the number is that of the claim; holds {"pid", "memory", "beat", "open_s", "full_s"}
+LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
+MET = 2  # number of renewals of its claim after which another process is taken to train
+# A peer is taken to have stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
+# time between our last two looks.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
 # How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process
-# took to its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.
+# took until its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
@@ -45,7 +46,7 @@ class Peers:
     """Coordinates this process with the other training processes of its trial.
 
     Attributes:
-        is_joint: whether others train the same parameters.
+        is_joint: whether other processes train the same parameters.
         span: begin and end, on the monotonic clock, of the common measurement; None before all are ready.
 
     Args:
@@ -80,7 +81,7 @@ class Peers:
     def look(self, now_s: float) -> None:
         """Looks for other processes and announces this one; the window restarts if there are more than before.
 
-        Without others, it costs one access to the file system.
+        If there are no other processes, this costs one access to the file system.
 
         Args:
             now_s: monotonic clock.
@@ -262,7 +263,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _has_relatives(*, is_child: bool) -> bool:
-    """Whether multiprocessing has started other processes together with this one, or this one has children besides daemons."""
+    """Whether this process has children other than daemons, or multiprocessing has started other processes together with it."""
     import multiprocessing
 
     if any(not child.daemon for child in multiprocessing.active_children()):

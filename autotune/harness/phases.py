@@ -10,7 +10,7 @@ from typing import Dict
 from . import protocol
 from .context import TrialContext
 
-HEARTBEAT_S = 0.2  # between two lines within a phase
+HEARTBEAT_S = 0.2  # seconds between two progress lines within a phase
 SPOKEN_FOR = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"
 
 
@@ -20,7 +20,7 @@ class Phases:
     Attributes:
         now: the current phase; "" before the first.
         seconds: phase -> seconds, for phases that are over.
-        is_speaking: whether this process writes progress lines. Only rank 0 does, and not in a real run.
+        is_speaking: whether this process writes progress lines. Only rank 0 of a trial does; a real run writes none.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -44,7 +44,7 @@ class Phases:
         self.is_speaking = not self._context.is_applying
 
     def enter(self, phase: str) -> None:
-        """Marks the start of a phase; entering the same one again changes nothing."""
+        """Marks the start of a phase; entering the current phase again changes nothing."""
         if phase == self.now:
             return
         now_s = time.monotonic()

@@ -20,7 +20,7 @@ ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile
 LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Variables in which launchers pass the number of all processes and of those on this machine: torchrun and similar, Open MPI.
+# Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
@@ -36,14 +36,14 @@ def limit_memory(spec: Any) -> None:
 
 
 class MemoryWatch:
-    """Records this process's peak memory: the allocator's on CUDA, the sampled data segment (with the stack) on the CPU."""
+    """Records this process's peak memory: the allocator's peak on CUDA, the sampled data segment (and the stack) on the CPU."""
 
     def __init__(self) -> None:
         self._peak_data_bytes = 0
         self._cuda: Any = None
         self._movement = (0, 0)
         self._next_look_s = self._next_sample_s = 0.0
-        self._retries_before = 0  # when the window opened
+        self._retries_before = 0  # number of retries when the window opened
 
     def begin(self, device: str, limit_bytes: Optional[int]) -> None:
         """Limits CUDA's memory as training begins."""
@@ -70,9 +70,9 @@ class MemoryWatch:
             return
 
     def movement(self) -> Tuple[int, int]:
-        """Returns the number of segments allocated so far and of the allocator's retries.
+        """Returns (number of segments allocated so far, number of the allocator's retries so far).
 
-        The first rises while the allocator grows, the second while memory is too short. They are read at most twenty times a
+        The first number rises while the allocator grows, the second while memory is short. They are read at most twenty times a
         second, because asking the allocator costs tens of microseconds.
         """
         if self._cuda is None:
@@ -90,7 +90,7 @@ class MemoryWatch:
             self._retries_before = int(self._cuda.memory_stats().get("num_alloc_retries", 0))
 
     def summary(self) -> Dict[str, Any]:
-        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; unknown is None.
+        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None if unknown.
 
         The retries are those since the window opened.
         """
@@ -116,7 +116,7 @@ class MemoryWatch:
 
 
 def facts(device: str) -> Dict[str, Any]:
-    """Returns facts about the program's interpreter, torch and device; unknown is None."""
+    """Returns facts about the program's interpreter, torch and device; None for unknown facts."""
     import torch
 
     vision = sys.modules.get("torchvision")

@@ -11,11 +11,11 @@ stored document carries `schema`. History of the schema: 1, the first.
     result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never incomplete
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
-    explained.*.json      harness -> tuner   what a pass saw, see explain/documents.py; trace.rank<R>.json.gz beside it
+    explained.*.json      harness -> tuner   what a pass saw, see explain/documents.py; trace.rank<R>.json.gz holds the trace
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
-    spared.txt            harness -> keeper  those of kept.txt that the program would have changed, in the same format
+    spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
     made.txt              harness -> keeper  files that the program starts to save where none existed, in the same format
 """
 
@@ -29,18 +29,18 @@ import signal
 from typing import Any, Dict, List, Mapping, Optional
 
 SCHEMA = 1
-# Path of spec.json; the harness starts only if it is set. In mode "apply" it holds the spec itself as JSON: no folder is
-# needed, nothing is left behind, and every rank on every node that inherits the environment can read it.
+# Path of spec.json; the harness starts only if this variable is set. In mode "apply" it holds the spec itself as JSON: no
+# folder is needed, nothing is left behind, and every rank on every node that inherits the environment can read it.
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256}: digest of `env.NAME` for values replaced by a stand-in in the spec
+HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of the value of `env.NAME`}, if the spec holds a stand-in for it
 STAND_IN = "***"  # followed by a number, replaces the value of a secret environment variable in the spec
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
-# is a real-time signal, because programs do not use those; None where the system has none.
+# is a real-time signal, because programs do not use real-time signals; None if the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
 # Phases of a trial, in order. "steady" may never be reached. When the window restarts, the phases from "compile" on repeat.
@@ -82,29 +82,30 @@ class MeasureRules:
     our own measurements for the values (because of a loader's prefetch queue, naive short trials are wrong by 2.3x).
     """
 
-    warmup_min_device_s: float = 1.0  # work done before the window may open
-    warmup_max_s: float = 60.0  # after this the window opens anyway and the trial is `unsteady`
-    warmup_mean_frac: float = 0.03  # means of the last two blocks agree within this
-    warmup_quartile_frac: float = 0.05  # quartiles of the last two blocks agree within this
-    warmup_quiet_steps: int = 3  # steps without a newly compiled graph
+    warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
+    warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
+    warmup_mean_frac: float = 0.03  # the means of the last two blocks must agree within this share
+    warmup_quartile_frac: float = 0.05  # the quartiles of the last two blocks must agree within this share
+    warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
-    slow_warmup_steps: int = 2  # warm-up of slow steps: this many steps without compilation
-    slow_min_steps: int = 6  # least steps of a window of slow steps, unless slow_max_s has passed
+    slow_warmup_steps: int = 2  # the same minimum for slow steps
+    slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
     slow_max_s: float = 15.0  # longest window of slow steps
-    block_min_s: float = 0.05  # least length of a block
-    min_blocks: int = 5  # least blocks, steps and seconds of a window
-    min_steps: int = 20
-    min_s: float = 2.0
+    block_min_s: float = 0.05  # minimum length of a block
+    min_blocks: int = 5  # minimum number of blocks of a window
+    min_steps: int = 20  # minimum number of steps of a window
+    min_s: float = 2.0  # shortest window
     max_s: float = 30.0  # longest window
-    cycles_max_s: float = 60.0  # longest window if steps come in cycles and it does not hold enough whole cycles yet
+    cycles_max_s: float = 60.0  # longest window if steps come in cycles and the window does not yet hold enough of them
     half_width_frac: float = 0.03  # stop once the 95 % half-width, from the blocks' spread, is at most this share of the mean
     # A trial that may be the best so far is measured more precisely. An interval a third as wide takes nine times as many
-    # blocks, so this has its own time limit; beyond it the decision is left to the finals.
+    # blocks, so such a trial has its own time limit. After this limit, the finals decide.
     promoted_half_width_frac: float = 0.01
     promoted_max_s: float = 8.0
-    race_min_s: float = 1.0  # shortest window that racing may end: a shorter one does not show whether it was disturbed
+    # Shortest window that `Spec.race_below_per_s` may end. A shorter window does not show whether it was disturbed.
+    race_min_s: float = 1.0
 
 
 @dataclasses.dataclass
@@ -113,7 +114,7 @@ class Spec:
 
     Attributes:
         trial: number of the trial within its study.
-        nonce: random word that the result must repeat, so that results of an earlier attempt are not mistaken for this one's.
+        nonce: random word that the result must repeat, so that results of an earlier attempt are not taken for this attempt's.
         folder: absolute path of the trial's folder.
         mode: "measure" (stop after the window), "inspect" (stop after a few steps), "parity" (stop after `max_steps` optimizer
             steps, keep the loss of each), "explain" (stop after a pass), "apply" (never stop, never measure).
@@ -121,24 +122,24 @@ class Spec:
         passed: knob key -> value of the knobs already set on the command line; the harness only checks them.
         target: which loaders to change, from `RankResult.target` of the baseline; None in the baseline itself.
         device: "cuda", "cpu" or, if not given, "auto".
-        memory_limit_bytes: limit per process, set on CUDA by allocator fraction and on the CPU by RLIMIT_DATA; None for none.
+        memory_limit_bytes: limit per process, set on CUDA by allocator fraction, on the CPU by RLIMIT_DATA; None for no limit.
         global_batch: samples of an optimizer step over all ranks. If `knobs` has no step.accumulation, accumulation is derived
             from this and the program's batch size. None leaves the program's steps unchanged.
         seed: seed set for random, numpy and torch before the program runs; None leaves them unseeded.
         max_steps: in mode "parity", the number of optimizer steps.
-        max_s: in mode "parity", seconds since the first step after which 8 steps suffice; None for no limit. In mode "explain",
-            seconds of the pass "lines"; None for 5.
+        max_s: in mode "parity", a time limit in seconds from the first step; after it, 8 steps are enough; None for no limit.
+            In mode "explain", seconds of the pass "lines"; None for 5.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
         cycle: {"steps", "seconds"} of a cycle in the baseline; windows wait for a cycle like that. {} if the baseline's steps
             do not come in cycles, None in the baseline itself.
-        end_s: time on the machine's monotonic clock at which the window ends even if not full; None for no deadline.
+        end_s: time on the machine's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
         made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The device's name is None
             on the CPU; unknown values are absent.
-        late: in mode "apply", knob key -> why it was set too late to have any effect in this process.
+        late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
     """
 
@@ -193,13 +194,14 @@ class Window:
         samples: work units consumed.
         rate_per_s: samples consumed per second.
         block_rates_per_s: the rate of each block; a block's steps are a whole multiple of the worker count.
-        half_width_frac: 95 % half-width of the rate relative to it; None if the blocks are too few or too correlated.
+        half_width_frac: half the width of the rate's 95 % interval, divided by the rate; None if the blocks are too few or too
+            correlated.
         is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.
         reason: why the window ended, or why it is not steady.
-        is_raced: whether it was stopped early because the rate was certainly below `Spec.race_below_per_s`.
+        is_raced: whether the window was ended early because the rate was certainly below `Spec.race_below_per_s`.
         clock_gap_frac: |seconds between device events, added up - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
-        cycles: number of whole cycles in the window, each of which is a block; 0 if the steps do not come in cycles.
+        cycles: number of whole cycles in the window; each cycle is a block. 0 if the steps do not come in cycles.
     """
 
     steps: int
@@ -222,30 +224,31 @@ class RankResult:
 
     Attributes:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
-        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" ("12,
-            SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised while the harness set that knob.
+        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" (its
+            process id and the signal: "12, SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised
+            while the harness set that knob.
         failed_s: when the exception was noted, on the machine's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if batches are rows or tables of tokens with an unknown
-            number of samples; "steps" if no batch dimension was found. `unit_source` says where it was read.
+            number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if none was reached.
         throughput_per_s: the rank's throughput: the consumed rate, less what came from a queue that was filled earlier.
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
-        device_rate_per_s: D, the device's rate if the loader cost nothing; None if unknown. It is unknown in the "shared"
+        device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
             regime, where the workers slow the device's steps down.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
-        memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None.
-            The allocator's retries are those since the window opened.
+        memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
+            for unknown values. The allocator's retries are those since the window opened.
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
             curve is the mean loss of each of the first optimizer steps, without gradient scaling, None for a loss that is not
             finite; it is empty if it is not available, and "why_no_curve" says why.
         scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
-        observed: knob key -> the program's own value, which is its baseline, for every knob that the harness can read.
-        applicability: knob key -> why that knob cannot be changed in this program; a knob that can be is absent.
+        observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.
+        applicability: knob key -> why that knob cannot be changed in this program; knobs that can be changed are absent.
         target: loaders whose batches reach the optimizer, as [{"site", "ordinal", "code", "nth"}]; None without a DataLoader.
             "code" and "nth" identify the loader after the program was edited or moved (sites.py). "is_unshared": true marks a
             stream that does not ask which worker it is in; its workers are left unchanged.
@@ -254,8 +257,8 @@ class RankResult:
         compiled: {"graphs", "cached" (graphs found in the study's compile cache), "recompile_limit_hit", "seconds"}.
         communication: {"exposed_s" (per step), "num_steps" (observed), "gradient_bytes", "bandwidth_bytes_per_s" (None if
             unknown)}, see ranks.py; {} if not known.
-        is_at_own_pace: whether this process does not wait for the other ranks (peers.py). Then rates add up over the common
-            time span.
+        is_at_own_pace: whether this process does not wait for the other ranks (peers.py). If so, the processes' rates over
+            their common time span are added up.
     """
 
     trial: int

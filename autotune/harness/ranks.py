@@ -1,10 +1,11 @@
 """Measures what communication costs the ranks of a trial; runs after the window so as not to disturb it.
 
 Exposed communication is the time that a step waits for collectives: from the end of the backward pass's own computation to the
-end of the last all-reduce, plus, on the CPU, the broadcast of buffers before the forward pass. The wait after the backward pass
-comes from the timers of DistributedDataParallel (events on a GPU, the clock on the CPU), which run for every hundredth step
-anyway. If a program averages gradients more than once in a step, only the last backward pass counts. Bandwidth comes from an
-all-reduce of as many bytes as the gradients have, with the ranks idle. Without DistributedDataParallel, neither is known.
+end of the last all-reduce. On the CPU, the broadcast of buffers before the forward pass is added. The wait after the backward
+pass comes from the timers of DistributedDataParallel (events on a GPU, the clock on the CPU), which run for every hundredth
+step anyway. If a program averages gradients more than once in a step, only the last backward pass counts. Bandwidth comes from
+an all-reduce of as many bytes as the gradients have, while the ranks are otherwise idle. Without DistributedDataParallel,
+neither exposed communication nor bandwidth is known.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from . import members
 from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
-MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, besides those by which the last step is announced ahead
-LOOK_S = 1.0  # about how long to observe if steps are short
-MAX_PROBE_BYTES = 32 << 20  # of an all-reduce; beyond this, bandwidth hardly depends on the size
-PROBES = 4  # the first is discarded
-PROBE_S = 5.0  # timeout of each, because a rank may have ended meanwhile
+MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, in addition to those by which the last step is announced ahead
+LOOK_S = 1.0  # about how many seconds to observe if steps are short
+MAX_PROBE_BYTES = 32 << 20  # largest all-reduce; beyond this, bandwidth hardly depends on the size
+PROBES = 4  # number of all-reduces; the first is discarded
+PROBE_S = 5.0  # timeout of each all-reduce, because a rank may have ended meanwhile
 
 
 class Communication:
@@ -102,7 +103,7 @@ class Communication:
         return sum(Tensor.numel(p) * (compressed_bytes or Tensor.element_size(p)) for p in parameters)
 
     def probe(self) -> bool:
-        """Measures the bandwidth together with all other ranks; returns whether it could.
+        """Measures the bandwidth together with all other ranks; returns whether that was possible.
 
         The result must be written before this is called: if a rank has ended, the others wait here until the timeout.
         """

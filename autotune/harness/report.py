@@ -29,7 +29,7 @@ def bare(context: TrialContext, status: str) -> protocol.RankResult:
 
 
 def unmeasured(context: TrialContext) -> protocol.RankResult:
-    """Returns the result of a program none of whose steps could be counted."""
+    """Returns the result of a program if none of its steps could be counted."""
     found = bare(context, "failed")
     found.detected.update(
         loaders=[loader.site for loader in context.loaders.loaders],
@@ -41,7 +41,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
 
 
 def result(context: TrialContext, status: str) -> protocol.RankResult:
-    """Returns the result of this rank; a part that fails is left out and named under detected["harness_problems"]."""
+    """Returns the result of this rank; whatever fails is left out and named under detected["harness_problems"]."""
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []

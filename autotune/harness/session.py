@@ -107,7 +107,7 @@ class Session(TrialContext):
         """Returns a short hook for the usual step, which is fed by one loader and needs nothing else.
 
         It does the same as `step_done`, but in a single call: a call of cold code costs a microsecond (measured), and a step
-        used to make seventeen.
+        used to make seventeen such calls.
 
         Args:
             otherwise: the hook for all other steps.
@@ -148,7 +148,7 @@ class Session(TrialContext):
             self.broke("counting a step")
 
     def trial_step(self, samples: Optional[float]) -> None:
-        """Counts a step that the program reports itself; from the first one on, optimizer steps no longer count.
+        """Counts a step that the program reports itself; from the first such step on, optimizer steps no longer count.
 
         Args:
             samples: samples of this step in this process; None takes them from the loader or counts steps.
@@ -189,8 +189,8 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # Calls of the model are counted if the batches do not show the number of samples, if the trial explains, and on a GPU,
-        # whose clock needs them.
+        # Calls of the model are counted if the batches do not show the number of samples, in mode "explain", and on a
+        # GPU, whose clock needs these calls.
         is_fed = self.loaders.unit_source == "loader" and self.explained is None
         self.modules.is_counting = self.device == "cuda" or not is_fed
         self.modules.settle()

@@ -99,7 +99,7 @@ class TargetSites:
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
         self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
-        self._period: Dict[str, int] = {}  # code -> loaders it constructed before training began; an epoch may repeat these
+        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; epochs may repeat them
         self._is_training = False
         self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 
@@ -125,7 +125,7 @@ class TargetSites:
             return True
         if self._target is None:
             return looks_like_training(arguments)
-        return self._is_same(self._target[0], info)  # the other targets are made around it
+        return self._is_same(self._target[0], info)  # the other targets are made around this one
 
     def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
         code = target.get("code")

@@ -15,7 +15,7 @@ BOUND = "/proc/net/unix"  # lists all sockets with a path: ... inode, path
 
 
 def listening(pids: Iterable[int]) -> List[str]:
-    """Returns the paths of multiprocessing's sockets that these processes hold; none if the kernel does not list them."""
+    """Returns the paths of multiprocessing's sockets that these processes hold; [] if the kernel does not list them."""
     paths = {}
     with contextlib.suppress(OSError), open(BOUND, errors="surrogateescape") as lines:
         for line in lines:

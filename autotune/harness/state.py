@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 session: Optional[TrialContext] = None  # of this process, once torch is imported
 is_called = False  # whether the program itself started the harness by `autotune.apply`
 # How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
-# variables that the program had changed before}. {} in a warm start, where torch is already imported.
+# variables that the program had changed before the import}. {} in a warm start, where torch is already imported.
 startup: Dict[str, Any] = {}
 
 

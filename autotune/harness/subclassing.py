@@ -1,4 +1,4 @@
-"""Gives one module its own class: a subclass of its class that overrides some methods.
+"""Gives a single module a class of its own: a subclass of the program's class that overrides some methods.
 
 deepcopy, pickle and `state_dict` still work, because they see the program's class. Setting `forward` on the instance instead
 would break deepcopy: the copy would run with the original's weights.
@@ -12,9 +12,9 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class ove
 
 
 class _NoSubclassHook:
-    """Precedes the program's class in the MRO, so that the latter's `__init_subclass__` (for example a registry) is not called.
+    """Precedes the program's class in the MRO, so that its `__init_subclass__` (for example a registry) is not called.
 
-    It has no `__slots__`, because an object's class can only be replaced by one of the same layout.
+    It has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
 
     Args:
         module: the module.
-        methods: name -> function; a function calls the program's method through the program's class.
+        methods: name -> function. A function calls the program's own method through the program's class.
 
     Returns:
         Whether the module could be given another class (a ScriptModule cannot).

@@ -1,12 +1,13 @@
 """Estimates what rate the loader can sustain, and whether it shares the cores with the step.
 
-While the first step compiles, the workers fill their queues. Until these are empty again, steps take more than the workers
-make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, taken by the steps; P, made by
-the workers; and L, what the workers can make undisturbed.
+While the first step compiles, the workers fill their queues. Until the queues are empty again, steps take more batches than the
+workers make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, at which the steps take
+batches; P, at which the workers make them; and L, at which the workers could make them undisturbed.
 
-As long as the queue's length is stable, K lasts. While it falls, each step lacks 1 - P/K of a batch. Once the queue is empty,
-the step waits for that fraction, made at rate L because the workers then have the cores to themselves. So a step takes
-1/K + (1 - P/K)/L. With separate cores for the workers, P is L and the rate is min(K, L); with shared cores, P is less.
+As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes 1 - P/K of a batch from it. Once the
+queue is empty, each step must wait for that fraction of a batch. The workers make it at rate L, because they then have the
+cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the workers, P is L and the rate is
+min(K, L); with shared cores, P is less.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from . import worker
 from .cores import num_cores
 from .protocol import SEPARATE, SHARED
 
-FALL_FRAC = 0.02  # a queue that loses less than this share of the batches taken counts as stable; the rate's error is no larger
+# A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
+FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
-GLANCE_S = 0.1  # least time between two readings within a window, because ranks of a group look at every step
-# The step and the workers share cores if the cores they need together exceed the available ones by more than this share of
-# those and by more than this number.
+GLANCE_S = 0.1  # minimum time between two readings within a window, because ranks of a group look at every step
+# The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
+# available cores, and by more than SHARED_CORES cores.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
 
 
@@ -42,7 +44,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken; only differences matter, as some are never taken if an epoch is cut short."""
+        """Batches made and not yet taken; only differences matter, as some batches are never taken if an epoch is cut short."""
         return self.made - self.taken
 
 
@@ -88,7 +90,7 @@ class Supply:
     # --- warm-up ---
 
     def drains_within(self, most_s: float) -> bool:
-        """Returns whether the queue is falling and will be empty within so many seconds; called often during warm-up."""
+        """Returns whether the queue is falling and will be empty within `most_s` seconds; called often during warm-up."""
         now = self._glance()
         if now is None:
             return False
@@ -98,7 +100,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # workers deliver in turn, so one batch for each is as good as none
+        left = now.stock - len(now.workers)  # workers deliver in turn, so one batch per worker is as good as none
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s
@@ -147,8 +149,8 @@ class Supply:
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
-        With workers, this is the sum of each worker's batches per busy second (less its time without a core), at most what all
-        cores can make. Without workers, it is the samples per second spent in __next__.
+        With workers, it is the sum of the workers' batches per busy second, not counting seconds in which a worker had no core.
+        It is at most what all cores can make. Without workers, it is the samples per second spent in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import List, NamedTuple
 
-CHUNKS = 10  # equal parts in which a trend is sought; longer parts are less correlated
+CHUNKS = 10  # blocks are merged until fewer than twice this number of parts are left; longer parts are less correlated
 # One window raises a suspicion; a second one, together with the first and the steps between, decides. In simulations with
-# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800 steady programs was flagged and 4 %
-# needed a second window (a fifth of those with autocorrelated steps of a second, where a window is six steps).
+# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800 steady programs was flagged, and 4 %
+# needed a second window. Of those with autocorrelated steps of a second, whose window is six steps, a fifth needed one.
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 
@@ -26,12 +26,12 @@ class Trend(NamedTuple):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether another window is worth its time."""
+        """Whether a second window is needed to decide."""
         return abs(self.moved_frac) > SUSPECT_FRAC and self.f > SUSPECT_F
 
 
 def trend(rates: List[float]) -> Trend:
-    """Returns the slope of the step time's logarithm over up to CHUNKS equal parts, by least squares.
+    """Returns the slope of the step time's logarithm over equal parts (see CHUNKS), by least squares.
 
     Args:
         rates: rate of each block, in order; fewer than five give no trend.

@@ -1,4 +1,4 @@
-"""Runs a warm server: it imports torch in the program's interpreter and forks the trials that may start warm.
+"""Runs a warm server: it imports torch in the program's interpreter and forks the trials that may be started by a fork.
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
 MODULE is one that the server imports: torch and perhaps torchvision. FD is the server's end of a socket pair. PARENT is the
@@ -6,11 +6,12 @@ supervisor's process id. The server runs no user code, initialises no CUDA and c
 operation, such operations would hang in every child.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
-    supervisor  for each trial, a byte that carries four descriptors: its standard input, output and error, and the trial's
-                own end of another socket pair
+    supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
+                trial's end of another socket pair
 
-The trial is forked twice, so that it becomes the supervisor's child like any other. It writes its process id to that socket and
-reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or `python -m MODULE ...`.
+The trial is forked twice, so that it becomes the supervisor's child like any other. The trial writes its process id to that
+socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or
+`python -m MODULE ...`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
 
 
 def fork() -> int:
-    """Forks without Python's warning about threads: the only threads are OpenBLAS's, which it ends before a fork."""
+    """Forks without Python's warning about threads: the only threads are those of OpenBLAS, which ends them before a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -157,7 +158,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.dup2(descriptor, number)
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
-    # Variables set here by start-up would also be set in a fresh process: LC_CTYPE in a plain C locale, a sitecustomize's own.
+    # A fresh process would also have the variables that start-up sets: LC_CTYPE in a plain C locale, those of a sitecustomize.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})

@@ -11,11 +11,11 @@ from .context import TrialContext
 from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
-PARITY_STEPS = 8  # least steps of a parity run, however slow they are
+PARITY_STEPS = 8  # minimum number of steps of a parity run, however slow they are
 
 
 class Window:
-    """Feeds finished steps to the meter, and notifies the parts that count from the window's opening on.
+    """Feeds finished steps to the meter, and notifies the objects that must know when the window opens.
 
     Attributes:
         meter: the meter; None before the first step.
@@ -102,7 +102,7 @@ class Window:
             self._measure(meter, steps)
 
     def _warm_up(self, meter: Meter, steps: List[Finished]) -> None:
-        """Feeds the meter until the window opens, and removes these steps from the list."""
+        """Feeds the meter until the window opens, and removes the fed steps from the list."""
         context = self._context
         if meter.phase == WARMUP:
             meter.is_draining = context.supply.drains_within(context.spec.rules.drain_max_s)
@@ -114,7 +114,7 @@ class Window:
                 context.phases.enter("warmup")
 
     def _ahead_s(self, step_s: float) -> float:
-        # The window's end is noticed one step later; with several ranks, the steps by which it is announced ahead are added.
+        # The window's end is noticed one step later. With several ranks, the last step is also announced some steps ahead.
         context = self._context
         return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
 

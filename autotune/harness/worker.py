@@ -20,7 +20,7 @@ from .patches import patches
 
 SLOT = struct.Struct("6d")
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
-OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds waited for one, turns
+OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 
 
 class Counters(NamedTuple):
@@ -29,9 +29,9 @@ class Counters(NamedTuple):
     Attributes:
         batches: batches fetched.
         busy_s: wall seconds spent fetching them.
-        cpu_s: all CPU seconds of the worker.
+        cpu_s: CPU seconds of the worker, for fetching and for everything else.
         delay_s: busy seconds in which it was runnable but had no core; 0 if the kernel does not record them.
-        began_s: when the current batch was begun, on the monotonic clock; 0 if there is none.
+        began_s: when the current batch was begun, on the monotonic clock; 0 if no batch is being fetched.
         has_asked: whether the data set has asked which worker it is in.
     """
 
@@ -59,7 +59,7 @@ class WorkerInit:
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
-        observe: called in the worker to observe where its time goes (explain/workers.py); None in other trials.
+        observe: called in the worker to observe where its time goes (explain/workers.py); None except in the pass "lines".
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkerInit:
 
 
 def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callable[..., Any]:
-    earlier = Counters(*SLOT.unpack_from(slots, offset))  # counted by the worker of this number in earlier epochs
+    earlier = Counters(*SLOT.unpack_from(slots, offset))  # counted in earlier epochs by the worker with this number
     batches, busy_s, delay_s = earlier.batches, earlier.busy_s, earlier.delay_s
     cpu_before_s, delay_of_s = earlier.cpu_s - time.process_time(), _delays()
 
@@ -135,7 +135,7 @@ def _delays() -> Callable[[], float]:
 
 
 def create(path: str, num_workers: int) -> None:
-    """Creates the file for the workers of one loader, or enlarges it for more of them."""
+    """Creates the file for the workers of one loader, or enlarges it for more workers."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
         if file.tell() < SLOT.size * num_workers:
             file.truncate(SLOT.size * num_workers)

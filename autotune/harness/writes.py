@@ -2,8 +2,8 @@
 
 Such programs write their parameters themselves (`p -= lr * p.grad`) or use another library's optimizers. The trained tensors
 are found in the graph of the loss. A write changes a tensor's version or memory address. `p.data.add_(...)` changes neither, so
-a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So they are compared there
-only until it is known how many backward passes precede each write; from then on, passes are counted.
+a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So values are compared there
+only until it is known how many backward passes precede each write; from then on, backward passes are counted.
 
 Nothing is examined before a second backward pass without an optimizer step; the first step of an optimizer removes the patches.
 """
@@ -18,15 +18,16 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The program is given up after this many backward passes without a visible step. No program accumulates over so many passes
-# before it even makes an optimizer. If it has made one, nothing is examined before that many passes.
+# The program is given up after MOST_PASSES backward passes without a visible step. No program accumulates over this number of
+# passes before it even makes an optimizer. If the program has made an optimizer, nothing is examined in the first MOST_PASSES.
 MOST_PASSES = 64
-# How many writes must be seen before writes count as steps: BELIEVED if every later write can be seen, too; BELIEVED_UNSEEN if
-# backward passes will be counted instead.
+# How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
+# if backward passes will be counted instead.
 BELIEVED, BELIEVED_UNSEEN = 3, 12
 MIN_SHARE = 0.25  # of the tensors that change, at least this share must be written together
-NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values compared of each
-PATIENCE = 64  # after this many times the passes of a step without a write, writes are considered no longer visible
+NUM_PROBES, NUM_VALUES = 3, 16  # number of tensors watched for writes; number of values compared in each
+# Writes count as no longer visible if none is seen in PATIENCE times as many backward passes as the longest step had.
+PATIENCE = 64
 
 WRITTEN = "parameters that the program writes itself after a backward pass"
 COUNTED = "every {} backward passes, after which the program was seen to write its parameters itself"
@@ -50,7 +51,7 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A trained tensor and, for each check of it (`look`), whether it had changed since the check before.
+    """A trained tensor and, for each check of it (`look`), whether it had changed since the previous check.
 
     Args:
         tensor: the tensor, which is not kept alive.
@@ -61,10 +62,10 @@ class Leaf:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)
         self.place, self.values = place_of(tensor), values_of(tensor)
         self.changes: List[bool] = []
-        self.is_seen_by_place = True  # its place has changed exactly when its values have
+        self.is_seen_by_place = True  # its place (`place_of`) has changed whenever its values have, and only then
 
     def look(self, tensor: Any) -> None:
-        """Notes whether it has changed since the last look."""
+        """Notes whether the tensor has changed since the last look."""
         place, values = place_of(tensor), values_of(tensor)
         self.changes.append(values != self.values)
         self.is_seen_by_place = self.is_seen_by_place and (place != self.place) == self.changes[-1]
@@ -84,7 +85,7 @@ class Probe:
         self._last = self._read(leaf.tensor())
 
     def is_written(self) -> Optional[bool]:
-        """Returns whether it has changed since the last call; None if it no longer exists."""
+        """Returns whether the tensor has changed since the last call; None if it no longer exists."""
         tensor = self.tensor()
         if tensor is None:
             return None
@@ -110,7 +111,7 @@ class Writes:
         self._probes: List[Probe] = []
         self._period: Optional[int] = None  # backward passes per step, if writes cannot be watched
         self._most_passes = 0  # largest number of passes seen in a step
-        self._passes = 0  # since the last step
+        self._passes = 0  # backward passes since the last step
         self._device = ""
         self._thread = 0
         self._patches: List[Patch] = []
@@ -270,7 +271,7 @@ class Writes:
 
 
 def place_of(tensor: Any) -> Any:
-    """Returns a tensor's version and address, one of which changes with most kinds of writes."""
+    """Returns a tensor's version and address. Most kinds of writes change one of the two."""
     return tensor._version, _local(tensor).data_ptr()
 
 

@@ -18,7 +18,7 @@ class Topology:
     """How GPUs and machines are connected, as far as the knobs' rules need to know.
 
     Attributes:
-        num_gpus: GPUs in this machine, including those that the program may not use.
+        num_gpus: GPUs in this machine, including GPUs that are hidden from the program.
         paths: kinds of path between pairs of GPUs, named as in `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
             "PHB", "NODE", "SYS".
         has_nvswitch: whether the GPUs are connected through NVSwitches.
@@ -118,12 +118,12 @@ class Knob:
         is_before_torch: whether the knob must be set before torch is imported although it is no environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
-        start_costs: value -> how many times the cheapest value's compilation time it takes; 1 for values that are not listed.
+        start_costs: value -> its compilation time as a multiple of the cheapest value's; 1 for values that are not listed.
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
-        step_spread: the prior spread of the difference between one choice and the next, if the choices are ordered like (off,
-            default, maximum): all but the first have the same kind of effect, each a stronger one. None if they have no order.
+        step_spread: the prior spread of the difference between one choice and the next, for choices in an order such as (off,
+            default, maximum), where each choice strengthens the effect of the one before. None if the choices have no order.
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.
@@ -184,7 +184,7 @@ class Knob:
     def needs_fresh_start(self, value: KnobValue) -> bool:
         """Returns whether a trial with this value must start in a fresh interpreter.
 
-        Libraries read some settings while they are loaded (OpenMP's and MKL's thread counts, a preloaded allocator, NCCL's and
-        all other variables), so these must be set before torch is imported. All other knobs are set after that import.
+        Libraries read some settings only while they are loaded: environment variables, for example for thread counts, a
+        preloaded allocator or NCCL. These must be set before torch is imported. All other knobs are set after that import.
         """
         return self.is_before_torch or bool(self.environment(value))

@@ -47,7 +47,7 @@ class Row:
 
 
 def overview(host_context: HostContext | None = None) -> dict[str, list[Row]]:
-    """Returns family -> one row per knob, in the catalogue's order, with env.NAME last.
+    """Returns {family: one row for each of its knobs}, in the catalogue's order, with env.NAME last.
 
     Args:
         host_context: the machine for which to report blocked knobs; None reports none.
@@ -111,7 +111,7 @@ def _anchor(key: str) -> str:
 
 
 def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
-    """Returns example arguments that pin and that tune a knob, with allowed values, quoted for the shell."""
+    """Returns two example arguments with allowed values, quoted for the shell: one pins the knob, the other tunes it."""
     values = found.examples or tuple(found.domain(host_context))
     if len(values) < 2:
         values = found.choices or found.numbers[:4] or tuple(found.domain(HostContext(num_cores=8)))

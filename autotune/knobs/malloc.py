@@ -20,14 +20,14 @@ ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values
 
 @functools.cache
 def installed() -> dict[str, str]:
-    """Returns name -> path of the allocators in the system's library folders and in those of conda and Python."""
+    """Returns {allocator: path of its library}, searching the library folders of the system, conda and Python."""
     own = [Path(prefix) / "lib" for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix) if prefix]
     system = [folder for pattern in FOLDERS for folder in sorted(Path("/").glob(pattern.lstrip("/")))]
     return found_in([*system, *own])
 
 
 def found_in(folders: Iterable[Path]) -> dict[str, str]:
-    """Returns name -> path of the allocators in some folders; for each allocator, the first folder that has it counts."""
+    """Returns {allocator: path of its library}, from the first of these folders that has the library."""
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -47,7 +47,7 @@ def preloading(allocator: str, environment: Mapping[str, str], libraries: Mappin
     Args:
         allocator: "jemalloc", "tcmalloc", or "glibc" for the C library's own.
         environment: the process's environment without this change; other preloaded libraries stay.
-        libraries: name -> path of the installed allocators; any other cannot be preloaded.
+        libraries: installed allocator -> path of its library; no other allocator can be preloaded.
     """
     words = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     others = [word for word in words if not ANY.fullmatch(os.path.basename(word))]

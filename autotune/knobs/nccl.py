@@ -1,9 +1,10 @@
 """Knobs of NCCL, which carries gradients between GPUs: environment variables that are set before the interpreter starts.
 
 Names, values and defaults follow NCCL's documentation, "Environment Variables"
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most of them under debugging:
-NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob is
-offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL.
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most variables under
+debugging: NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob
+is offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL
+version.
 
 NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.
 The knobs have not been measured on a GPU yet.
@@ -38,9 +39,10 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree"; there, a bare "tree" fails for collectives without a tree
+# First NCCL that accepts "allreduce:tree". From this version on, a bare "tree" fails for collectives without a tree.
+PER_COLLECTIVE = (2, 24)
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
-# NCCL's levels, from near to far -> the kinds of path (as in `nvidia-smi topo -m`) that each adds to those of the level before.
+# NCCL's level -> kinds of path (as in `nvidia-smi topo -m`) that it adds to those of the level before; sorted from near to far.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
 MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
@@ -132,7 +134,7 @@ def one_nic(host_context: HostContext) -> str | None:
 def algorithms(host_context: HostContext) -> list[KnobValue]:
     """Returns the algorithms worth a trial: ring and tree always, NVLS only with NVSwitches.
 
-    From NCCL 2.24 on, a name without a collective ("tree") makes every collective fail that lacks the algorithm. There is no
+    From NCCL 2.24 on, a name without a collective ("tree") makes every collective that lacks the algorithm fail. There is no
     tree for a broadcast, for example, and DistributedDataParallel starts with a broadcast. Older versions use a ring instead of
     failing, but do not accept names of collectives ("allreduce:tree").
     """

@@ -14,12 +14,12 @@ def alone(host_context: HostContext) -> str | None:
 
 
 def has_wrapper(knobs: Knobs) -> bool:
-    """Returns whether DistributedDataParallel may be in use: FSDP is not selected."""
+    """Returns whether DistributedDataParallel may be in use. It may unless FSDP is selected."""
     return knobs.get(STRATEGY.key) != FSDP
 
 
 def has_shares(knobs: Knobs) -> bool:
-    """Returns whether FSDP may be in use: DistributedDataParallel is not selected."""
+    """Returns whether FSDP may be in use. It may unless DistributedDataParallel is selected."""
     return knobs.get(STRATEGY.key) != DDP
 
 

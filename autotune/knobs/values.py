@@ -17,8 +17,8 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 def value_of(knob: Knob, raw: Any, host_context: HostContext | None = None) -> KnobValue:
     """Returns `raw` as a value of `knob`.
 
-    YAML 1.1 reads a bare `off` as False. So if "off" is among the knob's choices, False is taken for the word "off"; the same
-    goes for "true" and "false".
+    YAML 1.1 reads a bare `off` as False. So False is read as the word "off" if "off" is among the knob's choices. Likewise,
+    True and False are read as the words "true" and "false" if these are among the choices.
 
     Args:
         knob: the knob.

@@ -65,7 +65,7 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Ended:
-    """How a trial ended. None of its processes is left, or `problems` names those that are.
+    """How a trial ended. None of its processes is left, or `problems` names the processes that are left.
 
     Attributes:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
@@ -137,14 +137,14 @@ class Ended:
 class Running(ABC):
     """A running trial. Used by the study's loop only, from the thread that started it.
 
-    Order: `poll` and `progress` in turn, several times a second, until `poll` returns Ended; `stop` at any time. `poll` and
-    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Only for a trial that has passed
-    a deadline may `poll` take a few seconds, to find out where it is stuck.
+    Call `poll` and `progress` in turn, several times a second, until `poll` returns Ended. Call `stop` at any time. `poll` and
+    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Once a trial has passed a
+    deadline, `poll` may take a few seconds, to find out where the trial is stuck.
     """
 
     @abstractmethod
     def poll(self) -> Ended | None:
-        """Returns None until all processes of the trial have exited, then how it ended: the same object at every later call.
+        """Returns None until all processes of the trial have exited; after that, how it ended, always as the same object.
 
         The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
         called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. No
@@ -159,7 +159,7 @@ class Running(ABC):
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.
 
-        Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered when it is done.
+        Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered after it.
 
         May be called again, also after the end: the first cause stays. A trial whose results were already complete keeps the
         cause "result".
@@ -201,8 +201,8 @@ class Launcher(ABC):
     def start(self, launch: Launch) -> Running:
         """Starts the trial and returns it; spec.json is written before the first process exists.
 
-        The program sees protocol.SPEC_VARIABLE, protocol.MARK_VARIABLE and the harness's injection folder first on PYTHONPATH;
-        standard input is empty, output goes to protocol.STDOUT_FILE and protocol.STDERR_FILE in the trial's folder. Result and
+        The program sees protocol.SPEC_VARIABLE, protocol.MARK_VARIABLE and the harness's injection folder first on PYTHONPATH.
+        Standard input is empty. Output goes to protocol.STDOUT_FILE and protocol.STDERR_FILE in the trial's folder. Result and
         progress files of an earlier attempt in that folder are removed. A command that cannot be started does not raise: the
         trial ends with exit status 127 and its log says why.
 

@@ -1,7 +1,7 @@
 """Tracks the supervisor's descendants by trial, so that it can end all of them.
 
-Only the supervisor can know them exactly. It is a subreaper, so whatever a trial starts stays below it, even a daemon that
-forked twice, started its own session and cleared its environment.
+Only the supervisor can know a trial's processes exactly. It is a subreaper, so whatever a trial starts stays below it, even a
+daemon that forked twice, started its own session and cleared its environment.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Descendants:
     def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
         if parent != os.getpid():
             return belongs.get(parent)
-        # A process without a known mark is taken for the newest trial's.
+        # A process without a known mark counts as the newest trial's.
         return _known_mark(pid, self._alive) or next(reversed(self._alive), None)
 
 

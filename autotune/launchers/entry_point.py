@@ -1,6 +1,6 @@
 """Becomes the program of a trial: `python -I -S entry_point.py PARENT_PID COMMAND ...`.
 
-Standard library only, run by file path.
+It uses only the standard library, and is run by file path.
 
 It is a separate program rather than a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the
 process id, so nothing of this program is left once the trial's command runs.
@@ -15,14 +15,14 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-MAX_OPEN_FILES = 65_536  # a soft limit of millions makes programs that close every descriptor slow
+MAX_OPEN_FILES = 65_536  # with a soft limit of millions, programs that close every descriptor are slow
 NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
 
 
 def end_with_parent(parent: int) -> None:
     """Asks the kernel to terminate this process when its parent, the supervisor, dies for any reason.
 
-    SIGTERM, not SIGKILL: a terminated torchrun agent ends its workers, a killed one leaves them behind.
+    The signal is SIGTERM, since a torchrun agent ends its workers on SIGTERM. On SIGKILL, it would leave them behind.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

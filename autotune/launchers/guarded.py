@@ -25,7 +25,7 @@ from autotune.launchers.leases import Lease
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but by default for 45 s at most (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
-STOPPED_MAX_S = 20.0  # longest that a trial's process waits for another program's save
+STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program's save
 LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
@@ -35,9 +35,9 @@ class Guarded:
 
     Attributes:
         path: the file, resolved.
-        is_kept: whether the trial opened it for writing and was given the old file.
-        why_not: why it can no longer be guarded; "" while it can.
-        open_since_s: since when it is unguarded because another program writes it, monotonic clock; None otherwise.
+        is_kept: whether the trial opened the file for writing and was given the old file.
+        why_not: why the file can no longer be guarded; "" while it can.
+        open_since_s: since when the file is unguarded because another program writes it, monotonic clock; None otherwise.
         aside: copy of the original, made if the trial could not be kept from overwriting the file; else None.
     """
 
@@ -113,7 +113,7 @@ class Guarded:
             self.copy_aside()
         finally:
             self._lease = new
-            lease.close()  # only now may the waiting process go on
+            lease.close()  # this lets the waiting process go on
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
         """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.

@@ -64,7 +64,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
-        frames: of the main thread, innermost call first, without the harness's; empty if the process did not report any.
+        frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 
     pid: int
@@ -110,7 +110,7 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code, and the innermost call of all if that is in a library."""
+        """The innermost call in the user's own code; if this call went on into a library, the innermost call of all, too."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
 LATE_S = 20.0  # from launch to the first check; the harness normally reports within a Python process's first second
 AGAIN_S = 10.0  # between two checks, each of which reads every process of the trial
-YOUNG_S = 3.0  # a younger process may not have loaded the harness yet
+YOUNG_S = 3.0  # a younger process may still be about to load the harness
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
@@ -28,7 +28,7 @@ def first_on(python_path: str) -> str:
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command, with the harness added to a PYTHONPATH that it sets: `env PYTHONPATH=src python train.py`."""
+    """Returns the command, with the harness added wherever it sets PYTHONPATH: `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 

@@ -1,9 +1,10 @@
 """Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there meanwhile.
-This process guards the existing checkpoints (guarded.py) and those that other programs create while a trial runs, and notes
-which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a trial leaves
-no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most ALONE_S).
+This process guards the existing checkpoints (guarded.py), and checkpoints that other programs create while a trial runs. It
+also notes which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a
+trial leaves no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most
+ALONE_S).
 
 Every process of the study has a mark in its environment; all these marks begin with PREFIX. Tuner and keeper send each other
 one JSON object per line, through the keeper's stdin and stdout:
@@ -16,8 +17,9 @@ one JSON object per line, through the keeper's stdin and stdout:
             aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote: files
             that the trial was seen writing, anywhere
 
-The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from renaming
-over or removing them (harness/keeping.py), which no lease can do, and records which files the trial starts to save.
+The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
+them or renaming other files over them (harness/keeping.py), which no lease can do. It also records which files the trial starts
+to save.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # most files guarded, each of which takes a descriptor, and most folders watched
-MAX_WROTE = 1000  # most files recorded as written by a trial
-ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
+MAX_GUARDED, MAX_WATCHED = 64, 400  # maximum number of guarded files (a descriptor each) and of watched folders
+MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
+ANY_TRIAL = Processes("")  # of any study: other studies' trials must not write over the file, either
 # After the tuner has exited: pause between two checks whether a process of the study is left, and the longest that the keeper
 # stays. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
@@ -76,7 +78,7 @@ class Trial:
         self._own = frozenset(self._wrote)
         self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial made the file
         self._num_watched, self._published = 0, ""
-        self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next scan of open files
+        self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # earliest and latest time of the next scan
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
@@ -105,7 +107,7 @@ class Trial:
         """Lets the processes that wait to write go on, and handles changes in the watched folders.
 
         Args:
-            is_last: whether this is the last call; it scans the open files at once.
+            is_last: whether this is the last call, which scans the open files at once.
         """
         events = self._folders.events()
         for guarded in self._guarded.values():
@@ -198,7 +200,7 @@ class Trial:
 
     def _take_replaced(self, path: Path) -> None:
         guarded = self._guarded[path]
-        if path in self._wrote:  # by the trial, in a way that neither lease nor harness could prevent
+        if path in self._wrote:  # replaced by the trial, in a way that neither lease nor harness could prevent
             guarded.copy_aside()
             guarded.end()
             self._ended.append(self._guarded.pop(path))

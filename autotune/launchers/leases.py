@@ -23,7 +23,7 @@ class Lease:
 
     Raises:
         BlockingIOError: a process has the file open for writing.
-        OSError: the file does not exist, may not be read, or cannot be leased here.
+        OSError: the file does not exist, cannot be read, or cannot be leased here.
     """
 
     def __init__(self, path: Path) -> None:

@@ -146,7 +146,7 @@ class LocalRunning(Running):
         self._files = files
         self._oom_kills_before = host.oom_kills()
         self._seen: dict[int, float] = {}  # every process the trial has had: id -> created, seconds since the epoch
-        self._own_exit: int | None = None  # as Popen.returncode; None until it exits, and if our signals came before the exit
+        self._own_exit: int | None = None  # as Popen.returncode; None before the exit, or if our signals came first
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
         self._is_gone = self._is_signalled = self._is_warm = False
@@ -346,7 +346,7 @@ def signal_name(number: int) -> str:
 
 
 def _prepare(launch: Launch) -> None:
-    """Resets the trial's folder for a new attempt: of the protocol's files, only the spec and empty logs are in it then."""
+    """Resets the trial's folder for a new attempt. Afterwards, its only protocol files are the spec and empty logs."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
@@ -368,7 +368,7 @@ def _left_by(study: Path) -> list[psutil.Process]:
 def _end_and_clean(
     find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
 ) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; returns descriptions of those still alive.
+    """Ends processes that have no supervisor and removes their shared memory; describes the processes still alive.
 
     Args:
         find: returns the processes that are alive now.

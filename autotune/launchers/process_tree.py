@@ -1,4 +1,4 @@
-"""Finds a study's processes, even those whose parent is gone, and ends processes.
+"""Finds a study's processes, even those whose parent is gone, and ends them.
 
 A study's processes carry a mark in their environment, which children keep even if they start a new session. All descendants of
 a marked process belong to the study as well. Before psutil sends a signal, it checks the start time as well as the id, so that
@@ -43,7 +43,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns the processes that still run. Leaves out reused ids, which it recognises by the creation time.
+    """Returns the processes that still run. A process that reuses an id is left out: its creation time differs.
 
     Args:
         seen: process id -> when it was created, seconds since the epoch.
@@ -58,7 +58,7 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends processes, and any that they start meanwhile; returns those that would not end.
+    """Ends processes, and any that they start meanwhile; returns the processes that would not end.
 
     Args:
         find: returns the processes that are alive now.

@@ -1,4 +1,4 @@
-"""Collects the rank results of one trial, and rejects those of any other."""
+"""Collects the rank results of one trial, and rejects the results of any other trial."""
 
 from __future__ import annotations
 

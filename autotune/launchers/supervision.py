@@ -74,7 +74,7 @@ class SupervisorProcess:
 
     @property
     def end(self) -> str | None:
-        """How it ended, in words; None while it runs. Up to date only after `messages`."""
+        """How the supervisor ended, in words; None while it runs. Up to date only after `messages`."""
         return self._end
 
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
@@ -202,7 +202,7 @@ class SupervisorProcess:
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
-    """Closes a supervisor's socket, upon which it ends every trial, and waits for its exit. Also called at the tuner's exit."""
+    """Closes a supervisor's socket, which makes it end every trial, and waits for its exit. Also called at the tuner's exit."""
     ours.close()
     try:
         process.wait(patience_s)

@@ -59,8 +59,8 @@ class Trial:
         process: the first process, if it was started from here; None if a warm server forked it.
         link: our end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
-        end_at_s: when to start ending it, monotonic clock; None while it may run.
-        num_reported: how many of its processes have been reported to the tuner.
+        end_at_s: when to start ending the trial, monotonic clock; None while it may run.
+        num_reported: number of the trial's processes that have been reported to the tuner.
     """
 
     pid: int
@@ -224,7 +224,7 @@ class Supervisor:
                 ours.sendall(json.dumps(request).encode() + b"\n")
 
     def _hear_server(self, mark: str) -> None:
-        """Handles a warm server's messages: whether it is ready, once; then the closing of its socket, when it has exited."""
+        """Handles a warm server's only message, whether it is ready, and the end of its socket once it has exited."""
         link = self._trials[mark].link if mark in self._trials else None
         if link is None:
             return

@@ -29,11 +29,11 @@ from autotune.run_dir import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
-MAX_ENTRIES = 10_000  # names read of one folder; a folder with this many holds a data set, and is ignored
-MAX_LEFT = 50  # most new files that a report lists as written by the trial, and most that it lists as of unknown origin
-MAX_NAMED = 500  # most files passed to the keeper; it guards fewer, and names those that it cannot guard
-MAX_DEPTH = 3  # of folders searched for checkpoints
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders searched, and entries in each: enough for logs, not for data sets
+MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is ignored as a data set
+MAX_LEFT = 50  # maximum number of new files that a report lists as written by the trial, and maximum number of unknown origin
+MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
+MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store
@@ -170,7 +170,7 @@ class Keeper:
 
 
 class Folders:
-    """The folders in which a trial may leave files: the working directory and those that its command names.
+    """The folders in which a trial may leave files: the working directory and the folders that its command names.
 
     Args:
         argv: the command.
@@ -206,7 +206,7 @@ class Folders:
         yield from (path.parent for path in self._awaited if os.path.isdir(path.parent))
 
     def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
-        """Returns new files and folders: (those that the trial made, those of unknown origin).
+        """Returns new files and folders, as (made by the trial, of unknown origin).
 
         Args:
             wrote: files that the trial was seen writing.

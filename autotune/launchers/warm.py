@@ -20,7 +20,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # started in one study: if three have ended, another one will not help
+MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, another will not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Key:
     """Properties that a server and the trials it forks must share.
 
     Attributes:
-        interpreter: as the command names it.
-        modules: those that the server imports.
+        interpreter: the interpreter as the command names it.
+        modules: the modules that the server imports.
         cwd: working directory.
-        environment: environment variables, without those that are set anew for each trial.
+        environment: environment variables, without the variables that are set anew for each trial.
     """
 
     interpreter: str

@@ -1,4 +1,4 @@
-"""Finds the files that a study's processes write: inotify(7) reports new names at once, /proc lists open files."""
+"""Finds the files that a study's processes write: inotify(7) reports new names at once, and /proc lists open files."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Folders:
 
 @dataclass
 class Processes:
-    """The processes of a study: those that carry its mark in their environment, and their descendants.
+    """The processes of a study: the processes that carry its mark in their environment, and their descendants.
 
     Attributes:
-        prefix: what the marks of the study begin with.
+        prefix: the common beginning of the study's marks.
     """
 
     prefix: str

@@ -98,7 +98,7 @@ class CpuUse:
         kernel_cores: used by kernel threads, as far as they are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
-        culprits: the foreign processes that used most, as (process id, cores), largest first.
+        culprits: the foreign processes that used the most, as (process id, cores), largest first.
         waiting_cores: mean number of the study's threads that were ready to run but had no core, because foreign threads or
             other threads of the study used all cores.
         read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.
@@ -184,8 +184,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use; what happens on others takes nothing from it. If empty, the tuner's cores
-                are used.
+            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. If empty, the
+                tuner's cores are used.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
@@ -308,7 +308,7 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
 
 
 def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
-    """Returns the processes' CPU time between two looks, without their children's, as (on `cores`, on other cores).
+    """Returns the CPU time of processes, without their children, between two looks, as (on `cores`, on other cores).
 
     A process that is absent from one of the looks counts as 0.
     """

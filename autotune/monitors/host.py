@@ -92,7 +92,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
     times = psutil.cpu_times()
     pressure = {name: _pressure_s(proc / "pressure" / name) for name in ("cpu", "memory", "io")}
     return HostTimes(
-        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # both are in user, too
+        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # user and nice contain these, too
         steal_s=getattr(times, "steal", 0.0),
         pressure_s={name: waited_s for name, waited_s in pressure.items() if waited_s is not None},
         throttled_s=_throttled_s(proc, cgroups),

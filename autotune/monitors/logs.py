@@ -23,7 +23,7 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
-    Writers must have opened it for appending, so that they continue at its new end. What they write while the file is read is
+    Writers must have opened the log for appending, so they continue at its end. What they write while the file is read is
     kept; what they write in the microseconds between the last read and the cut is lost. A pipe would lose nothing, but then
     each print of the program would wait for our reader, and the reader's death would end the program.
     """

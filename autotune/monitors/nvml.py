@@ -1,7 +1,7 @@
 """Monitors GPUs while trials run, through NVML (package nvidia-ml-py): samples and counters of a device.
 
-Nothing here resets a device or changes clocks or power. A value that a device does not support, or that this user may not
-read, is queried once and is None from then on, never zero. Without a GPU every function works on a null object.
+Nothing here resets a device or changes clocks or power. A value that a device does not support, or that this user is not
+allowed to read, is queried once and is None from then on, never zero. Without a GPU every function works on a null object.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
-# NVML counts for each cause how long it has held the clocks down, in nanoseconds since the driver was loaded. Drivers from 550
-# on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
+# For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
+# from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
 SLOWDOWN_FIELDS = {
     "power_cap": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",),
     "thermal": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"),
@@ -41,7 +41,7 @@ class DeviceSample:
         utilisation_frac: share of the last sample period in which a kernel ran.
         memory_used_bytes: by all processes on the device.
         power_w: power draw now.
-        energy_j: used since the driver was loaded; the difference of two samples is the energy used between them.
+        energy_j: energy used since the driver was loaded; the difference of two samples is the energy used between them.
         sm_clock_mhz: clock of the multiprocessors.
         slowdowns: causes that hold the clocks down now, names from SLOWDOWNS; None if unknown.
     """
@@ -62,7 +62,7 @@ class DeviceCounters:
 
     Attributes:
         time_s: monotonic clock.
-        slowdown_s: name from SLOWDOWN_FIELDS -> time for which it held the clocks down; absent if unknown.
+        slowdown_s: name from SLOWDOWN_FIELDS -> time for which this cause held the clocks down; absent if unknown.
         energy_j: energy used; None if unknown.
     """
 
@@ -72,7 +72,7 @@ class DeviceCounters:
 
 
 class DeviceMonitor:
-    """Monitors one device, or those of all ranks, from the tuner's process. This base class reports everything as unknown.
+    """Monitors one device, or all ranks' devices, from the tuner's process. This base class reports everything as unknown.
 
     Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
     `close_window` when the window ends, `metrics`.

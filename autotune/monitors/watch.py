@@ -17,15 +17,17 @@ from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
 from autotune.monitors.several import as_one
 from autotune.monitors.waiting import WaitingWatch
 
-PAUSE_S = 1.0  # least time between two samples of the device
-STEADY, OVER = "steady", "exit"  # phases of the program; the window lies between the first polls that see them
+PAUSE_S = 1.0  # minimum time between two samples of the device
+# Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.
+STEADY, OVER = "steady", "exit"
 
 
 class MachineWatch:
     """Watches the machine for a study; called from the study's own thread each time it polls the trial.
 
-    The judged span starts and ends when the poll first sees the measuring window and its end, each up to a tenth of a second
-    late. Counters are read at these two moments, and the device is sampled once a second in between.
+    The judged span starts at the first poll that sees the measuring window, and ends at the first poll that sees the window's
+    end. Both moments are up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once
+    a second in between.
 
     Args:
         device: monitor of the device, or of several.
@@ -108,7 +110,7 @@ class MachineWatch:
         self._host_metrics = self._host.metrics()
 
     def disturbances(self) -> list[Disturbance]:
-        """Returns what slowed the trial down in its window; called once it is over."""
+        """Returns what slowed the trial down in its window; called once the window is over."""
         if self._opened is None:
             return []
         strangers = self._strangers if self._is_own_seen else {}
@@ -120,7 +122,7 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial now, while none runs; blocks for `MIN_WINDOW_S`."""
+        """Returns what would disturb a trial if one ran now; called while none runs. Blocks for `MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
@@ -170,7 +172,7 @@ class MachineWatch:
 def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
-    NVML ignores CUDA_VISIBLE_DEVICES, so its entries, numbers or UUIDs, are resolved here.
+    NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
 
     Args:
         kind: `device.kind`.

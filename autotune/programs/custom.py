@@ -1,9 +1,9 @@
-"""Trains with parts of your own in one of the scripts next to this one: a model, data, a training step.
+"""Trains with your own model, data or training step, and takes the other parts from a script next to this one.
 
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-A part is named PACKAGE.MODULE:FUNCTION and imported from the working directory first. Its signature must be:
+Each of your parts is named PACKAGE.MODULE:FUNCTION and imported from the working directory first. Its signature must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
@@ -51,7 +51,7 @@ def named(reference: str) -> Callable[..., Any]:
     """Returns the function called PACKAGE.MODULE:FUNCTION.
 
     Raises:
-        ValueError: there is none; says why.
+        ValueError: there is no such function; says why.
     """
     where, _, name = reference.partition(":")
     try:
@@ -92,10 +92,10 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace) -> nn.Module:
-    """Returns your model, or the one of the script.
+    """Returns your model, or else the script's model.
 
     Raises:
-        TypeError: yours is not a module.
+        TypeError: your model is not a module.
     """
     if own.model_factory is None and own.base == "vision.py":
         return base.build_model(options.model, options.num_classes, options.image_size, options.source)  # type: ignore[no-any-return]
@@ -160,7 +160,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
             loss.backward()
             optimizer.step()
             if number % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: only now and then, and before the clock is read
+                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
                 rate_per_s = options.print_every / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {number} loss {value:.4f} steps/s {rate_per_s:.1f}", flush=True)
                 since_s = time.monotonic()
@@ -222,7 +222,7 @@ def main() -> None:
     options = base.build_parser().parse_args(rest)
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(own, base, options, device)
     if dist.is_initialized():

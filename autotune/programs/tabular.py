@@ -94,7 +94,7 @@ def join_processes(kind: str) -> torch.device:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
+    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -157,7 +157,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(classes)
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: only now and then, and before the clock is read
+                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
@@ -202,7 +202,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(options, device)
     if dist.is_initialized():

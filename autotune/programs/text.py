@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = dict[str, Tensor]
 
-ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each begins at another position in the text
+ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each sample begins at another position in the text
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
 PASSED_BY = (
@@ -43,8 +43,8 @@ WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
 NUM_SPECIAL = 2  # ids that are no words
-# As in BERT's training: share of the tokens that are to be predicted. Of these, the shares that are replaced by random tokens
-# and that stay as they are; all others are masked.
+# As in BERT's training, MASKED_FRAC of the tokens are to be predicted. Of these, REPLACED_FRAC are replaced by random tokens,
+# KEPT_FRAC stay as they are, and all others are masked.
 MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1
 IGNORED = -100  # label of a token that the loss ignores
 HEAD_SIZE = 64
@@ -71,7 +71,7 @@ def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
     """Returns the text of a folder's files, always in the same order, without non-ASCII characters.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no text.
     """
     text = ""
     for place, folders, names in os.walk(folder):
@@ -94,7 +94,7 @@ class TextWindows(Dataset[Batch]):
         length: tokens per sample.
         vocab_size: number of different tokens.
         num_samples: samples per epoch.
-        is_masked: whether to predict masked tokens, as in BERT, rather than each next one.
+        is_masked: whether to predict masked tokens, as in BERT, rather than each next token.
     """
 
     def __init__(self, text: str, *, length: int, vocab_size: int, num_samples: int, is_masked: bool) -> None:
@@ -164,7 +164,7 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
 
 
 def build_model(options: argparse.Namespace) -> nn.Module:
-    """Returns the model with random weights, in its standard size or as asked for."""
+    """Returns the model with random weights, in its standard size unless the options give another."""
     import transformers
 
     usual = MODELS[options.model]
@@ -216,7 +216,7 @@ def join_processes(kind: str) -> torch.device:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
+    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -277,7 +277,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_tokens += batch["input_ids"].numel()
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: only now and then, and before the clock is read
+                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
                 rate_per_s = num_tokens / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} tokens/s {rate_per_s:.0f}", flush=True)
                 since_s, num_tokens = time.monotonic(), 0
@@ -330,7 +330,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)

@@ -35,11 +35,11 @@ ENDLESS_SAMPLES = 100_000  # length of an epoch with the small data sets that st
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # their training output is a tensor only without these heads
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # models that return a plain tensor in training only without such heads
 
 
 class Repeated(Dataset[Any]):
-    """`num_samples` shuffled samples: `data` repeated if it is shorter, a random subset if it is longer."""
+    """`num_samples` samples in random order: `data` repeated if `data` is shorter, or a random subset if it is longer."""
 
     def __init__(self, data: Any, num_samples: int) -> None:
         self.data = data
@@ -197,8 +197,8 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
-# Support for training in several processes, each with its part of the data. A launcher such as torchrun starts them; without
-# one, these functions have no effect.
+# Support for training in several processes, each with its part of the data. A launcher such as torchrun starts the processes.
+# Without a launcher, these functions have no effect.
 
 
 def join_processes(kind: str) -> torch.device:
@@ -218,7 +218,7 @@ def is_first_here() -> bool:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
+    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -277,7 +277,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(labels)
             if step % options.print_every == 0 and is_first_here():
-                value = loss.item()  # waits for the device: only now and then, and before the clock is read
+                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
@@ -344,7 +344,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. The weights of all of them become those of rank 0 in `in_step`.
+    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)

@@ -27,7 +27,7 @@ class Asked:
 
     Attributes:
         tables: files of tables.
-        strategies: their names, see `strategies.strategy`.
+        strategies: names of strategies, see `strategies.strategy`.
         num_seeds: number of studies of each strategy on each table.
         limits: when each study ends.
         num_jobs: number of processes.
@@ -48,7 +48,7 @@ class Result:
         path: the table's file.
         table: its content.
         grid: the part of the table that was searched.
-        studies: strategy -> its studies, by seed.
+        studies: a dict from each strategy's name to its studies, in the order of their seeds.
     """
 
     path: Path
@@ -65,7 +65,7 @@ def run(asked: Asked, on_study: Callable[[], None] = lambda: None) -> list[Resul
         on_study: called when a study is over.
 
     Raises:
-        BadInput: tables cannot be used or strategies do not exist; names them all.
+        BadInput: tables cannot be used or strategies do not exist; the error names them all.
     """
     results, problems = [], []
     for path in asked.tables:

@@ -127,7 +127,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether the exported measurement is classified as the trial was; True for outcomes that are not decided by `classify`."""
+    """Whether `classify` gives the exported measurement the trial's outcome; True for outcomes that `classify` never gives."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
@@ -152,7 +152,7 @@ def _with_plain_ending(made: Measurement) -> Measurement:
 
 
 def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
-    """Returns a rank's result without raw steps, paths and pids; `is_first` keeps what only the baseline reports."""
+    """Returns a rank's result without raw steps, paths and pids; if `is_first`, includes what only the baseline reports."""
     window = result.window
     kept: dict[str, Any] = {
         "rank": result.rank,

@@ -21,7 +21,7 @@ AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
 WORTH_FRAC = 0.85  # a table cannot separate strategies if ten random trials reach a larger median fraction of the optimum
 NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory than this, avoiding large configurations costs no rate
-LOSS_FRAC = 0.005  # least difference between two strategies that counts, as a fraction of the optimum
+LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
 
 
@@ -78,10 +78,10 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns the rate of the best of the baseline and ten random configurations, as a fraction of the optimum.
+    """Returns the best rate among the baseline and ten random configurations, divided by the rate of the optimum.
 
-    This is the exact median over all draws without replacement; a configuration's rate is the mean over its repeats. Of the
-    C(N, n) draws of n out of N configurations, C(k, n) have a best that is at most the k-th smallest.
+    This is the exact median over all draws without replacement; a configuration's rate is the mean over its repeats. There are
+    C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
     """
     rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)
@@ -162,8 +162,8 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if not reached.
 
-    The fraction counts as reached once the best so far reaches it and stays there through the choosing rounds and the
-    attribution, whose trials count, too.
+    The fraction counts as reached at the step from which the best so far stays at or above it to the end of the study. Trials
+    of choosing rounds and attribution count like trials of the search.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {
@@ -225,7 +225,7 @@ def _worst(tables: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def curves(result: Result) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
-    """Returns the curves of a table: "trials" or "seconds" -> strategy -> [(x, median fraction, 10th percentile)]."""
+    """Returns the curves of a table as {"trials" or "seconds": {strategy: [(x, median fraction, 10th percentile)]}}."""
     everything = [study.path for studies in result.studies.values() for study in studies]
     longest = max((steps[-1].trials + 1 for steps in everything if steps), default=1)
     last_s = max((steps[-1].seconds for steps in everything if steps), default=1.0)
@@ -254,6 +254,6 @@ def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def outcomes(result: Result) -> dict[str, int]:
-    """Returns the outcomes of the recorded trials, outcome -> number."""
+    """Returns the number of recorded trials with each outcome, as {outcome: number}."""
     found = {outcome: sum(one.outcome is outcome for one in result.table.measurements) for outcome in Outcome}
     return {str(outcome): num for outcome, num in found.items() if num}

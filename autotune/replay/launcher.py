@@ -1,4 +1,4 @@
-"""Implements a launcher without processes: it answers with recorded repeats and advances a simulated clock."""
+"""Implements a launcher that starts no processes, but answers with recorded repeats and advances a simulated clock."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class ReplayLauncher(Launcher):
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
         """Changes a recorded trial into one that ended after its first steps, with the baseline's losses.
 
-        Losses of the first steps were not recorded, so comparing losses takes realistic time but rejects nothing. Recorded
-        failures, such as running out of memory, stay failures.
+        Losses of the first steps were not recorded. So a comparison of losses takes a realistic time, but never rejects a
+        trial. Recorded failures, for example for lack of memory, stay failures.
         """
         for result, loss in zip(ended.results, self._losses, strict=False):
             if result.status == "failed":
@@ -126,7 +126,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
     Args:
         result: as recorded, with its whole window; changed in place.
         below_per_s: the window ends once the rate is certainly below this.
-        rules: say from which block and second on the rate is checked.
+        rules: give the minimum number of blocks and of seconds before the rate is checked.
     """
     window = result.window
     if window is None or not window.is_steady or not window.block_s:

@@ -15,7 +15,7 @@ from autotune.replay.columns import COLUMNS, cells, percent
 from autotune.replay.figures import curves
 from autotune.wording import changes_phrase
 
-# Okabe and Ito's palette, safe for colour-blind readers, and dashes for when the colours run out.
+# Okabe and Ito's palette, safe for colour-blind readers. When all colours are used, dashed lines follow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
 DASHES = ("", "6 3", "2 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 560, 320, 52, 40, 12, 12
@@ -38,12 +38,12 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
     """Writes figures and curves.
 
     Args:
-        found: as `figures.figures` returns them.
+        found: the figures, as `figures.figures` returns them.
         results: the studies.
         path: the file.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the file cannot be written.
     """
     names = list(found["strategies"])
     parts = [f"<h1>Replayed searches</h1><p>{html.escape(EXPLAINED)}</p>{_legend(names)}"]

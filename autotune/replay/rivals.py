@@ -1,4 +1,4 @@
-"""Implements rival strategies that the study's own search is compared with, with the interface of `proposals.Search`."""
+"""Implements rival strategies, to compare the study's own search with. Each has the interface of `proposals.Search`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # after so many proposals in a row that are measured already, the space counts as used up
+MAX_REPEATED = 200  # the space counts as used up after this many proposals in a row of known configurations
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
 # The order in which `Ladder` tries knobs one by one, from the experiment that it imitates. Knobs that are not listed come last.
 LADDER = (
@@ -111,7 +111,7 @@ class Ladder(Rival):
     """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the configurations of each step, which start from the best so far. Then yields all others in random order."""
+        """Yields the configurations of each step, then all other configurations in random order."""
         expert = self._favourite()
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
@@ -153,7 +153,8 @@ class Sampled(Rival):
         session: the study.
         make: returns the sampler for a seed.
         has_seeds: whether the expert's initial configurations come first.
-        patience: after so many proposals in a row that are measured already, a random configuration is tried; None for never.
+        patience: how many known configurations the sampler may propose in a row before a random configuration is tried; None
+            for no limit.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. If one is measured already, the sampler gets its result at once, at no cost."""
+        """Yields the sampler's new proposals. For a configuration that is measured already, it reports the result at once."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

@@ -34,10 +34,10 @@ class Grid:
 
 
 def grid_of(table: Table) -> Grid:
-    """Returns a large part of a table's space in which every configuration was recorded, found greedily.
+    """Finds a large part of a table's space in which every configuration was recorded.
 
-    For a complete recording this is the whole space. For a sample or an interrupted recording, values are removed until no
-    configuration is missing, each time the value with the largest share of missing configurations.
+    For a complete recording this is the whole space. For a sample or an interrupted recording, values are removed one by one
+    until no configuration is missing. The value with the largest share of missing configurations is removed first.
 
     Raises:
         BadInput: the remaining part is too small to search.

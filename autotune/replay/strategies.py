@@ -1,7 +1,7 @@
 """Lists the strategies that a replay compares, by name. To add one, add a row to STRATEGIES.
 
-A strategy is the study's own search with some configuration keys (`search.*`), or a rival that replaces that search. Each can
-be varied on the command line, NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
+A strategy is the study's own search with some configuration keys (`search.*`), or a rival that replaces that search. Every
+strategy can be varied on the command line as NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
-GP_PATIENCE = 5  # in a small space, the GP sampler proposes the same again and again, and each proposal takes half a second
+# `patience` of the GP sampler. In a small space, this sampler proposes known configurations again and again, and each proposal
+# takes half a second.
+GP_PATIENCE = 5
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -79,7 +81,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def strategy(text: str) -> Strategy:
-    """Returns the strategy for NAME or NAME:KEY=VALUE:...; NAME is a row or a value of `search.sampler`.
+    """Returns the strategy for NAME or NAME:KEY=VALUE:...; NAME is a key of STRATEGIES or a value of `search.sampler`.
 
     Raises:
         BadInput: no such strategy, no such key, or an invalid value.

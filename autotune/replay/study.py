@@ -31,11 +31,12 @@ from autotune.study import Listener, StudyInputs, run_study
 
 VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"
+# Settings of the recording that a replay ignores. Racing, for example, was off in the recording, and is on in a replay.
 NOT_REPLAYED = (
     "measure.racing",
     "launch.",
     "train.",
-)  # settings of the recording that a replay ignores. Racing, for example, was off in the recording, and is on in a replay.
+)
 
 
 @dataclass(kw_only=True)
@@ -51,9 +52,9 @@ class Step:
     """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
 
     Attributes:
-        trials: trials so far without the baseline, including those of choosing rounds and attribution.
+        trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
         seconds: recorded seconds so far, including the baseline.
-        fraction: true rate of the best so far, as a fraction of the optimum's.
+        fraction: true rate of the best configuration so far, divided by that of the optimum.
         outcome: how the trial ended.
     """
 
@@ -69,10 +70,10 @@ class Claim:
 
     Attributes:
         ratio, ci: the reported speed-up over the baseline.
-        overstated_frac: by how much the winner's reported rate exceeds the true one.
+        overstated_frac: by how much the winner's reported rate exceeds its true rate, as a fraction of the true rate.
         is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
-        is_verified: whether a later `verify` agrees. It does if the speed-up that it measures, divided by the claimed one, has
-            an interval that contains 1. None if there is no interval.
+        is_verified: whether a later `verify` agrees with the claim. It agrees if 1 lies in the interval of the measured
+            speed-up divided by the claimed speed-up. None if there is no interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
@@ -89,12 +90,13 @@ class Replayed:
     """A replayed study.
 
     Attributes:
-        steps: the search, trial by trial; the first is the baseline.
+        steps: state after each trial of the search; the first is the baseline.
         choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
-        final_fraction: true rate of what is handed over, as a fraction of the optimum's; the baseline's if there is no winner.
-        needless: knobs whose change is handed over although it gains nothing by the table, see `World.needless`.
+        final_fraction: true rate of the configuration that is handed over, divided by that of the optimum. Without a winner,
+            the baseline is handed over.
+        needless: knobs whose change is handed over although it has no effect in the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what the verdict claims about the winner; None if it does not claim that the winner is faster than the baseline.
         own_s: CPU time that the replay took, mostly in the sampler.
@@ -112,7 +114,7 @@ class Replayed:
 
     @property
     def path(self) -> list[Step]:
-        """The steps of the search, then those of the choosing rounds and the ablation."""
+        """The steps of the search, then those of the choosing rounds and the attribution."""
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
@@ -122,8 +124,8 @@ class _Watcher(Listener):
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
-        self.parts: list[tuple[TrialRecord, float]] = []  # ablation trials of the latest choice
-        self.num_parts_before = 0  # ablation trials of earlier choices, which were discarded
+        self.parts: list[tuple[TrialRecord, float]] = []  # attribution trials of the latest choice
+        self.num_parts_before = 0  # number of attribution trials of earlier choices, which were discarded
         self.chosen: Key | None = None
         self.reported: Key | None = None
         self._world, self._clock = world, clock
@@ -149,25 +151,25 @@ class _Watcher(Listener):
         self._choose(trial)
 
     def _begin_anew(self) -> None:
-        """Discards the choice and its ablation when the finals choose again."""
+        """Discards the choice and its attribution when the finals choose again."""
         self.num_parts_before += len(self.parts)
         self.parts, self.chosen, self.reported = [], None, None
 
     def _choose(self, number: int) -> None:
-        """Records the first choice, before the ablation drops some of its changes."""
+        """Records the first choice, before the attribution drops some of its changes."""
         if self.chosen is None:
             self.chosen = next((key_of(record.changed) for record, _ in self.searched if record.number == number), None)
 
 
 def config_of(table: Table, strategy: Strategy) -> StudyConfig:
-    """Returns the configuration of a replayed study: the recorded settings, overridden by those of the strategy."""
+    """Returns the configuration of a replayed study: the recorded settings, overridden by the strategy's settings."""
     raw = OmegaConf.structured(StudyConfig)
     settings = {key: value for key, value in table.settings.items() if not key.startswith(NOT_REPLAYED)}
     for key, value in {**settings, **strategy.keys}.items():
         OmegaConf.update(raw, key, value, merge=True)
     config = typed(raw)
     config.objective = THROUGHPUT
-    config.launch.warm, config.explain.auto = FRESH, False  # recorded trials start fresh, too
+    config.launch.warm, config.explain.auto = FRESH, False  # as in the recording, where trials start fresh
     config.train.global_batch = table.settings.get("train.global_batch")
     return config
 
@@ -177,11 +179,11 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
 
     Args:
         table: the recording.
-        grid: the part of it that can be searched.
+        grid: the part of the table that can be searched.
         strategy: how to search.
-        seed: for everything random: held-out repeats, the order of repeats, the sampler.
+        seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
-        world: serves the measurements, such as a simulated machine; None for the table.
+        world: serves the measurements, for example those of a simulated machine; None for those of the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()
@@ -228,7 +230,7 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
     made.needless = world.needless(handed["overrides"])
     if watched.parts:
         left = watched.reported or key_of(handed["overrides"])
-        is_whole = left == watched.chosen  # its fraction is known already
+        is_whole = left == watched.chosen  # no change was dropped, so the fraction is known
         fraction = made.path[-1].fraction if is_whole else world.fraction(left, Use.search, Use.choice, Use.parts)
         made.apart = Step(trials=num + len(watched.parts), seconds=watched.parts[-1][1], fraction=fraction)
     made.claim = _claim(summary, world, rng)

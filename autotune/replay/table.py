@@ -29,7 +29,7 @@ Key = frozenset[tuple[str, Any]]
 
 
 def key_of(changed: Knobs) -> Key:
-    """Returns a configuration's identity: its changes to the baseline. Unlike in Python, True is not 1."""
+    """Returns a configuration's identity: its changes to the baseline. True and 1 are different values, unlike in Python."""
     return frozenset((name, (type(value).__name__, value)) for name, value in changed.items())
 
 
@@ -45,8 +45,9 @@ class Measurement:
         is_disturbed: whether it was measured on a machine that did not get quiet.
         seconds: wall time of the last attempt, from launch until the last process was gone.
         metrics: as in TrialRecord.
-        ended: how the processes ended, {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
-        results: its ranks' results, as in RankResult, without raw steps.
+        ended: how the processes ended; a dict with the keys "exit_code", "signal", "cause", "phase" and "evidence", as in
+            launchers.Ended.
+        results: results of the trial's ranks, as in RankResult, without raw steps.
     """
 
     number: int
@@ -74,18 +75,18 @@ class Table:
 
     Attributes:
         workload: what was trained, in a word or two: the recording's name.
-        machine: facts of the machine, `machine.host_facts()` without its name.
+        machine: facts of the machine: `machine.host_facts()` without the machine's name.
         versions: versions of autotune, torch and Python.
-        asked: knob key -> domain that the user gave, `Domain.as_json` or {"auto": true}.
+        asked: a dict from knob key to the domain that the user gave, as `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
-        placeholders: knobs that are passed as arguments of the command -> value in the baseline.
+        placeholders: a dict from each knob that is passed as an argument of the command to its value in the baseline.
         is_recipe: whether a built-in recipe was recorded.
-        settings: configuration keys that affect what is measured -> values, where these are not the default; no paths.
+        settings: {configuration key: value} for all keys that affect what is measured and differ from the default; no paths.
         objective: as in StudyRecord.
         unit: what is counted: "samples", "tokens", "steps".
         baseline: full configuration of the baseline.
-        reference: the baseline's values including those of inactive knobs.
-        space: knob key -> domain as recorded.
+        reference: the baseline's values, including the values of inactive knobs.
+        space: a dict from knob key to the recorded domain.
         memory_bytes: memory that a trial could fill: the user's limit if there was one, else all memory; None if unknown.
         repeats: intended number of measurements of each configuration.
         is_whole: whether every configuration of the space was to be recorded.
@@ -124,7 +125,7 @@ def write(table: Table, path: Path) -> None:
     """Writes a table; equal tables give the same bytes.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the file cannot be written.
     """
     header = {field.name: getattr(table, field.name) for field in dataclasses.fields(table) if field.name != "measurements"}
     lines = [{"format": FORMAT, "schema": SCHEMA, **header}, *(_line(one) for one in table.measurements)]
@@ -152,7 +153,7 @@ def read(path: Path) -> Table:
     """Returns the table that `write` wrote.
 
     Raises:
-        BadInput: no such file, or it is not a table of this version.
+        BadInput: the file does not exist, or is not a table of this version.
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode()

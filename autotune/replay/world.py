@@ -1,13 +1,14 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
-A search tends to pick a configuration that was lucky in the repeat it was served. If it were judged by the same repeat, it
-would be credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration,
-drawn anew for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor
-to the choosing rounds.
+A search tends to pick a configuration whose served repeat was lucky. If the search were judged by the same repeat, it would be
+credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration, drawn anew
+for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
+choosing rounds.
 
-Finals need more repeats than are recorded. When those of a configuration are used up, more are simulated: the mean of its
-repeats that may be served, times the residual of a recorded repeat of any configuration. So rounds vary from process to process
-as they did on the recorded machine. This is a residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
+Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
+repeat is the mean of the configuration's repeats that may be served, times the residual of a recorded repeat of any
+configuration. So rounds vary from process to process as they did on the recorded machine. This is a residual bootstrap (Davison
+& Hinkley, Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autotune import stats
 from autotune.records import Knobs
 from autotune.replay.table import Key, Measurement, Table, key_of
 
-MIN_REPEATS = 2  # a configuration needs so many repeats for one to be held out
+MIN_REPEATS = 2  # with fewer repeats of a configuration, none is held out, and no residuals are computed
 
 
 class Use(enum.Enum):
@@ -40,7 +41,7 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: the use of the measurements that are served from now on.
+        serves: what the measurements that are served from now on are used for.
 
     Args:
         table: the recording.
@@ -72,7 +73,7 @@ class World:
         return found
 
     def another(self, key: Key) -> Measurement:
-        """Returns a simulated repeat of a configuration that varies as recorded ones do."""
+        """Returns a simulated repeat of a configuration. Simulated repeats vary as recorded repeats do."""
         like = self._random.choice(self._may_be_served[key])
         served = [one.value for one in self._may_be_served[key] if one.value]
         if not like.value or not served:
@@ -81,7 +82,7 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns the mean rate of the repeats that were served for none of the uses; 0 for a configuration without a rate."""
+        """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate."""
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
@@ -93,7 +94,7 @@ class World:
         return mean(unseen) or mean(self._all[key]) or 0.0
 
     def fraction(self, key: Key, *uses: Use) -> float:
-        """Returns the truth of a configuration as a fraction of the optimum's, see `truth`."""
+        """Returns the `truth` of a configuration divided by the `truth` of the optimum."""
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
@@ -101,9 +102,10 @@ class World:
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
-        """Returns the knobs whose change gains no more than MARGIN_FRAC. All repeats count, since one alone is too noisy.
+        """Returns the knobs whose change raises the rate by at most MARGIN_FRAC.
 
-        A change is left out if the table has no rate for the configuration without it.
+        Rates are means over all repeats, since a single repeat is too noisy. A knob is not returned if the table has no rate
+        for the configuration without its change.
         """
         whole = worth(self._all[key_of(changed)])
         rest = {knob: key_of({other: value for other, value in changed.items() if other != knob}) for knob in changed}
@@ -131,7 +133,7 @@ def mean(measurements: Sequence[Measurement]) -> float | None:
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
     """Returns the residual of each repeat, on the log scale.
 
-    Residuals are scaled up, because the mean that they are measured from is estimated from the same repeats.
+    Residuals are scaled up. Without this they would be too small, because the mean is estimated from the same repeats.
     """
     found = []
     for measurements in configurations:

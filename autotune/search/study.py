@@ -37,7 +37,7 @@ class Told:
     Attributes:
         state: COMPLETE, or FAIL if the configuration may be proposed again.
         values: a score for each objective; None for FAIL.
-        constraints: name -> violation; violated if above 0.
+        constraints: {name: violation}; a constraint is violated if its violation is above 0.
     """
 
     state: TrialState
@@ -85,7 +85,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: those that its error or knob reports name, else all."""
+    """Returns the changes that may have made a trial fail: the changes named by its error or knob reports, else all."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -161,7 +161,8 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
     Args:
         study: the study.
         record: the finished trial.
-        distributions: distributions of the searched knobs; other knobs, and values outside these, are left out.
+        distributions: distributions of the searched knobs. Knobs without a distribution, and values outside the knob's
+            distribution, are left out.
         **limits: `worst` and `memory_capacity_bytes` of `told`.
     """
     answer = told(record, **limits)

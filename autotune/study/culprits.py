@@ -17,9 +17,9 @@ from autotune.wording import knob_phrase
 class Culprits:
     """Tracks failures caused by a configuration's changes. Failures for lack of memory or by chance are left out.
 
-    Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If that trial
-    fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried first,
-    since precision, layout and compilation fail more often than loader workers.
+    Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If this new
+    trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried
+    first, since precision, layout and compilation fail more often than loader workers.
 
     Args:
         space: the search space.
@@ -38,7 +38,7 @@ class Culprits:
         self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a failed trial that shows that this configuration fails, too; None if it may work."""
+        """Returns a failed trial that shows that this configuration fails as well; None if the configuration may work."""
         changed = self._space.changed(knobs)
         causes = ((record, may_be_to_blame(record)) for record in self._failed)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)

@@ -17,7 +17,8 @@ from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
 from autotune.trials.session import configuration_key
 
-MAX_GRID_POINTS = 100_000  # most points of the full product of values that are enumerated; inactive knobs multiply them, too
+# Maximum number of points of the full product of values that are enumerated. Inactive knobs multiply the points as well.
+MAX_GRID_POINTS = 100_000
 NEIGHBOUR_FRAC = 2 / 3  # share of a sample for initial configurations and points one change away from these; the rest is random
 MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 
@@ -70,7 +71,7 @@ class _Distinct:
 
 
 def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
-    """Returns knob key -> values to record: every choice, every integer, or the powers of two if the scale is logarithmic."""
+    """Returns {knob key: values to record}: every choice, every integer, or the powers of two if the scale is logarithmic."""
     return {key: grid_levels(distribution) for key, distribution in space.distributions().items()}
 
 

@@ -24,10 +24,10 @@ class Earlier:
     Attributes:
         about: study.json.
         records: ended trials, by number, including cut-off ones; without the baseline if it must be measured again.
-        cut_off: those of `records` that were cut off; their files are yet to be written.
+        cut_off: the cut-off trials among `records`; their record files are not written yet.
         spent_s: wall time used.
         first: rank 0's result of the baseline; None if the baseline must be measured.
-        why_no_baseline: why a measured baseline cannot be used; "" if it can, or if there is none.
+        why_no_baseline: why a measured baseline cannot be used; "" if it can be used, or if none was measured.
         failed_baseline: the baseline's record if it has no measurement; None otherwise.
     """
 
@@ -44,7 +44,7 @@ def read_earlier(folder: StudyFolder) -> Earlier:
     """Returns the earlier results in a study's folder.
 
     Raises:
-        BadInput: a file cannot be read; names the file.
+        BadInput: a file cannot be read; the error names the file.
     """
     try:
         about, records = folder.read_study(), folder.read_trials()
@@ -78,7 +78,7 @@ def _first_result(path: Path) -> RankResult:
     """Returns the result that rank 0 of a trial wrote.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it cannot be read, or belongs to another attempt.
+        OSError, ValueError, KeyError, TypeError: the result cannot be read, or belongs to another attempt.
     """
     results = RankResults(path, protocol.read_spec(str(path / protocol.SPEC_FILE)))
     results.collect()

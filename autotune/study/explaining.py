@@ -29,12 +29,12 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
-MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # most findings of one trial that are tried
-# How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
-# those of the measured program.
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 3.0}  # expected seconds of a pass itself, unless PASS_STEPS steps take longer
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # number of steps of a pass
+MAX_SHOWN = 12  # maximum number of trials that a message names
+MAX_CHECKS = 3  # maximum number of findings of one trial that are tried
+# Maximum time of a step under the pass "lines", as a multiple of the step's time in the trial. If a step takes longer, its
+# shares are not those of the measured program.
 MAX_SLOWDOWN = 1.5
 SIDES = ("with the remedy", "as it was")
 ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
@@ -71,7 +71,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         study: the study's name.
 
     Raises:
-        BadInput: there is no such trial, or it has no measurement; names those that can be explained.
+        BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
     able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
@@ -152,7 +152,7 @@ class Explaining:
     # Any time ---------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
-        """Runs the wanted passes of a trial that were not run yet, explains it, and tries what it finds."""
+        """Runs the wanted passes of a trial that have not run yet, explains the trial, and tries the settings that it finds."""
         session, before = self._session, self._passes(record)
         if wanted.fixed:
             self._compare(wanted.fixed, wanted, record)
@@ -324,7 +324,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
     """Returns the finding that a fixed program is to confirm.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such finding.
     """
     if entry is None:
         raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
@@ -337,7 +337,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns why the pass "lines" says nothing of the measured program; "" if it does."""
+    """Returns why the pass "lines" does not represent the measured program; "" if it does."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

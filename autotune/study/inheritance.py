@@ -7,7 +7,7 @@ studies, and it takes over the same results when it is resumed:
     {"asked": search.warm_start,
      "sources": [{"study", "is_same", "differs": [key of the identity]}],     the latest first
      "seeds": [{"study", "trial", "knobs", "ratio", "is_proven", "peak_memory_bytes"}],     the best first
-     "out_of_memory": [{"study", "trial", "knobs", "outcome"}]}     the smallest ones
+     "out_of_memory": [{"study", "trial", "knobs", "outcome"}]}     the smallest configurations
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # only the latest studies are used: they have themselves taken over results of older ones
+MAX_SOURCES = 8  # only the latest studies are used: they have taken over results of older studies
 MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
 MAX_OUT = 20  # kept small because each is compared with every proposal
 # Parts of the identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
-UNLIKE = ("machine.price_per_hour",)  # exceptions to ALIKE, which may differ, too
-RECENT = ("program.script", "program.torch")  # parts that change during development; if only these differ, there is a notice
+UNLIKE = ("machine.price_per_hour",)  # exceptions to ALIKE: these may differ
+# Parts that change during development. If an earlier study differs only in these, a notice names that study.
+RECENT = ("program.script", "program.torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def check_named(asked: Any, runs: Path) -> None:
     """Checks that the studies named by `search.warm_start` exist.
 
     Raises:
-        BadInput: one does not exist or cannot be read.
+        BadInput: a study does not exist or cannot be read.
     """
     for name in _names(asked):
         folder = _named(runs, name, without=None)
@@ -99,9 +100,10 @@ def inherit(session: Session) -> dict[str, Any]:
 
 
 def earlier_noise(session: Session) -> stats.Noise | None:
-    """Returns the spread from process to process on this machine, from earlier studies in the runs folder.
+    """Returns the spread between processes on this machine, as measured by earlier studies in the runs folder.
 
-    Studies of the same program count more than studies of other programs, whose noise may be half or twice as large.
+    Studies of the same program count more than studies of other programs. The noise of another program may be half or twice as
+    large.
     """
     if not session.folder.is_kept:
         return None
@@ -229,7 +231,7 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline, by ratio; those that finals proved come before all others."""
+    """Returns the configurations that beat their baseline, sorted by ratio. Those that were proved by finals come first."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
@@ -295,8 +297,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    A failure does not count if a configuration that is at least as large ran, in one of these studies or as the baseline of
-    this study. Something else must have used the memory then.
+    A failure does not count if a configuration at least as large did run, in one of these studies or as the baseline of this
+    study. In this case something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -319,13 +321,13 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has no more of the exhausted memory than another; False if unknown."""
+    """Whether a study has at most as much of the exhausted kind of memory as another study; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory available to a trial; None if unknown. If there is a GPU, only its size limits host memory."""
+    """Returns the memory available to a trial; None if unknown. With a GPU, `device.memory_limit` is no host limit."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

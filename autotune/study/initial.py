@@ -13,9 +13,11 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-NUM_EARLIER_SEEDS = 3  # in replays of two recordings, 3 gave 1 % more than 1 did in short studies, and no less in long ones
+# In replays of two recordings, three configurations of earlier studies were compared with one. With three, the result of short
+# studies was 1 % faster, and the result of long studies was no slower.
+NUM_EARLIER_SEEDS = 3
 NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
-DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's
+DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
 BATCH = "loader.batch_size"
@@ -48,7 +50,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial.
     """
     space = session.resolved
-    # Initial configurations that an earlier run of this study tried count, too.
+    # If this study is resumed, the initial configurations that it tried before count as well.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
@@ -62,22 +64,22 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
 
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
-    """Translates a configuration of another study: searched knobs take its values, others those of this baseline.
+    """Translates a configuration of another study. Searched knobs keep their values; others get this baseline's values.
 
-    A number outside this space becomes the nearest one inside. Any other unknown value becomes the baseline's.
+    A number outside this space becomes the nearest number inside. Any other value that this space lacks becomes the baseline's.
     """
     found = {key: domain.nearest(knobs[key]) for key, domain in space.domains.items() if key in knobs}
     return {**space.reference, **{key: value for key, value in found.items() if value is not None}}
 
 
 def _fits(session: Session, seed: dict[str, Any]) -> bool:
-    """Whether the memory that a configuration used in its own study is available here; True if unknown."""
+    """Whether the memory that a configuration used in the earlier study is available here; True if unknown."""
     peak, capacity = seed.get("peak_memory_bytes"), session.memory_capacity_bytes
     return not peak or not capacity or peak <= FITS_FRAC * capacity
 
 
 def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
-    """Yields an expert's first choices, except those whose changes have proved slower than the baseline.
+    """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
 
     Args:
         session: the study.
@@ -104,7 +106,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
 def filling_seed(
     session: Session, best: TrialRecord, filling_batch: Callable[[Knobs, list[int]], int | None]
 ) -> Iterator[Proposal]:
-    """Yields the best so far with the largest batch that is expected to fit into memory.
+    """Yields the best configuration so far, with its batch raised to the largest that is expected to fit into memory.
 
     Yields nothing unless the best so far already has a larger batch than the program.
 
@@ -127,7 +129,7 @@ def filling_seed(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether the same changes, apart from loader knobs, were clearly slower than the baseline, as emulated bf16 is."""
+    """Whether the same changes, apart from loader knobs, were clearly slower than the baseline, for example emulated bf16."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _beside_loader(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -64,7 +64,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
         listener: receives events and notices.
 
     Raises:
-        NothingWorked: the baseline or all of the first configurations failed; has the reason and the end of the log.
+        NothingWorked: the baseline or all of the first configurations failed; the error has the reason and the end of the log.
         FolderLost: the study's folder can no longer be written.
         BadInput: another autotune process is working on the study.
     """
@@ -82,13 +82,14 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
         listener: receives events and notices.
 
     Raises:
-        BadInput: also if machine or program differ from those of the earlier trials; names the differences.
+        BadInput: as in `run_study`, or machine or program differ from those of the earlier trials; the error names the
+            differences.
     """
     return _run(inputs, folder, listener, is_new=False)
 
 
 def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
-    """Explains a trial of a study that has ended, and returns the study's summary, otherwise unchanged.
+    """Explains a trial of a study that has ended, and returns the study's summary with the explanation added.
 
     Args:
         inputs: the inputs of the study, without a budget.
@@ -262,7 +263,7 @@ class _Study:
             return None
 
     def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
-        """Checks that machine, program and space are those of the trials of earlier runs."""
+        """Checks that machine, program and space are the same as for the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
@@ -331,7 +332,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Notifies the user of knobs that they named but that are not searched; `autotune inspect` lists the others."""
+        """Notifies the user of knobs that the user named but that are not searched; `autotune inspect` lists other knobs."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 

@@ -1,4 +1,4 @@
-"""Rules out configurations that ran out of memory in earlier studies, and those that need at least as much memory."""
+"""Rules out configurations that ran out of memory in earlier studies, and all that need at least as much memory as these."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
 
     Args:
         knobs: full configuration.
-        out: full configuration of the other, which ran out of memory.
-        is_host: whether the other ran out of host memory, which loader workers use as well.
+        out: full configuration of the other one, which ran out of memory.
+        is_host: whether the other one ran out of host memory, which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

@@ -31,12 +31,12 @@ from autotune.trials.session import ConfigurationKey, Ending, Session, configura
 from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
-SAMPLER_GIVES_UP_AFTER = 10  # known configurations in a row, after which random ones are drawn
-MAX_REPEATED_GRID_POINTS = 5000  # grid points in a row that differ only in inactive knobs
-MAX_TOO_DEAR = 8  # proposals in a row that do not fit the remaining budget
-NUM_SAME_FAILURES = 4  # the search gives up if so many first trials all failed for one reason other than lack of memory
+SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
+MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
+MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
+NUM_SAME_FAILURES = 4  # the search gives up if this many first trials all failed for one reason other than lack of memory
 ANSWER_GAIN_FRAC = 0.03  # if the expected improvement is smaller, ablation and finals need the time more than another trial
-ANSWER_AFTER = 2  # the search ends after so many proposals in a row with so small an expected improvement
+ANSWER_AFTER = 2  # the search ends after this many proposals in a row with a smaller expected improvement than that
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
@@ -246,7 +246,7 @@ class Search:
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _late(self) -> Iterator[Proposal]:
-        """Yields the best so far with each costly value, without ineffective changes, or restricted to one lower tier."""
+        """Yields the best so far with each costly value, then without ineffective changes, then restricted to lower tiers."""
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
@@ -301,10 +301,11 @@ class Search:
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _is_turn_of_single_change(self) -> bool:
-        """Whether the next proposal is a single change instead of TPE's: at first one for each knob, then every other time.
+        """Whether the next proposal is a single change rather than a proposal of TPE.
 
-        Single changes replace the random trials that TPE would start with. Random points in a space of ten knobs are mostly
-        worse than the baseline, and a study of a slow program may have only fifteen trials.
+        The first proposals are single changes, one for each knob; after that, every other proposal is a single change. Single
+        changes replace the random trials that TPE would start with. Random points in a space of ten knobs are mostly worse than
+        the baseline, and a study of a slow program may have only fifteen trials.
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
@@ -382,7 +383,7 @@ class Search:
             record = self._session.measure(proposal.knobs, proposal.why, origin=proposal.origin)
         except Ending:
             if trial is not None:
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may be proposed again
             raise
         self._note(record)
         if trial is None:

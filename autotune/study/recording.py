@@ -1,11 +1,11 @@
 """Measures configurations of the search space several times each, so that searches can be replayed.
 
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
-machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
+machine that changes over an hour affects all configurations alike. Trials run as in a search, but without racing.
 
-A search ends with one of the best few configurations. The best few may differ by less than two measurements of one
-configuration do, so `record.repeats_of_best` measures them more often. They are chosen by the rounds that measure all
-configurations; further rounds do not affect that choice.
+A search ends with one of the best few configurations. These may differ less than two measurements of the same configuration. So
+`record.repeats_of_best` measures the best few more often. The best few are chosen by the rounds that measure all
+configurations; further rounds do not affect this choice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # the best few are at most so many, and each has at least this share of the best value
+MAX_BEST, BEST_FRAC = 5, 0.8  # maximum number of the best few, and minimum share of the best value that each of them has
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Takes the measurements that are missing. Those of earlier runs count."""
+    """Takes the missing measurements. Measurements of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -66,7 +66,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns (configuration, round) of the missing measurements: the rounds of all first, then those of the best few."""
+        """Returns the missing measurements as (configuration, round): those of all configurations, or else of the best few."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])
@@ -84,10 +84,11 @@ class Recording:
         return found
 
     def _best(self, num_rounds: int) -> list[Knobs]:
-        """Returns the best few configurations, best first, by their mean over the rounds that measure all.
+        """Returns the best few configurations, best first, by their mean over the rounds that measure all configurations.
 
-        As in a replay, a configuration is left out if half or more of its measurements may not win. A stricter rule would drop
-        the best configuration for a single unsteady measurement out of three.
+        As in a replay, a configuration is left out if half or more of its measurements have an outcome that is barred from
+        winning (`Outcome.may_win`). A stricter rule would drop the best configuration for a single unsteady measurement out of
+        three.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
@@ -150,7 +151,8 @@ def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]
 def recorded(about: StudyRecord, records: list[TrialRecord]) -> dict[str, Any]:
     """Returns a recording's entry in the summary.
 
-    {"configurations": measured at least once, "repeats": wanted of each, "trials": (configuration, round) pairs measured}
+    {"configurations": number of configurations measured at least once, "repeats": wanted number of measurements of each,
+    "trials": number of measured pairs (configuration, round)}
 
     Args:
         about: study.json.

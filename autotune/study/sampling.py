@@ -1,4 +1,4 @@
-"""Passes the sampler facts about machine and configurations that the journal's trials do not contain."""
+"""Gives the sampler facts about machine and configurations that the trials in the journal do not contain."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def inform(
 
 
 def _usual_gains(knob: Knob, session: Session) -> dict[KnobValue, float]:
-    """Returns value -> usual gain of a knob over its default, as logarithm of a ratio of rates."""
+    """Returns {value: usual gain over the knob's default}, as logarithm of a ratio of rates."""
     space, here = session.resolved, session.host_context
     if not knob.usual_gain or here is None:
         return {}

@@ -41,12 +41,12 @@ class Standing:
 
     Attributes:
         status: "running", "complete", "interrupted" or "failed".
-        reason: why it ended; "" while it runs.
+        reason: why the study ended; "" while it runs.
         seconds: wall time so far.
         decision: result of the finals; None before they run.
         attribution: the effects of the chosen configuration's changes; None before the ablation.
-        tiers: trial number of the best of a lower tier -> decision from measuring it again.
-        explanation: why it is as fast as it is, see explain/explanation.py; None before any pass has run.
+        tiers: {trial number of the best configuration of a lower tier: decision from measuring it again}.
+        explanation: the document of explain/explanation.py; None before any pass has run.
     """
 
     status: str
@@ -64,7 +64,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
     Args:
         about: study.json.
         records: finished trials, by number.
-        standing: its state.
+        standing: the study's state.
     """
     everything, records = records, [one for one in records if one.kind not in (Kind.explain, Kind.check)]
     baseline = records[0] if records and records[0].outcome.has_value else None
@@ -224,7 +224,7 @@ def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired_ratio(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> float | None:
-    """Returns the ratio to the baseline from unpaired measurements; None if those of either side contradict each other."""
+    """Returns the ratio to the baseline from unpaired measurements; None if one side's measurements contradict each other."""
     means_of = []
     for record in (top, records[0]):
         counted = _unpaired(record, records, standing) or [record]
@@ -271,7 +271,7 @@ def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -
 
 
 def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
-    """Returns the baseline's entry, marked `is_barred` if the baseline breaks a constraint and may not win."""
+    """Returns the baseline's entry, marked `is_barred` if the baseline breaks a constraint and so cannot win."""
     entry = _entry(baseline, records, standing, knobs=True)
     return {**entry, "is_barred": True, "reason": baseline.reason} if is_barred(baseline) else entry
 
@@ -308,7 +308,7 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up without complete pairs, mostly from one measurement each; None if there is nothing to compare."""
+    """Returns the speed-up if no pair is complete, mostly from one measurement per side; None if nothing can be compared."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
@@ -330,7 +330,7 @@ def _unproven(
 
 
 def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first, each with the product of the effects up to it."""
+    """Returns the effect of each change of the best, largest first. "cumulative" is the product of the effects so far."""
     found = _of_best(best, standing)
     if baseline is None or best is None or not best.changed or found is None:
         return []

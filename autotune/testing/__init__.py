@@ -1,1 +1,1 @@
-"""Contract suites and fakes for tests, both our own and those of third-party launchers, knobs and trackers."""
+"""Contract suites and fakes for tests, both for our own code and for third-party launchers, knobs and trackers."""

@@ -115,7 +115,7 @@ class Surface:
         return int(knobs["loader.batch_size"]) > self.max_batch or self.peak_bytes(knobs) > self.capacity_bytes
 
     def regime(self, knobs: Knobs) -> str:
-        """Returns whether loader workers have their own cores: "separate" with workers, "" without; never "shared" here."""
+        """Returns the regime of the loader's workers: "separate" with workers, "" without; never "shared" here."""
         return "separate" if knobs.get("loader.num_workers") else ""
 
     def start_of_s(self, knobs: Knobs) -> float:

@@ -1,4 +1,4 @@
-"""Tests what every launcher must do: subclass `LauncherContract` and define its fixture `launcher` to run them."""
+"""Tests what every launcher must do. To run the tests, subclass `LauncherContract` and define its fixture `launcher`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_launch(folder: Path, argv: list[str], **more: object) -> Launch:
 
 
 def wait(running: Running) -> Ended:
-    """Polls until the trial has ended, and returns how."""
+    """Polls until the trial has ended, and returns how it ended."""
     give_up_s = time.monotonic() + PATIENCE_S
     while (ended := running.poll()) is None:
         assert time.monotonic() < give_up_s, f"still running; last progress: {running.progress()}"
@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked_processes(study: Path) -> list[psutil.Process]:
-    """Returns the processes of a study that still run: those of its trials and its helpers."""
+    """Returns the processes of a study that still run, of its trials as well as its helpers."""
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
@@ -116,7 +116,7 @@ class LauncherContract:
         assert seen["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
     def test_hostile_paths_and_arguments_arrive_unchanged(self, launcher: Launcher, tmp_path: Path) -> None:
-        """No shell interprets them."""
+        """No shell interprets paths or arguments."""
         folder = tmp_path / "a b'c\"d\n$(e) ü" / "s" / "trials" / "0007"
         folder.mkdir(parents=True)
         arguments = ["a b", "'", '"', "$(touch x)", "\n", "ü☃", "", "--", "*"]
@@ -124,7 +124,7 @@ class LauncherContract:
         assert ended.results[0].detected["argv"] == arguments
 
     def test_missing_working_directory_is_bad_input(self, launcher: Launcher, folder: Path) -> None:
-        """It is reported before anything starts."""
+        """The missing folder is reported before anything starts."""
         launch = a_launch(folder, ["true"])
         launch.cwd = str(folder / "nowhere")
         with pytest.raises(BadInput, match="nowhere"):
@@ -171,7 +171,7 @@ class LauncherContract:
         assert [result.rank for result in ended.results] == [0, 1, 2]
 
     def test_rank_that_never_answers_is_not_waited_for_forever(self, launcher: Launcher, folder: Path) -> None:
-        """For example, one rank has failed, and the other one hangs in a collective."""
+        """For example, one rank has failed, and the other rank hangs in a collective."""
         launch = a_launch(
             folder, program("result(1, 2, status='failed', error={'type': 'ValueError', 'message': 'x'}); time.sleep(600)")
         )
@@ -192,7 +192,7 @@ class LauncherContract:
         ],
     )
     def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, body: str) -> None:
-        """Such a result is not taken for this trial's, and no exception is raised."""
+        """Such a result is not taken for a result of this trial, and no exception is raised."""
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.results) == ("exit", [])
@@ -281,7 +281,7 @@ class LauncherContract:
     # Ending
 
     def test_children_in_sessions_of_their_own_that_ignore_sigterm_are_ended(self, launcher: Launcher, folder: Path) -> None:
-        """So are orphans, whose parent has already exited."""
+        """Orphans, whose parent has already exited, are ended as well."""
         body = f"""
 child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
@@ -299,7 +299,7 @@ time.sleep(600)
         assert not any(is_alive(pid) for pid in pids)
 
     def test_stop_ends_and_keeps_the_reason(self, launcher: Launcher, folder: Path) -> None:
-        """A second call changes nothing."""
+        """A second call of `stop` changes nothing."""
         launch = a_launch(folder, program("progress('warmup', 1); time.sleep(600)"))
         running = launcher.start(launch)
         wait_for(folder / protocol.PROGRESS_FILE)
@@ -348,7 +348,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
     # Logs
 
     def test_endless_output_leaves_a_short_tail(self, launcher: Launcher, folder: Path) -> None:
-        """It fills neither memory nor disk."""
+        """The output fills neither memory nor disk."""
         body = "for _ in range(100): sys.stdout.write('y' * 299_999 + '\\n')\nprint('last words'); sys.stdout.flush(); result()"
         ended = self.run(launcher, a_launch(folder, program(body)))
         assert ended.evidence["stdout_tail"].rstrip().endswith("last words")
@@ -356,7 +356,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         assert (folder / protocol.STDOUT_FILE).stat().st_size < 8 << 20
 
     def test_secrets_are_masked_in_the_tails(self, launcher: Launcher, folder: Path) -> None:
-        """They are recognised by their keys, in URLs, and by their values in the environment."""
+        """Secrets are recognised by their keys, in URLs, and by their values in the environment."""
         body = "sys.stderr.write('see ' + os.environ['MY_TOKEN'] + ' api_key=abc123 http://me:pass1@host/x lr=0.1')"
         ended = self.run(launcher, a_launch(folder, program(body), env={"MY_TOKEN": "s3cr3t-value"}))
         assert ended.evidence["log_tail"] == "see *** api_key=*** http://***@host/x lr=0.1"

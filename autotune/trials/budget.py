@@ -15,30 +15,34 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.trials.events import Outlook
 
-FINALS_MAX_FRAC = 0.38  # most of the budget for the finals: three pairs and a choosing round of a slow program take about that
-# Most of the search's time for late proposals. A good configuration matters more than trying every compile mode on it.
+# Maximum share of the budget for the finals. Three pairs and a choosing round of a slow program take about that.
+FINALS_MAX_FRAC = 0.38
+# Maximum share of the search's time for late proposals. A good configuration matters more than trying every compile mode on it.
 LATE_MAX_FRAC = 0.5
-FINALS_TRIALS = 20  # time is reserved for so many finals: eight pairs and a choosing round of four
-PARITY_TRIALS = 2  # time is reserved for so many runs of first steps: the baseline's, and one with the finalists' numerics
+FINALS_TRIALS = 20  # number of trials of the finals for which time is reserved: eight pairs and a choosing round of four
+# Number of runs of first steps for which time is reserved: the baseline's run, and one run with the finalists' numerics.
+PARITY_TRIALS = 2
 PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
-LEAST_STEPS = MeasureRules.slow_min_steps  # least steps of any window
+LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
 # would take the time of other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
-FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
-ATTRIBUTION_MAX_FRAC = 0.18  # most of the budget for the attribution, besides what the finals leave over
-ATTRIBUTION_TRIALS = 18  # time is reserved for so many: three rounds of a winner with five changes
-ATTRIBUTION_MIN_TRIALS = 6  # two rounds of a winner with two changes; the fewer of these trials fit, the less is reserved
+FINALS_WINDOW_S = 5.0  # window of a cheap trial of the finals; rates vary more between processes than within one process
+ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
+ATTRIBUTION_TRIALS = 18  # number of ablation trials for which time is reserved: three rounds of a winner with five changes
+# Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
+ATTRIBUTION_MIN_TRIALS = 6
 # Share of the search's time after which late proposals begin: late enough to have a good configuration, early enough for costly
 # values to fit.
 LATE_FRAC = 0.65
-CONFIRMING_FRAC = 0.10  # most of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval
-LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is worth more than the last trials
+# Maximum share of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval.
+CONFIRMING_FRAC = 0.10
+LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns
 MARGIN = 1.25  # a search trial may take this many times its expected duration in any case
-EXPLAIN_MAX_FRAC = 0.1  # most of the budget for the passes that explain the result
-# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most so many seconds.
+EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
+# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
@@ -86,7 +90,7 @@ class Budget:
 
     @property
     def explain_max_s(self) -> float:
-        """Most wall time that explaining may take."""
+        """Maximum wall time that explaining may take."""
         return EXPLAIN_MAX_FRAC * (self.spent_s if self.total_s is None else self.total_s)
 
     @property
@@ -152,7 +156,7 @@ class Budget:
         return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
     def fits(self, expected_s: float, *, again_s: float, is_first: bool = False) -> bool:
-        """Whether a trial fits into the rest of the search, and the finals could afford to confirm it.
+        """Whether a trial fits into the rest of the search, and the finals would have time to confirm it.
 
         Args:
             expected_s: its expected cost now.
@@ -179,7 +183,7 @@ def closing_s(total_s: float) -> float:
 
 
 def most_reserved_s(total_s: float) -> float:
-    """Returns the most that is reserved for finals, attribution and closing, whatever the baseline takes."""
+    """Returns the maximum time that is reserved for finals, attribution and closing, however long the baseline takes."""
     return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s + closing_s(total_s)
 
 
@@ -198,26 +202,26 @@ def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRec
 
     Args:
         rules: the configured rules.
-        seconds_each: what one final may take.
-        baseline: gives the time a trial takes outside its window.
+        seconds_each: time that one trial of the finals may take.
+        baseline: gives the time that a trial takes outside its window.
     """
     window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
     return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 
 
 class Costs:
-    """Predicts what trials cost, from those that ran."""
+    """Predicts what trials cost, from past trials."""
 
     def __init__(self, costly: Mapping[str, Mapping[KnobValue, float]]) -> None:
         """Begins without trials.
 
         Args:
-            costly: knob whose values cost a compilation -> value -> its cost relative to the cheapest value's; values not named
-                cost 1.
+            costly: {knob whose values cost a compilation: {value: its cost relative to that of the cheapest value}}; 1 for
+                values that are not named.
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
-        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> its latest trials
+        self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
 
     def learn(self, record: TrialRecord) -> None:
@@ -238,16 +242,17 @@ class Costs:
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the least seconds for measuring a configuration again, in a fresh process with a warm compile cache.
+        """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
 
-        Counts only as much window as a final needs: the first window may have restarted, or run on for lack of an interval.
+        Counts only as much of the window as a trial of the finals needs: the window of the search trial may have restarted, or
+        run on for lack of an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
 
     @property
     def spared_s(self) -> float:
-        """The most that a recent warm start has saved over a fresh one; 0 if there was none."""
+        """Maximum time that a recent warm start has saved compared with a fresh start; 0 if there was no warm start."""
         return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: KnobValue) -> float:
@@ -274,7 +279,7 @@ def _has_cycles(record: TrialRecord) -> bool:
 
 
 def _confirming_s(record: TrialRecord) -> float:
-    """Returns a trial's cost with only as much window as a final needs: a few seconds, or LEAST_STEPS slow steps."""
+    """Returns a trial's cost with only the window that the finals need: a few seconds, or LEAST_STEPS slow steps."""
     if _has_cycles(record):
         return record.attempt_s
     steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
@@ -286,7 +291,7 @@ def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
     """Returns the seconds of a trial at another batch size: step time grows in proportion to the samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
-    # Windows are bounded by time, not by steps. But they have a least number of steps, so growth counts up to a factor of 4.
+    # Windows are bounded by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.
     return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 

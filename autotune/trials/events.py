@@ -18,10 +18,10 @@ class Outlook:
     Attributes:
         left_s: time left for everything; None for unlimited.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
-        num_trials: search trials that roughly fit, at most what `study.budget.trials` leaves; None without a limit, or once
-            the search is over.
+        num_trials: number of search trials that roughly fit, but at most what `study.budget.trials` leaves; None without a
+            limit, or once the search is over.
         trial_s: typical duration of a search trial.
-        num_searched: search trials so far.
+        num_searched: number of search trials so far.
     """
 
     left_s: float | None = None
@@ -80,7 +80,7 @@ class Listener:
         Args:
             number: the trial's number.
             kind: baseline, search, attribution, parity or final.
-            knobs: what it changes.
+            knobs: the changes that the trial makes.
             why: one line on why it is tried.
         """
 

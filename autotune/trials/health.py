@@ -34,7 +34,7 @@ class Level:
     interval protect the comparison.
 
     Attributes:
-        amounts: kind -> accepted amount.
+        amounts: {kind: accepted amount}.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
@@ -77,7 +77,7 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if it may not.
+    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" for no reason.
 
     A short trial reads the same files as the trials before it, so it may find in memory what a whole epoch will not.
 
@@ -137,7 +137,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
 
     The finals compare only measurements of the same round, so their ratio does not show this. Nor do the finals' rounds alone
     show it: they may agree by chance, or conditions may have changed since the search. So the baseline's first measurement
-    counts, too.
+    counts as well.
 
     Args:
         records: trials, by number.

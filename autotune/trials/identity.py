@@ -38,12 +38,12 @@ def about(
     space: ResolvedSpace | None = None,
     first: RankResult | None = None,
 ) -> StudyRecord:
-    """Returns study.json. Its space is the requested one until the baseline has run, then the one that is searched.
+    """Returns study.json. Its space is the requested space until the baseline has run, and the searched space from then on.
 
     Args:
         inputs: the study's inputs.
         folder: the study's folder.
-        before: an earlier version of the record, which keeps its start time and sequence number.
+        before: an earlier version of the record, whose start time and sequence number are kept; None if there is none.
         space: what is searched here; None before the baseline.
         first: rank 0's result of the baseline; None before there is one.
     """
@@ -92,7 +92,7 @@ def _detected(inputs: StudyInputs, first: RankResult) -> dict[str, Any]:
 
 
 def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
-    """Returns what makes results comparable, name -> plain value: only results with equal identities may be compared."""
+    """Returns what makes results comparable, as {name: plain value}. Only results with equal identities may be compared."""
     facts = comparable({**(first.facts if first else {}), **inputs.machine})
     device = inputs.config.device
     parts = {
@@ -131,8 +131,8 @@ def executable(command: CommandTemplate) -> str | None:
 def script(command: CommandTemplate) -> str | None:
     """Returns the script that the command names, or its module in the working directory, as "train.py (SHA-256 3f2a...)".
 
-    Returns "train.py (not in /home/me)" if it does not exist, None if it is unknown or unreadable. Imports of the script are
-    not examined.
+    Returns "train.py (not in /home/me)" if the script does not exist, None if the script is unknown or unreadable. Imports of
+    the script are not examined.
     """
     program = program_of(command.parts)
     name = program.script or f"{(program.module or '').replace('.', os.sep)}.py"
@@ -151,7 +151,7 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns one phrase for each difference of two identities: "program.torch: was '2.14.1', is '2.15.0'".
 
     The resolved space and the facts that the program reports are known only after a baseline, so they are compared only if both
-    identities have them. The script is compared if it was recorded, which earlier versions did not do.
+    identities have them. The script is compared only if it was recorded. Earlier versions of autotune did not record it.
 
     Args:
         was: the recorded identity.

@@ -51,7 +51,7 @@ def launch(
         hidden: the secret values of knobs, which are written as stand-ins (`***1`) everywhere else.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
-        env: further variables; those of the user and of knobs take precedence.
+        env: further variables; variables of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
         number: the trial's number.
@@ -87,12 +87,12 @@ def launch(
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
     """Returns the pinned knobs that have an effect in a configuration; the others are left out without an error.
 
-    Before the baseline the program's own values are unknown. A pin that depends on such a value, as prefetch_factor does on the
-    program's number of workers, is kept, and the harness reports whether it was applied.
+    Before the baseline the program's own values are unknown. A pin that depends on such a value is kept, and the harness
+    reports whether it was applied. An example is prefetch_factor, which depends on the program's number of workers.
 
     Args:
         pinned: knobs that the user has set.
-        known: these and all other knobs whose values are known.
+        known: the pinned knobs and all other knobs whose values are known.
     """
     return {key: value for key, value in pinned.items() if _may_be_active(knob(key), known)}
 

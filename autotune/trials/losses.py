@@ -22,10 +22,10 @@ TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compare
 # Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
 # difference from a loss near 0 would be large.
 FLOOR_FRAC = 0.5
-FIRST_FACTOR = 3.0  # the first loss has so many times the tolerance, because it is of a single batch
-CHANCE_FACTOR = 2.0  # chance explains so many times the difference between two runs of the baseline
-MAX_CHANCE_FRAC = 0.15  # the most that chance can excuse; beyond it the program's own runs differ too much to tell
-EXPLODED_FACTOR = 10.0  # no batch explains a loss of so many times any earlier loss
+FIRST_FACTOR = 3.0  # the first loss has this many times the tolerance, because it is of a single batch
+CHANCE_FACTOR = 2.0  # chance explains this many times the difference between two runs of the baseline
+MAX_CHANCE_FRAC = 0.15  # a difference is inconclusive if chance could excuse more than this
+EXPLODED_FACTOR = 10.0  # no batch explains a loss of this many times any earlier loss
 MIN_EXPLODING_STEPS = 8
 
 
@@ -44,11 +44,11 @@ class Comparison:
     Attributes:
         verdict: whether they agree.
         reason: the numbers in one line, or why the comparison is inconclusive.
-        num_steps: optimizer steps that both have made.
-        loss, reference_loss: median over the last quarter of these; None if not finite.
+        num_steps: number of optimizer steps that both have made.
+        loss, reference_loss: median over the last quarter of these steps; None if not finite.
         difference_frac: how much worse (above 0) or better the loss is, relative to the baseline's level, or to half its
             largest loss if that is more; None when unknown.
-        tolerance_frac: how much worse it may be.
+        tolerance_frac: how much worse the loss may be.
     """
 
     verdict: Verdict
@@ -69,13 +69,13 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
     """Returns whether `own` is as good as `reference`.
 
     A loss that is worse by more than the tolerance fails. So does a loss that is not finite while the baseline's is. A better
-    loss passes, unless the first loss differs. Both compute the first loss from the same weights and batch, so a difference
-    shows that something else is computed.
+    loss passes, unless the first loss differs. Both programs compute the first loss from the same weights and batch, so a
+    difference in it shows that they compute different things.
 
     Args:
         own: the configuration's curve.
-        reference: the baseline's.
-        tolerance_frac: relative to the reference's level.
+        reference: the baseline's curve.
+        tolerance_frac: tolerance, relative to the reference's level.
         chance: the baseline's curve under another seed; differences up to twice the difference between the two baseline runs
             are excused. () if there is none.
     """
@@ -136,12 +136,13 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
 def exploded(own: Curve, baseline: Curve) -> str:
     """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
-    This is a cheap check of search trials. Their batches are not the baseline's, so only what no batch explains counts: a loss
-    that still grows and exceeds ten times the trial's first losses and all of the baseline's.
+    This is a cheap check of search trials. Their batches differ from the baseline's, so a loss counts as exploded only if no
+    batch explains it. It must still grow, and exceed ten times the largest of the trial's first losses and the baseline's
+    losses.
 
     Args:
         own: the trial's curve.
-        baseline: the baseline's.
+        baseline: the baseline's curve.
     """
     if len(own) < MIN_EXPLODING_STEPS or not baseline or None in own or None in baseline:
         return ""

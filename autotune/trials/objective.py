@@ -1,7 +1,7 @@
 """Computes a study's objectives from a trial's numbers, and checks its constraints.
 
-Every objective has a value in its own unit and a score, where more is better, so that a ratio of two scores above 1 always
-means better. For N samples, T(N) = start + compile + N / throughput; the time between epochs is not measured.
+Every objective has a value in its own unit, and a score. A higher score is always better, so a ratio of scores above 1 always
+means an improvement. For N samples, T(N) = start + compile + N / throughput; the time between epochs is not measured.
 
     objective          value                                         score
     throughput         samples per second                            the same
@@ -27,7 +27,7 @@ from autotune.quantities import number_text
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
 from autotune.trials.budget import START_PHASES
 
-REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials that find their code compiled
+REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code was compiled by earlier trials
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
@@ -43,7 +43,7 @@ class Goal:
         samples: length of the real training; None if not given.
         epoch_samples: length of an epoch; None when unknown.
         price_per_hour: price of an hour of the machine; None if not given.
-        limits: key of a constraint -> its limit.
+        limits: {key of a constraint: its limit}.
         capacity_bytes: memory that `constraints.memory_free_frac` is a share of; None when unknown.
     """
 
@@ -56,7 +56,7 @@ class Goal:
 
     @classmethod
     def of(cls, config: StudyConfig) -> Goal:
-        """Returns the goal as configured, without what only the baseline can tell."""
+        """Returns the goal as configured, without what only the baseline can find out."""
         names, samples = objective_names(config.objective), config.study.samples
         keep = config.constraints
         limits = {HEADROOM: keep.memory_free_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
@@ -96,10 +96,10 @@ class Goal:
         self.epoch_samples = self.epoch_samples or length
 
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
-        """Writes objectives, scores and violations into a trial's record; one that breaks a constraint may not win.
+        """Writes objectives, scores and violations into a trial's record. A trial that breaks a constraint cannot win.
 
         Args:
-            record: the trial, its numbers in place.
+            record: the trial with its numbers.
             results: results of the trial's ranks.
             cold_compile_s: seconds that compiling such a configuration took with an empty cache.
         """
@@ -114,7 +114,7 @@ class Goal:
         """Checks that the baseline measured everything that the objectives and constraints need.
 
         Raises:
-            BadInput: something cannot be measured for this program on this machine; names it.
+            BadInput: something cannot be measured for this program on this machine; the error says what.
         """
         problems = []
         if record.unit != "samples" and {TIME, COST} & set(self.names):
@@ -186,7 +186,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
     """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
 
     Args:
-        record: one measurement of it.
+        record: one measurement of the configuration.
         cold_compile_s: seconds that compiling such a configuration took elsewhere in the study; the longer time counts.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
@@ -198,7 +198,8 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
     """Returns the longest compile phase with this compile mode outside the finals; 0 for none.
 
-    The first trial with a mode compiles everything. Later ones use the study's cache, which the user's first run cannot.
+    The first trial with a mode compiles everything. Later trials use the study's cache, which the user's first run does not
+    have.
     """
     mode = knobs.get(COMPILE_KEY, COMPILE_OFF)
     if mode == COMPILE_OFF:
@@ -211,7 +212,7 @@ def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
     """Returns the means of one configuration's measurements, as in the summary.
 
     Args:
-        measured: the measurement from the search, or those that the finals report.
+        measured: the measurement from the search, or the measurements that the finals report.
 
     Returns:
         value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. A

@@ -1,8 +1,8 @@
-"""Detects a faulty device: sticky CUDA errors in one configuration after another.
+"""Detects a faulty device by sticky CUDA errors in one configuration after another.
 
 A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
-repeat fails too, the cause is often the configuration or the program. So the device is tested, by a small computation that uses
-neither, only after two different configurations have failed like this with no success in between.
+repeat fails as well, the cause is often the configuration or the program. So the device is tested only after two different
+configurations have failed like this with no success in between. The test is a small computation without the program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STICKY = re.compile(
     r"|GPU has fallen off the bus|GPU is lost|NVRM: Xid[^\n]*"
 )
 FAILED = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
-NUM_STRIKES = 2  # different configurations
+NUM_STRIKES = 2  # number of different configurations that must fail with a sticky error before the device is tested
 PROBE_S = 60.0
 PROBE = """
 import sys
@@ -53,8 +53,8 @@ class Quarantine:
 
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
-        device: its name in messages: "device 0 (NVIDIA H100, GPU-...)".
-        advice: what the user may do about it.
+        device: the device's name in messages: "device 0 (NVIDIA H100, GPU-...)".
+        advice: what the user may do about a faulty device.
     """
 
     def __init__(self, probe: Callable[[TrialRecord], str], *, device: str, advice: str) -> None:

@@ -39,13 +39,13 @@ NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
 QUIET_BUDGET_FRAC = 0.05  # the longest such wait as a share of the study's time
 GATE_S = 30.0  # longest wait for a device whose memory is still held
-QUIET_LEFT_FRAC = 0.25  # neither wait may take more than this share of the trial's remaining time
+QUIET_LEFT_FRAC = 0.25  # each of these waits may take at most this share of the trial's remaining time
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
 TIME_UP = "the study's time was up"
-# Before its deadline, a trial ends its window early by LEAVE_S plus the time the baseline took to exit, at most by LEAVE_MAX_S.
+# A trial ends its window before its deadline: by LEAVE_S plus the time that the baseline took to exit, by LEAVE_MAX_S at most.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
-COOL_DOWN_S = 10.0  # least rest for a device that was too hot
+COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
 
@@ -59,8 +59,8 @@ class Request:
         target: loaders to change, from the baseline; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: a rate that may reach this is measured to a narrower interval; None for never.
-        max_s: wall time it may take; None for no limit besides those of the phases.
-        ends_s: moment on the study's clock at which it must be over, finished or not; None for no deadline.
+        max_s: wall time that the trial may take; None for no limit besides the limits of the phases.
+        ends_s: moment on the study's clock at which the trial must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
         first_steps: fields of the spec for a run that measures nothing; {} for a run that measures. A run that ends after its
@@ -147,7 +147,7 @@ class TrialRunner:
         Raises:
             StoppedNow: on KeyboardInterrupt while it ran; the trial was ended and recorded as interrupted.
             FolderLost: the trial cannot be recorded, and so does not count.
-            BadInput: it ran another program than the one the study measures.
+            BadInput: the trial ran another program than the study's other trials.
         """
         self._folder.write_request(_asked(request, self._inputs.clock.time()))
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
@@ -172,7 +172,7 @@ class TrialRunner:
         return self._keep(finished)
 
     def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
-        """Returns a runner of another program that knows what this one has learned."""
+        """Returns a runner of another program that knows what this runner has learned."""
         other = copy.copy(self)
         other._inputs = inputs
         return other
@@ -258,7 +258,7 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces the second attempt after a timeout, because it may take as long again without any visible progress."""
+        """Announces the second attempt after a lost node, or after a timeout, which may take just as long without progress."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
         if first.outcome is Outcome.timeout:
@@ -472,7 +472,7 @@ def _why_no_losses(ended: Ended) -> str:
 
 
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:
-    """Adds the first attempt to the record of the second; its time is part of the trial's cost."""
+    """Adds the first attempt to the record of the second. The first attempt's time is part of the trial's cost."""
     record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
     record.evidence["files_left"] = {**earlier.evidence.get("files_left", {}), **record.evidence.get("files_left", {})}
     record.seconds += earlier.seconds

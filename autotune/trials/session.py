@@ -23,12 +23,13 @@ from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
-MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
-LEAST_CYCLES = 2  # least cycles of steps in a window, since a window opens in the middle of a cycle
-MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
+MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
+LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
+MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
-BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window, as a multiple of other trials': only it looks for cycles
-OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected
+# Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
+BASELINE_WINDOW_TIMES = 3.0
+OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 
 class OutOfTime(Exception):
@@ -178,7 +179,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the least time for a final: a start as long as its last one, and a window of `race_min_s` or two cycles."""
+        """Returns the minimum time of a trial of the finals: its expected start, and a window of `race_min_s` or two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -190,7 +191,7 @@ class Session:
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None to never stop it.
 
-        A trial races only against proven rates of its own tier and lower ones: the best configuration of a lower tier is
+        A trial races only against proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
         worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
         """
         rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
@@ -205,10 +206,10 @@ class Session:
         return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
-        """Runs a final: measures the configuration of an earlier trial again in a fresh process.
+        """Runs a trial of the finals: measures the configuration of an earlier trial again in a fresh process.
 
         Raises:
-            OutOfTime: it would not end in time.
+            OutOfTime: the trial would not end in time.
         """
         least_s, ends_s = self._least_again_s(first), self.budget.ends_s()
         self._check_time(least_s, ends_s)
@@ -269,7 +270,7 @@ class Session:
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
-            OutOfTime: it would not end in time.
+            OutOfTime: the trial would not end in time.
         """
         most_s, ends_s = self._most_s(max(candidate.seconds, self.baseline.seconds)), self.budget.ends_s()
         self._check_time(without_window_s(self.baseline), ends_s)
@@ -294,7 +295,7 @@ class Session:
         Args:
             record: the trial.
             which: the pass, one of `documents.PASSES`.
-            ends_s: moment on the clock by which it must be over; None for no limit.
+            ends_s: moment on the clock by which the pass must be over; None for no limit.
         """
         request = self._request(
             Kind.explain,
@@ -321,7 +322,7 @@ class Session:
             knobs: that trial's configuration, without or with the remedy.
             cause: cause of the finding.
             round_number: round of the pair.
-            why: one line on which side it is.
+            why: one line that names the side.
             ends_s: as in `explain`.
         """
         request = self._request(
@@ -368,7 +369,7 @@ class Session:
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
-        """Excuses values that are not finite in the unchanged program, either; notifies the user of new excuses."""
+        """Excuses values that are not finite even in the unchanged program; notifies the user of new excuses."""
         known, self.runner.excused = self.runner.excused, excused(self.records)
         if self.runner.excused - known:
             text = caveat(self.records)

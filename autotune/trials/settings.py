@@ -28,7 +28,7 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 
 
 def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, str]:
-    """Returns the variables that select the program's devices; `device.index` counts those visible to autotune.
+    """Returns the variables that select the program's devices; `device.index` counts only devices that autotune sees.
 
     Args:
         device: the configured index and kind.
@@ -44,10 +44,10 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
 
 
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
-    """Returns the variables that every process of a trial starts with, besides those of knobs and the user.
+    """Returns the variables that every process of a trial starts with, besides the variables of knobs and of the user.
 
     A recipe's ranks share the cores equally: torchrun would give each a single thread regardless of the cores, which is no
-    fair baseline for a recipe on a CPU. A command of the user's own keeps what its launcher sets.
+    fair baseline for a recipe on a CPU. In a command of the user's own, the launcher's setting is kept.
     """
     nproc = config.launch.nproc
     found = device_environment(config.device, nproc=nproc)
@@ -57,16 +57,17 @@ def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[st
 
 
 def compile_cache(study: Path) -> dict[str, str]:
-    """Returns the variables that give torch.compile a cache for this study only, which is never another machine's or stale.
+    """Returns the variables that give torch.compile a cache for this study only.
 
-    The study's trials share it, so that the finals need not recompile what the search compiled.
+    Such a cache is never stale, and never comes from another machine. The study's trials share it, so that the finals need not
+    recompile what the search compiled.
     """
     folder = os.path.abspath(study / "compile_cache")
     return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
 def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
-    """Returns the memory cap of one process in bytes, None for none; a limit may be a fraction of the memory there is."""
+    """Returns the memory cap of one process in bytes; None without a limit. The limit may be a fraction of all memory."""
     return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
 
-MAX_RANKS = 16  # above it, the tracker gets no metrics of single ranks; `show --json` has all
+MAX_RANKS = 16  # with more ranks, the tracker gets no metrics of single ranks; `show --json` has them all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
@@ -71,7 +71,7 @@ def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
 
 
 def losses(results: Sequence[RankResult]) -> list[float | None]:
-    """Returns the mean loss of each of the first steps over the ranks that have one; [] if none has.
+    """Returns the loss of each of the first steps, averaged over the ranks that have a loss; [] if no rank has one.
 
     Only the last stage of a pipeline sees a loss. Curves are cut to the length of the shortest.
     """
@@ -80,7 +80,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
-    """Returns knob key -> report of the rank with the worst status."""
+    """Returns {knob key: report of the rank with the worst status}."""
     worst: dict[str, dict[str, Any]] = {}
     for result in results:
         for key, report in result.knobs.items():
@@ -94,7 +94,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
 
     Args:
         results: the ranks' results.
-        seen: metrics from the machine's watch, name with unit -> value.
+        seen: metrics from `MachineWatch`, as {name with unit: value}.
     """
     found = dict(seen)
     if not results:

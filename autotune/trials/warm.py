@@ -1,7 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in an interpreter of their own.
 
-Only search trials may. The baseline finds out whether the program allows it, and whatever is reported in the end (finals,
-attribution, compared losses) is measured with a fresh start, as in the user's own runs.
+Only search trials may start warm. The baseline finds out whether the program allows it. Everything that is reported in the end
+(finals, attribution, compared losses) is measured with a fresh start, as in the user's own runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # after so many doubtful trials that failed fresh as well, a failed warm trial is not repeated
+MAX_IN_VAIN = 2  # after this many doubtful trials that failed fresh as well, a failed warm trial is not repeated
 MODULES = ("torch", "torchvision")  # imported before trials are forked; the second only if the program has it
 
 
@@ -54,7 +54,7 @@ class WarmStarts:
         Args:
             kind: kind of the trial.
             changed: the trial's knobs that differ from the baseline.
-            pinned: knobs set in every trial; the process that trials are forked from has their environment variables, too.
+            pinned: knobs set in every trial. Their environment variables are set in the process that trials are forked from.
         """
         is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
         is_fresh = is_fresh or any(knob(key).is_before_torch for key in pinned)

@@ -31,6 +31,9 @@ from tests.study.conftest import Bench
 PROGRAM = Path(__file__).with_name("attribution_program.py")
 STUDY = "planted"
 LARGE = 1.1  # an effect that is to be named
+# The planted gains themselves are only this exact in the real program: its steps sleep, and a sleep of 20 to 30 ms ends late by
+# some hundredths of a millisecond. Its effects are measured to 0.0003 and better.
+PLANTED_TO = 0.001
 
 
 def run(place: Path, *, minutes: float, num_trials: int | None, sampler: str, seed: int) -> dict[str, Any]:
@@ -112,7 +115,8 @@ def real(num: int, *, minutes: float, num_trials: int | None, sampler: str, seed
         for entry in [*summary["attribution"], *((summary.get("minimality") or {}).get("dropped") or [])]:
             if entry["ci"]:
                 given += 1
-                inside += entry["ci"][0] <= GAINS[entry["knob"].removeprefix("env.PLANT_")] <= entry["ci"][1]
+                low, high = entry["ci"]
+                inside += low - PLANTED_TO <= GAINS[entry["knob"].removeprefix("env.PLANT_")] <= high + PLANTED_TO
         told = mistakes(summary)
         wrong += bool(told)
         print("\n".join(told) or "large effects named, nothing idle handed over", flush=True)

@@ -26,8 +26,9 @@ LOGS = re.compile(
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
-LEAST_CALLS = 2  # least numbers fetched in a step for a finding; fetching one, the loss, is usual and costs nothing on a CPU
-NOISE_TIMES = 2.0  # a sampled share can be wrong by so many standard errors ...
+# A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
+LEAST_CALLS = 2
+NOISE_TIMES = 2.0  # a sampled share can be wrong by this many standard errors ...
 OFF_FRAC = 0.02  # ... and by this share of a step more, since the sampler has errors besides noise
 FREED_FRAC = 0.35  # removing work can save this share of its seconds in addition, because it frees caches and cores
 CODE = {
@@ -85,7 +86,7 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
     sites = [site for site in evidence.first.syncs if _is_at(site, line)]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
-    # On a GPU, a number that is fetched only once a step waits for nothing but the device's own work.
+    # On a GPU, fetching one number per step only waits for work that the device has to do anyway.
     return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
 
 

@@ -34,11 +34,11 @@ NUM_WORKERS = "loader.num_workers"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
-# Once a cost of the loader is removed, loader and training thread take so many times the seconds that today's measurements
-# predict: at most, probably, at least.
+# When a cost of the loader is removed, loader and training thread take the predicted seconds times one of these factors: the
+# highest, the likeliest, the lowest.
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
-ENOUGH = 1.1  # there should be workers for so many times the work of a step
+ENOUGH = 1.1  # provide enough workers for this many times the work of a step
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
 CODE = {
@@ -276,7 +276,7 @@ def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / int(workers))
         return gain_of(step_s, Saved(low=0.0, mid=0.7 * max(0.0, step_s - least_s), high=wait_s), "predicted")
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # what so many workers can hide
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # what this many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
     blocked_s = wait_s - cpu_s
     hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # else the step needs the cores, too

@@ -68,7 +68,7 @@ class SyncSites:
         is_compiling, marks, is_on_host = torch_is_compiling(), self._marks, not self._is_on_gpu
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            # Torch's own optimizers read their step numbers in every step. On the CPU, the first test lets them through.
+            # Torch's own optimizers read their step numbers in every step. On the CPU, the first condition ignores these reads.
             if (is_on_host and marks.now is OPTIMIZER) or is_compiling() or not self._is_counted(args[0] if args else None):
                 return function(*args, **kwargs)
             return self._timed(kind, function, args, kwargs)

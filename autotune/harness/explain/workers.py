@@ -17,7 +17,7 @@ from .sources import Sources
 from .stages import Stages, difference, stages_of, together
 
 INTERVAL_S = 0.004  # between samples
-WRITE_S, WRITE_COST = 0.25, 100.0  # least time between two writes: in seconds, and in multiples of what a write takes
+WRITE_S, WRITE_COST = 0.25, 100.0  # minimum time between two writes: in seconds, and in multiples of what a write takes
 IDS = ("file", "line", "function", "where", "is_own", "phase")  # these identify a line
 
 

@@ -33,6 +33,6 @@ def _chain() -> None:
 if os.environ.get("AUTOTUNE_SPEC"):
     try:
         _wake(os.environ["AUTOTUNE_SPEC"])
-    except Exception as error:  # the program must run all the same; the tuner sees that no harness answered
+    except Exception as error:  # the program must run anyway; the tuner sees that no harness answered
         sys.stderr.write(f"autotune: the harness could not start: {type(error).__name__}: {error}\n")
 _chain()

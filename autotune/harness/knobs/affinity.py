@@ -1,7 +1,7 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
-The process is bound before torch is imported, so that torch makes one thread for each core. A launch agent may be bound
-as well, so an environment variable holds the original set of cores, and each rank chooses its own from all of them.
+The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may
+be bound as well. So an environment variable holds the original set of cores, and each rank chooses its cores from this set.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
 def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
     """Returns the cores of the training process, those of its workers, and why they are not separate ("" if they are).
 
-    The workers get one core each, but together never more than half.
+    The workers get one core each, but together never more than half of the cores.
 
     Args:
-        cores: cores of both together.
+        cores: the cores of the training process and its workers together.
         num_workers: number of workers on these cores; 0 while it is not known.
     """
     if not num_workers or len(cores) < 2:
@@ -185,7 +185,7 @@ def allowed(environment: Mapping[str, str]) -> FrozenSet[int]:
 
 
 def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
-    """Returns the cores with these numbers as the kernel describes them in `system`, sorted so that neighbours are adjacent."""
+    """Returns the cores with these numbers as the kernel describes them in `system`, sorted by location."""
     nodes: Dict[int, int] = {}
     for path in glob.glob(f"{system}/devices/system/node/node[0-9]*/cpulist"):
         node = int(os.path.basename(os.path.dirname(path))[len("node") :])

@@ -24,7 +24,7 @@ def runtime() -> Optional[Any]:
 
 
 def granularity_bytes() -> Optional[int]:
-    """Returns the most bytes that a miss fetches into the L2 cache; None if unknown."""
+    """Returns the maximum number of bytes that a miss fetches into the L2 cache; None if unknown."""
     library, value = runtime(), ctypes.c_size_t()
     if library is None or library.cudaDeviceGetLimit(ctypes.byref(value), MAX_L2_FETCH_GRANULARITY):
         return None
@@ -32,7 +32,7 @@ def granularity_bytes() -> Optional[int]:
 
 
 class DeviceKnobs(KnobHandler):
-    """Sets limits of the device's context, which must already exist: creating one here would break a later fork."""
+    """Sets limits of the device's context, which must already exist: creating a context here would break a later fork."""
 
     keys = (KEY,)
 

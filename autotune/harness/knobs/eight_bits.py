@@ -1,4 +1,4 @@
-"""Makes loaders yield uint8 instead of float32 (loader.uint8_transfer) and verifies it. For how it works see delayed.py."""
+"""Makes loaders yield uint8 instead of float32 (loader.uint8_transfer) and verifies it; see delayed.py for how it works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
 NUM_LEVELS = 256  # values of a byte
 MAX_CHANNELS = 16  # a tensor with more is not an image
-MAX_TENSORS, MAX_VALUES = 8, 2**18  # examined tensors of the first batch and values of each, so that it takes milliseconds
+# How many tensors of the first batch are examined, and how many values of each; this takes milliseconds.
+MAX_TENSORS, MAX_VALUES = 8, 2**18
 MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
     "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
@@ -81,8 +82,8 @@ class EightBitKnobs(KnobHandler):
             return {KEY: KnobReport(APPLIED, "", False)}
         from ..delayed import state
 
-        # Batches are counted as they arrive, so a few more count than are trained on. If a batch is a list of images, each
-        # image counts.
+        # Batches are counted as they arrive, so a few more are counted than are trained on. If a batch is a list of images,
+        # each image is counted.
         num_batches, come, moved = training.total_batches, max(state.num_batches, state.num_on_device), state.num_on_device
         if come <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}
@@ -92,7 +93,7 @@ class EightBitKnobs(KnobHandler):
 
 
 def are_bytes(batch: Any) -> bool:
-    """Returns whether a batch seems to be converted from uint8: a channel of an image has few different values.
+    """Returns whether a batch seems to have been converted from uint8: a channel of an image has few different values.
 
     Args:
         batch: as the loader yields it.

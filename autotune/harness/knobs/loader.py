@@ -93,7 +93,7 @@ class LoaderKnobs(KnobHandler):
         self._drop_what_needs_workers(arguments)
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
-        # torch rejects these without workers, so the program's own settings must be reset if the trial has no workers.
+        # torch rejects these arguments if there are no workers, so the program's own settings must be reset in such a trial.
         if arguments.get("num_workers", 0):
             return
         for name, neutral in WITHOUT_WORKERS.items():

@@ -12,7 +12,7 @@ from .base import KnobHandler
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
-FRACTION_TOLERANCE = 1e-3  # of values read back, because torch stores bytes
+FRACTION_TOLERANCE = 1e-3  # between a requested and a read-back fraction, because torch stores bytes
 
 
 class MemoryKnobs(KnobHandler):
@@ -21,7 +21,7 @@ class MemoryKnobs(KnobHandler):
     keys = (MALLOC, ALLOCATOR, FRACTION)
 
     def on_activate(self) -> None:
-        """Limits the device's memory; if `device.memory_limit` is set, too, the lower limit applies."""
+        """Limits the device's memory; if `device.memory_limit` is also set, the lower limit applies."""
         if self._context.device != "cuda" or FRACTION not in self.asked:
             return
         import torch

@@ -1,6 +1,6 @@
 """Sets how often a program reads its metrics back from the device; each reading waits for the device.
 
-In a library's training loop (`adapters.METRIC_READERS`), the interval is set before training begins and read back at the end.
+In a library's training loop (`adapters.METRIC_READERS`), this interval is set before training begins and read back at the end.
 If the program gets the interval on its command line, the steps between two readings of a loss are counted. The harness itself
 still reads losses independently of this knob (`losses.py`).
 """
@@ -126,7 +126,7 @@ class MetricKnobs(KnobHandler):
 
     @property
     def _interval(self) -> Optional[int]:
-        """Steps between two readings by a library's loop; None if none reads metrics."""
+        """Steps between two readings by a library's loop; None if no loop reads metrics."""
         for each in self._met:
             each.look()
         return min((each.interval for each in self._met if each.interval is not None), default=None)
@@ -150,7 +150,7 @@ class MetricKnobs(KnobHandler):
     def _verify(self, key: str, asked: Any) -> KnobReport:
         found = self._interval
         if found is None and any(each.is_reader for each in self._met):
-            return KnobReport(APPLIED, "", asked)  # it read metrics before and no longer does
+            return KnobReport(APPLIED, "", asked)  # a trainer read metrics before and no longer does
         if found is None:
             return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
         if found >= asked:

@@ -1,8 +1,8 @@
 """Applies knobs to the training modules: precision, memory layout, compilation, activation checkpointing.
 
-Autocast is entered around the root's `__call__`, outside whatever is compiled. Half-precision outputs are converted to float32,
-so that the program's own loss gets the type it had before. Layout and compilation are set on the module itself, before its
-first call or, under DDP, before the wrapper is built.
+Autocast is entered around the `__call__` of a training root (modules.py), outside whatever is compiled. Half-precision outputs
+are converted to float32, so that the program's own loss gets the type it had before. Layout and compilation are set on the
+module itself, before its first call or, under DDP, before the wrapper is built.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _verify_compile(num_graphs: int, asked: str) -> KnobReport:
 
 
 def recompile_limit_reason() -> str:
-    """Returns why compiled code may silently run eagerly, from torch's count of recompile limit hits; "" if it does not."""
+    """Returns why compiled code may silently run eagerly, from torch's count of recompile limit hits; "" if there were none."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
     if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):

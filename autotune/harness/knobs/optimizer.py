@@ -31,7 +31,7 @@ class OptimizerKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._report: Optional[KnobReport] = None
-        self._own: Optional[str] = None  # of the optimizer that stepped first
+        self._own: Optional[str] = None  # the program's implementation, from the optimizer that stepped first
         self._applicability = {KEY: NO_STEP}
 
     def on_optimizer(self, optimizer: Any) -> None:

@@ -33,9 +33,9 @@ class ParallelKnobs(KnobHandler):
     """Handles the DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: set if gradients are accumulated over several backward passes. Called before a forward pass, it returns whether
-            the backward pass must average gradients over the ranks; of the passes of one step, only the last must. If it is
-            None, the program decides. The program's own `no_sync` applies in any case.
+        is_due: called before a forward pass, returns whether the backward pass that follows must average gradients over the
+            ranks. It is set if gradients are accumulated over several backward passes, of which only the last must average
+            them. None leaves this to the program. The program's own `no_sync` applies in any case.
     """
 
     keys = KEYS
@@ -45,7 +45,7 @@ class ParallelKnobs(KnobHandler):
         self._knobs = self.asked
         self.is_due: Optional[Callable[[], bool]] = None
         self._known: List[Any] = []  # weak references
-        self._new: List[Any] = []  # weak references to those not called yet
+        self._new: List[Any] = []  # weak references to wrappers that were not called yet
         self._observed: List[Dict[str, Any]] = []
         self._reports: Dict[str, KnobReport] = {}
         self._is_behind = False  # whether some gradients were held back and have not been averaged since
@@ -61,7 +61,7 @@ class ParallelKnobs(KnobHandler):
         Args:
             construct: the wrapper's own `__init__`.
             wrapper: the wrapper to be constructed.
-            args: positional arguments after it.
+            args: positional arguments after the wrapper.
             kwargs: keyword arguments.
         """
         asked = {name: self._knobs[key] for key, name in ARGUMENTS.items() if key in self._knobs}
@@ -97,10 +97,10 @@ class ParallelKnobs(KnobHandler):
         DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
 
     def hold_back(self) -> List[Any]:
-        """Does what entering `no_sync` does unless averaging is due; called before the forward pass of a module that trains.
+        """Does what entering `no_sync` does, unless averaging is due; called before the forward pass of a module that trains.
 
         Returns:
-            The wrappers that are held back, for `let_go` after that pass; the setting then also holds for its backward pass.
+            The wrappers that are held back, for `let_go` after that forward pass. Its backward pass is held back as well.
         """
         if self.is_due is None:
             return []
@@ -119,7 +119,7 @@ class ParallelKnobs(KnobHandler):
             wrapper.require_backward_grad_sync = True
 
     def catch_up(self) -> None:
-        """Averages gradients that were held back, if the program steps on them after all; called in all ranks."""
+        """Averages gradients that were held back, if the program uses them for a step after all; called in all ranks."""
         import torch.distributed as dist
 
         if not self._is_behind:

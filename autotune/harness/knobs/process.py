@@ -47,7 +47,7 @@ class ProcessKnobs(KnobHandler):
             _set_interop(int(knobs[INTEROP]))
         share(knobs)
 
-    on_activate = on_torch  # again: the program may have set its own at start-up
+    on_activate = on_torch  # again: the program may have set its own values at start-up
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> value in force in this process."""
@@ -86,7 +86,7 @@ class ProcessKnobs(KnobHandler):
 
 
 def _set_interop(num_threads: int) -> None:
-    # It can be set only once. The program's own call would then raise, so it is made to do nothing.
+    # The number can be set only once. A later call by the program would raise, so such a call is made to do nothing.
     import torch
 
     if hasattr(torch.set_num_interop_threads, "__wrapped__"):

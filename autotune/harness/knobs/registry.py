@@ -1,4 +1,4 @@
-"""Lists all handlers of knobs. A new family needs a line in the class and one in `make`."""
+"""Lists all handlers of knobs. A new family needs a line in `Handlers` and one in `make`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before its first forward pass. Until then, resharding
 can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
-module that reshards has only its shards registered as parameters, and any other has the whole parameters.
+module that reshards has only its shards registered as parameters, and any other module has the whole parameters.
 
 The harness does not change whether a model is sharded, because that decides what the optimizer holds and what is saved. If the
 program has an argument for it, that argument is set on the command line and verified here.
@@ -76,7 +76,7 @@ class ShardingKnobs(KnobHandler):
 
     def _meet_fsdp1(self, module: Any) -> None:
         for each in members.modules(module):
-            if type(each).__name__ == "FullyShardedDataParallel":  # other modules may not support reading attributes
+            if type(each).__name__ == "FullyShardedDataParallel":  # some other modules do not support reading attributes
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._fsdp1_reshards, self._why = True, strategy in RESHARDING, FIRST
 
@@ -105,7 +105,7 @@ class ShardingKnobs(KnobHandler):
         if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
-            return {}  # with the other value, the program has other modules
+            return {}  # with another value of it, the program has other modules
         partly = PARTLY if PARTLY in self._seen.values() else ""
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
@@ -135,7 +135,7 @@ def _sharded_by(module: Any) -> List[Any]:
 
 
 def _mesh_size(module: Any) -> int:
-    """Returns over how many ranks a module's parameter is currently sharded; 0 if it is whole."""
+    """Returns over how many ranks a module's parameters are currently sharded; 0 if they are whole."""
     for parameter in members.parameters(module):
         for dimension, placement in enumerate(getattr(parameter, "placements", ())):
             if placement.is_shard():

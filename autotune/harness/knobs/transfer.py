@@ -72,7 +72,7 @@ class SideStreams:
             return torch.Tensor.to(tensor, device, non_blocking=True), stream.record_event()
 
     def hand_over(self, copy: Any, event: Any) -> None:
-        """Makes later work on the current stream wait for a copy, and keeps its memory until that work is done."""
+        """Makes later work on the current stream wait for a copy, and keeps the copy's memory until that work is done."""
         import torch
 
         current = torch.cuda.current_stream(copy.device)
@@ -124,7 +124,7 @@ class TransferKnobs(KnobHandler):
 
         def around_advance(advance: Any) -> Any:
             def __next__(iterator: Any) -> Any:
-                # Persistent workers reuse the iterator, so a batch fetched ahead in an epoch cut short must be dropped.
+                # Persistent workers reuse the iterator. A batch fetched ahead in an epoch that was cut short must be dropped.
                 ahead, iterator._autotune_ahead = iterator._autotune_ahead, None
                 if ahead is None or ahead[0] != iterator._num_yielded:
                     ahead = self._fetch(iterator, advance, is_ahead=False)
@@ -233,7 +233,7 @@ class TransferKnobs(KnobHandler):
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
-    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; no device if it has other arguments."""
+    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; None as device if there is none."""
     import torch
 
     try:

@@ -26,10 +26,10 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 
 NUM_RANGE_LEVELS = 9  # number of levels of a range, which lists no values
 BATCH = "loader.batch_size"
-# Each curve has another batch size that gives half of the largest rate: b = t0 / t1 if a step of b samples takes t0 + t1 b.
+# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. Each curve has another such b.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
-# Prior variance of the effect of doubling a number; that of choosing another unordered value is 1. So three doublings may
-# change as much as one such choice.
+# Prior variance of the effect of doubling a number. For a change to another unordered value it is 1. So three doublings may
+# change as much as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
 BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
 
@@ -78,8 +78,8 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether the levels are numbers.
-        step: for a ladder, in which each value includes the previous one: prior spread of each later step, relative to the
-            first. None for other knobs.
+        step: prior spread of each later step of a ladder, relative to the first step. In a ladder, each value includes the
+            previous one. None for knobs that are no ladder.
     """
 
     key: str
@@ -117,8 +117,8 @@ class Coding:
 
     Args:
         distributions: the search space, by knob.
-        seen: other configurations, whose values inside a range become levels, too.
-        ladders: knob -> (its values, ordered so that each includes the previous one; its `Levelled.step`).
+        seen: other configurations. Their values inside a range also become levels.
+        ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
     def __init__(

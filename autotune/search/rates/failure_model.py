@@ -1,4 +1,4 @@
-"""Models failures other than out of memory: each is assumed to be caused by one value of a configuration, or by a pair."""
+"""Models failures other than running out of memory. Each is assumed to be caused by one value, or by a pair of values."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes Tr
 
 
 class FailureModel:
-    """Attributes failures to values that no trial worked with, or else to pairs of values that never worked together.
+    """Attributes a failure to a value with which no trial has worked, or else to two values that never worked together.
 
     A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
-    known to fail if it is the only unproven value of a failed trial, and no other value occurs in all failures with it (else
-    the two may just not work together). Failures with a value that is known to fail count against no other value.
+    known to fail if it is the only unproven value of a failed trial, and no other value occurs in all failures with this value.
+    (If another value does, perhaps only the two together fail.) Failures with a value that is known to fail count against no
+    other value.
 
     If all values of a failed trial are proven, it counts equally against all its pairs that have not worked together. If
     exactly one pair occurs in several such failures, it is known to fail.
 
     Args:
-        worked: configurations with a measurement; the first is the baseline if it gives all knobs.
+        worked: configurations with a measurement, the baseline first. If the others are given as changes to the baseline, the
+            first is {}.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
     """
 
@@ -48,7 +50,7 @@ class FailureModel:
 
     @property
     def pairs(self) -> Mapping[frozenset[Value], float]:
-        """Pair of values that may not work together -> probability that they do work together."""
+        """A dict from each pair of values that may not work together to the probability that they do."""
         return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:
@@ -63,7 +65,7 @@ class FailureModel:
         return [key for key, value in params.items() if (key, type(value), value) in self._failing]
 
     def suspected(self, params: Mapping[str, Any]) -> list[str]:
-        """Returns the knobs that may have made a configuration fail, most likely first; [] if one is known to fail."""
+        """Returns the knobs that may have made a configuration fail, most likely first; [] if a value is known to fail."""
         if self.failing(params):
             return []
         blame = {key: self._blame.get((key, type(value), value), 0.0) for key, value in params.items()}

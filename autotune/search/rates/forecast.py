@@ -19,13 +19,14 @@ DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
 # all others to the device. ON_BOTH lists exceptions: (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-REST_USUAL = (0.08, 0.05, 0.03)  # usual spreads of the remainder; with 0, neighbours of the best would be dropped too soon
+# Usual spreads of the remainder. If they were 0, neighbours of the best would be dropped too soon.
+REST_USUAL = (0.08, 0.05, 0.03)
 REST_LEVEL = 0.05
 CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
 LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
-UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by this factor
+UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch b, which amortises a step's fixed cost: (b/(b + half))**trend
@@ -57,15 +58,15 @@ class Forecast:
         is_decomposed: whether D and L are learned separately, which requires enough measurements of both; otherwise only the
             rate is learned.
         spread: leave-one-out error of the rates, in logarithms.
-        scales: spreads that its models use, by name.
+        scales: spreads that each model uses, by the model's name.
 
     Args:
         coding: the levels of the knobs.
         trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
         may_decompose: whether to learn D and L separately.
-        gains: knob -> value -> its usual gain, as the logarithm of a ratio of rates.
-        spreads: by how much a knob's gains usually vary, relative to model.USUAL; 1 for knobs that are not named.
+        gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
+        spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
     """
 

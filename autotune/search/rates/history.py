@@ -30,7 +30,7 @@ class Seen:
         is_out: whether it ran out of memory or exceeded the memory constraint.
         may_win: whether it is measured and breaks no constraint.
         is_running: whether it is still running.
-        to_blame: if it failed, the knobs that may be the cause; None for all of them.
+        to_blame: knobs that may have made the trial fail; None for all knobs.
     """
 
     params: Mapping[str, Any]

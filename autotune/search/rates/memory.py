@@ -17,7 +17,7 @@ CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
-# Knobs that change only the memory that does not grow with the batch, such as copies of the gradients.
+# Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 IN_PROCESS = "batches are made in the process"  # class value on a CPU: without workers, the loader uses the process's memory
@@ -29,14 +29,14 @@ SPARED = {
     (IN_PROCESS, "False"): 0.2,
 }
 FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
-SAFE_CHANCE = 0.75  # least chance to fit for an initial configuration
-LEAST_CHANCE = 0.15  # least chance to fit for any proposal, however large its gain
+SAFE_CHANCE = 0.75  # minimum chance to fit for an initial configuration
+LEAST_CHANCE = 0.15  # minimum chance to fit for any proposal, however large its gain
 SAFE_FRAC = 0.93  # `fills` proposes a batch only if it is likelier to stay within this share of the memory than to exceed it
 NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
 MOST_PROCESS_FRAC = 0.95  # PROCESS_BYTES is taken as at most this share of the smallest peak
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch: mean, spread
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # mean and spread of the share of a trial's own memory that does not grow with the batch
 CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
 THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
@@ -66,9 +66,9 @@ class Peak:
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    Trials with a single batch size say little about m, and m cannot be negative. So the model is a mixture over scales of m.
-    For each scale the other weights are fitted by least squares with priors, and the trials determine how probable the scale
-    is. A trial that ran out of memory counts as taking at least all of it.
+    Trials that all have the same batch size say little about m, and m cannot be negative. So the model is a mixture over scales
+    of m. For each scale the other weights are fitted by least squares with priors, and the trials determine how probable the
+    scale is. A trial that ran out of memory counts as taking at least all of the memory.
 
     Args:
         peaks: past trials.
@@ -107,13 +107,13 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        It is 0 if a trial ran out of memory although it needs no more than this configuration. It is 1 if a trial that needs at
-        least as much fitted. In all other cases the model decides; without a model it is 1.
+        The probability is 0 if a trial that needs no more memory than this configuration ran out of memory. It is 1 if a trial
+        that needs at least as much memory fitted. In all other cases the model decides; without a model the probability is 1.
         """
         return float(self.chances([params])[0])
 
     def chances(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        """Returns `chance` of many configurations; those that are alike in all knobs that affect memory are computed once."""
+        """Returns `chance` of many configurations. Configurations that are alike in all memory knobs are computed once."""
         keys = [self._key(params) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._chances}
         if new:
@@ -131,7 +131,7 @@ class MemoryModel:
         return self.chance(params) >= SAFE_CHANCE
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size of `larger` that safely fits; None if none does, or all do.
+        """Returns the largest batch size of `larger` that safely fits; None if none or all of them safely fit.
 
         Args:
             params: a configuration.
@@ -144,7 +144,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class ran out of memory with at most this batch and, on a CPU, at most these threads."""
+        """Whether a trial of the same class ran out of memory with no larger batch and, on a CPU, no more threads."""
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -157,13 +157,13 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class fitted with at least this batch size and, on a CPU, at least these threads."""
+        """Whether a trial of the same class fitted with no smaller batch and, on a CPU, no fewer threads."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)
 
     def _by_class(self, peaks: Sequence[Peak]) -> dict[tuple[tuple[str, str], ...], set[tuple[float, float]]]:
-        """Returns class -> {(batch size, number of threads)} of its trials."""
+        """Returns a dict from each class to the set of (batch size, number of threads) of its trials."""
         found: dict[tuple[tuple[str, str], ...], set[tuple[float, float]]] = {}
         for peak in peaks:
             entry = (peak.params.get(BATCH, 0), peak.params.get(THREADS, 0))
@@ -254,7 +254,7 @@ class MemoryModel:
 
 
 def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
-    """Returns the latest peak of each combination of the knobs that affect memory; at most MOST_PEAKS, the largest batches."""
+    """Returns the latest peak of each combination of knobs that affect memory: the MOST_PEAKS ones with the largest batches."""
     keys = (*CLASS_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)
     latest = list({tuple(peak.params.get(key) for key in keys): peak for peak in peaks}.values())
     return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]

@@ -11,11 +11,12 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from autotune.search.rates.coding import Array, Features
 
 USUAL = (0.3, 0.1, 0.03)  # usual spreads of a logarithm due to single knobs, pairs of knobs, and noise
+# To find the most likely spreads, each spread in USUAL is multiplied by each of these factors.
 FACTORS = (
     (0.4, 1.0, 2.5, 6.0),
     (0.4, 1.0, 2.5),
     (0.4, 1.0, 2.5, 6.0),
-)  # factors of these spreads that are tried, to find the most likely ones
+)
 DOUBT = 1.0  # prior spread of the factors' natural logarithms, whose prior mean is 0
 BIAS = 2.0  # prior spread of the level, which is almost unknown
 JITTER = 1e-9
@@ -116,6 +117,6 @@ class LinearModel:
         return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * one.of_effects(other) + pairs)
 
     def _spread(self, features: Features) -> Array:
-        """Returns what measurements explain of each configuration's prior variance, as columns to be squared and summed."""
+        """Returns a column for each configuration; its sum of squares is the prior variance that measurements explain."""
         known = self._covariance(self._features, features)
         return np.asarray(solve_triangular(self._lower, known, lower=True))

@@ -1,4 +1,4 @@
-"""Collects candidate configurations: all of a small space, otherwise those near the best and some random ones."""
+"""Collects candidates: all configurations of a small space, else configurations near the best and some random ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Pool:
 
 
 def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
-    """Returns neighbours of the best, two-knob changes of the very best, mixtures of the best, and random configurations."""
+    """Returns neighbours and mixtures of the best configurations, two-knob changes of the single best, and random ones."""
     counts = np.array([len(knob.values) for knob in coding.knobs])
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
     if not len(best):

@@ -11,7 +11,8 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D that is considered, and its largest uncertainty, as multiples of the rate's
+# Largest D that is considered, as a multiple of the rate; largest uncertainty of D, as a multiple of the rate's uncertainty.
+MOST_TIMES, LEAST_SURE = 20.0, 20.0
 # Share of the rate that remains if threads and workers compete for cores, because threads wait for one another. Measured with
 # four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
@@ -48,10 +49,10 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
 
     Without workers, step and loader take turns. With workers on separate cores, the slower of the two decides. A worker
     that takes a core from a thread stalls the whole step, because the threads wait for each other after every operator. If all
-    workers do, step and loader again take turns: 1/rate = 1/L + 1/D, with a small additional loss.
+    workers take cores from threads, step and loader again take turns: 1/rate = 1/L + 1/D, with a small additional loss.
 
     Args:
-        device: D, samples per second with a free loader.
+        device: D, samples per second with a loader that costs nothing.
         loader: L, samples per second of the loader alone; infinite if there is none.
         workers: number of loader processes.
         threads: number of the step's threads, if it computes on the CPU.

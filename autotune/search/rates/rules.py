@@ -28,10 +28,10 @@ class Rules:
         is_open: whether a configuration is new and fits the rest of the budget.
         may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
-        costly: knob with values that cost a compilation -> its value that costs none.
-        gains: knob -> value -> its usual gain, as logarithm of a ratio of rates; 0 for values that are not named.
-        spreads: knob -> usual spread of its gains, relative to `model.USUAL`; 1 for knobs that are not named.
-        ladders: knob -> (its values, ordered so that each includes the previous one; its `Levelled.step`).
+        costly: a dict from each knob with values that cost a compilation to its value that costs none.
+        gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not named.
+        spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not named.
+        ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
     active: Callable[[Params], Params] = lambda params: params

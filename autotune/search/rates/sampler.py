@@ -26,10 +26,10 @@ from autotune.search.rates.step import Proposed, Step
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
-MOST_TRIALS = 150  # models are fitted to at most so many trials: a fit's time grows with the cube of their number
+MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are found anew whenever the number of trials has grown by this factor
-STOP_IMPROVEMENT = 0.01  # a proposal below this expected improvement is unpromising ...
-STOP_AFTER = 5  # ... and this many in a row end the search
+STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
+STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class Forecasted:
 class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
-    Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds it takes
-    and the chance that it runs out of memory. The usual gains of knobs are the prior, which the trials overrule. All trials are
-    read from the journal, so those that another part added, or that run concurrently, count like those proposed here.
+    Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds that its
+    trial takes and the chance that it runs out of memory. The usual gains of knobs are the prior, which the trials overrule.
+    All trials are read from the journal. So trials that this sampler did not propose count as well, and so do running trials.
 
-    The fallback proposes, and the reason is given, when this sampler cannot help: with several objectives, no rates, or an
-    objective other than the rate. If D and L do not explain the rates, a model of the rates alone is used.
+    When this sampler cannot help, the fallback proposes, and the reason is given. This is so with several objectives, without
+    rates, or with an objective other than the rate. If D and L do not explain the rates, a model of the rates alone is used.
 
     Attributes:
         rules: what the study knows about configurations.
@@ -112,7 +112,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit, or unknown."""
+        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit or not known."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
@@ -224,7 +224,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        """Returns the forecast. Running trials count as if they had ended as expected, so that others are proposed."""
+        """Returns the forecast. Running trials count as if they had ended as expected, so that they are not proposed again."""
         forecast = self._fitting(coding, known, machine)
         if running := [one for one in known if one.is_running]:
             supposed = forecast.supposed([one.params for one in running])

@@ -1,4 +1,4 @@
-"""Makes one proposal: collects candidates, computes their expected gains, and chooses the one that is worth its time."""
+"""Makes one proposal: collects candidates, computes their expected gains, and chooses one by gain, risk and time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
-NEAR_FRAC = 0.5  # of candidates with at least this share of the largest gain per cost, the one with the fewest changes wins
+NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
 MOST_WINNERS = 30  # number of fastest trials among which the one with the highest forecast counts as the best
-SURE_CHANCE = 0.9  # below this chance to fit, a candidate needs an expected gain of RISK_GAIN
+SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
-POSSIBLE_Z = 1.2816  # standard deviations above the mean of the gain shown as "up to"; one in ten such changes exceeds it
-RELIEF = 0.1  # a side limits a configuration if the log rate would grow by at least this if the side cost nothing
-BELONGS = 0.3  # a knob belongs to a side if it matters to it at least this much
+POSSIBLE_Z = 1.2816  # "up to" shows the mean gain plus this many standard deviations; one in ten changes gains more
+# A side limits a configuration if the log rate would grow by at least this much with a side that costs nothing.
+RELIEF = 0.1
+BELONGS = 0.3  # a knob belongs to a side if its `scale` for the side is at least this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,10 @@ class Proposed:
     """A proposal of the sampler.
 
     Attributes:
-        params: the configuration; {} to leave it to the fallback.
+        params: the configuration; {} if the fallback chooses it.
         why: one line on why it is proposed.
         expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
-            unknown. If many candidates may each be a little better, it exceeds the expected gain of each.
+            unknown. If many candidates may each be a little better, this value exceeds the expected gain of each candidate.
         is_fallback: whether another sampler proposes.
     """
 
@@ -128,7 +129,7 @@ class Step:
         )
 
     def _wanted(self, best: Codes) -> Codes:
-        """Returns the candidates that are new and worth a compilation, if they need one."""
+        """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
         codes = self._pool.candidates(best, self._rng)
         is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
         return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
@@ -152,7 +153,7 @@ class Step:
         return float(np.maximum(np.where(does_work, np.expm1(draws[1:] - draws[0]), 0.0).max(axis=0), 0.0).mean())
 
     def _chances_to_work(self, codes: Codes) -> Array:
-        """Returns each configuration's chance not to fail, memory aside."""
+        """Returns each configuration's chance not to fail for a reason other than memory."""
         chances = np.ones(len(codes))
         for place, knob in enumerate(self._coding.knobs):
             of_values = [self._failure_model.chance({knob.key: value}) for value in knob.values]
@@ -169,8 +170,8 @@ class Step:
     def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
         """Whether each configuration is worth a compilation, or needs none.
 
-        It needs none without costly values. It is worth one if it equals one of the best configurations either in all costly
-        knobs or in all other knobs.
+        A configuration without costly values needs no compilation. A configuration is worth a compilation if it equals one of
+        the best configurations either in all costly knobs or in all other knobs.
         """
         costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
         plain = self._coding.encode([dict(self._rules.costly)])[0]
@@ -186,7 +187,7 @@ class Step:
         return lead_of(side, sides) if side else "most promising"
 
     def _sides(self, expected: Expected, place: int) -> list[str]:
-        """Returns the sides that limit a configuration, the bottleneck first: those whose cost slows it down noticeably."""
+        """Returns the sides whose cost slows a configuration down noticeably, the bottleneck first."""
         if not self._forecast.is_decomposed:
             return [ALL]
         relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
