@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def make_launcher(config: StudyConfig, command: CommandTemplate) -> Launcher:
-    """Returns the launcher that `launcher=` names. Imports only its module: others may need packages that are missing.
+    """Returns the launcher that `launcher=` names. Imports only its module; other modules may need missing packages.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.

@@ -77,10 +77,8 @@ class SlurmLauncher(RemoteLauncher):
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
-        return BadInput(
-            f"launch.queue_minutes: Slurm had no node within that time ({why}), got {waited_s / 60:.2g}. Ask for less, give "
-            "more minutes, or null to wait as long as it takes."
-        )
+        problem = f"Slurm had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
+        return BadInput(f"launch.queue_minutes: {problem}. Ask for less, or give more minutes; null waits as long as it takes.")
 
 
 class Srun(Transport):
@@ -115,7 +113,7 @@ class Srun(Transport):
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
         job = self._job()
         if not job or JOB in os.environ:
-            return self._last_words() or "Slurm has not answered yet"
+            return self._last_words()
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"

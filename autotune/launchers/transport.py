@@ -15,7 +15,7 @@ from autotune.launchers.link import Link, LinkLost, Message
 from autotune.launchers.local import signals_held
 
 SILENT_S = 10.0  # after this long without a beat, the engine is asked whether the node is still there
-LOST_S = 35.0  # after this long it counts as lost, whatever the engine says: its agent has left by then (link.LEASE_S)
+LOST_S = 32.0  # after this long it counts as lost, whatever the engine says: its agent has left by then (link.LEASE_S)
 LEAVE_S, KILL_S = 15.0, 3.0  # an agent that leaves needs its grace periods to end a trial
 
 
@@ -36,7 +36,7 @@ class Transport(ABC):
 
     @abstractmethod
     def why_waiting(self) -> str:
-        """Returns why the agent has not started yet, in the engine's words."""
+        """Returns why the agent has not started yet, in the engine's words; "" if it has not said anything."""
 
     @abstractmethod
     def why_never(self) -> BadInput | None:

@@ -2,7 +2,7 @@
 
 Other programs on its cores or its device are such causes, a hypervisor that gives the cores away, a device that is too hot or
 throttled from outside. Other causes are not: a power cap (the trial's own draw), throttling by a cgroup quota (its own use),
-pressure (its own threads wait for each other, too), the kernel's threads (they write back and decrypt for the trial).
+pressure (its own threads wait for each other as well), the kernel's threads (they write back and decrypt for the trial).
 
 Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
 threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11
@@ -21,10 +21,10 @@ MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter win
 FOREIGN_CORES = 0.1  # cores that other programs use; with more, a step waits for them
 FOREIGN_FRAC = 0.01  # the same as a share of the machine's cores, if that is more: a large machine is never quite idle
 WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; with fewer, no program took its cores
-ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle cores, and their share of all cores; with so many idle, no program took its cores
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all cores were idle, no program took its cores
 STEAL_CORES = 0.1  # cores that the hypervisor gave to others
 SLOWDOWN_FRAC = 0.001  # share of the window under thermal or brake slowdown, by NVML's counters
-MIN_CLOCK_FRAC = 0.75  # least mean clock of the multiprocessors, as a share of their default clock
+MIN_CLOCK_FRAC = 0.75  # minimum mean clock of the multiprocessors, as a share of their default clock
 DEVICE_FRAC = 0.05  # share of the device's multiprocessors that another process uses
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
@@ -71,8 +71,8 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 
     Args:
         metrics: `DeviceMonitor.metrics` of the window.
-        strangers: foreign processes that computed on the device -> their share of it, or None if unknown. Those with an
-            unknown share are listed only if they were not there when the study began.
+        strangers: {foreign process that computed on the device: its share of the device, or None if unknown}. A process with an
+            unknown share is listed only if it was not there when the study began.
     """
     found = []
     for kind, cause in ((THERMAL, "it was too hot"), (BRAKE, "the power supply held it back")):
@@ -94,7 +94,7 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 def own_share(use: CpuUse | None) -> str:
     """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
 
-    It is reported but is no disturbance, because it slows all trials alike that are compared with each other.
+    This time is reported but is no disturbance, because it slows all compared trials alike.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""

@@ -258,7 +258,7 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces the second attempt after a timeout, because it may take as long again without any visible progress."""
+        """Announces the second attempt after a lost node, or after a timeout, which may take just as long without progress."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
         if first.outcome is Outcome.timeout:

@@ -7,6 +7,7 @@ from autotune.config.cluster import problems_of_cluster
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
+from autotune.launchers.slurm import command
 
 
 def config(**options):
@@ -75,3 +76,16 @@ def test_a_gpu_is_asked_of_the_node_not_of_this_machine():
     composed = compose([*WORDS, "device.kind=cuda"], command=None, facts=NODE)
     with pytest.raises(BadInput, match=r"launch\.slurm\.gres=gpu:1"):
         composed.on_node(NODE)
+
+
+def test_arguments_of_srun_are_one_text():
+    words = [*WORDS, 'launch.slurm.args="--constraint=a100 --exclude=n7"', "launch.slurm.mem=64G", "launch.slurm.gres=gpu:1"]
+    slurm = compose(words, command=None, facts=NODE).config.launch.slurm
+    assert command(slurm, {})[-8:-6] == ["--constraint=a100", "--exclude=n7"]
+    assert {"--mem=64G", "--gres=gpu:1"} <= set(command(slurm, {}))
+
+
+def test_a_step_asks_for_its_own_cores_alone():
+    assert "--exact" in command(SlurmOptions(cpus=2), {"SLURM_JOB_ID": "12"})
+    assert "--exact" not in command(SlurmOptions(cpus=2), {})
+    assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the whole of the job

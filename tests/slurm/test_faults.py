@@ -14,7 +14,7 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait_for
 from autotune.testing.stub_programs import IGNORES_SIGTERM, program
-from tests.faults.quick_study import QuickStudy
+from tests.faults.quick_study import QuickStudy, kill, measured
 from tests.launchers.agents import ready
 
 # A program with a child in a session of its own that ignores SIGTERM.
@@ -40,15 +40,16 @@ while True:
 
 
 def agents():
-    """Returns the agents that run on this host."""
-    return [one for one in psutil.process_iter() if "autotune.launchers.node" in _words(one)]
+    """Returns the agents in jobs of this Slurm; another one may be tested beside it."""
+    return [one for one in psutil.process_iter() if _is_agent(one)]
 
 
-def _words(process):
+def _is_agent(process):
     try:
-        return process.cmdline()
+        is_ours = process.environ().get("SLURM_CONF") == os.environ["SLURM_CONF"]
+        return is_ours and process.cmdline()[1:3] == ["-m", "autotune.launchers.node"]
     except psutil.Error:
-        return []
+        return False
 
 
 def left(study, pids):
@@ -123,6 +124,25 @@ def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
     record = study.folder.read_trials()[1]
     assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
     assert record.outcome.has_value
+    assert study.none_is_left()
+
+
+def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=0.5)
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
+    study.wait_for_trial(1, process)
+    kill(process)
+    assert study.none_is_left()
+    assert slurm.is_idle()
+    before = measured(study.folder.read_trials())
+    process = study.resume()
+    study.wait_for_trial(2, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    trials = study.folder.read_trials()
+    assert measured(trials)[: len(before)] == before
+    assert len({trial.evidence["node"]["job"] for trial in trials if "node" in trial.evidence}) == 2
     assert study.none_is_left()
 
 
