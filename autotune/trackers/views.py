@@ -37,6 +37,11 @@ _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", 
 _WIDTH = 160
 _NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
 _FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
+# MLflow 3.10 fails without these; newer versions fill them in.
+_DEFAULTS: dict[str, Any] = {
+    "startTime": "ALL", "lifecycleFilter": "Active", "modelVersionFilter": "All Runs", "datasetsFilter": [],
+    "runsPinned": [], "runsHidden": [], "runsExpanded": {}, "runsVisibilityMap": {}, "groupsExpanded": {}, "groupBy": None,
+}  # fmt: skip
 _SECTION = "autotune"
 _FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
 _OLD_ABOUT = "One parent run per study"
@@ -133,6 +138,7 @@ def _state(first: TrialRecord | None, knobs: Sequence[str]) -> dict[str, Any]:
     rate = rate_name(first.unit if first else "samples")
     numbers, settings = (RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY), [(f"params.`{name}`", _WIDTH) for name in knobs]
     return {
+        **_DEFAULTS,
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "searchFilter": "",
