@@ -72,7 +72,9 @@ def test_a_trace_that_is_cut_short_is_masked_as_far_as_it_goes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "content", [SECRET.encode(), gzip.compress(SECRET.encode()), gzip.compress(f'{{"a": {SECRET} b}}'.encode()), b""]
+    "content",
+    [SECRET.encode(), gzip.compress(SECRET.encode()), gzip.compress(f'{{"a": {SECRET} b}}'.encode()), b""],
+    ids=["text", "compressed text", "no JSON", "nothing"],
 )
 def test_nothing_is_kept_of_what_is_no_trace(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.rank0.json.gz"
