@@ -352,6 +352,10 @@ _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "best_by_tier": (dict,), "speedup": (dict, type(None)), "attribution": (list,), "diagnosis": (list,), "counts": (dict,),
     "seconds": (dict,), "versions": (dict,), "started_at": _NUMBER, "trials": (list,),
 }  # fmt: skip
+_SIDE_SHAPE: Mapping[str, tuple[type, ...]] = {
+    "value": (*_NUMBER, type(None)), "ratio": (*_NUMBER, type(None)), "ci": (list, tuple, type(None)), "overrides": (dict,),
+    "knobs": (dict,), "verdict": (str,), "reason": (str, type(None)), "trial": (int, type(None)),
+}  # fmt: skip
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
@@ -381,12 +385,23 @@ def checked_summary(raw: Any) -> Summary:
     if missing := [name for name in _SUMMARY_SHAPE if name not in raw]:
         raise ValueError(f"summary without {missing[0]!r}")
     _check_kinds(raw, "summary", _SUMMARY_SHAPE)
+    for name in ("baseline", "best", "speedup"):
+        _check_side(name, raw[name] or {})
     for trial in raw["trials"]:
         if not isinstance(trial, dict):
             raise ValueError(f"summary with a trial that is no mapping, got {trial!r:.80}")
         Outcome(str(trial.get("outcome")))
         _check_kinds({"number": None, **trial}, "summary's trial", _TRIAL_SHAPE)
     return dict(raw)
+
+
+def _check_side(name: str, side: dict[str, Any]) -> None:
+    """Checks the rate or ratio of baseline, best or speedup, and its interval."""
+    what = f"summary's {name}"
+    _check_kinds(side, what, _SIDE_SHAPE)
+    interval = side.get("ci")
+    if interval is not None and not (len(interval) == 2 and all(isinstance(end, _NUMBER) for end in interval)):
+        raise ValueError(f"{what} with 'ci' that is no interval, got {interval!r:.80}")
 
 
 def _check_schema(raw: Any, what: str) -> None:

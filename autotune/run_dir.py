@@ -289,6 +289,18 @@ def create(runs: Path, name: str) -> StudyFolder:
     raise BadInput(f"study.name: 99,999 studies of this name exist, got {name!r}. Give another: study.name=NAME.")
 
 
+def check_output(file: Path, option: str) -> None:
+    """Checks that a file to write is not one of a study's own records.
+
+    Raises:
+        BadInput: it is.
+    """
+    folder = StudyFolder(file.parent)
+    records = (folder.study_file, folder.summary_file, folder.config_file, folder.journal_file, folder.explanation_file)
+    if folder.study_file.exists() and file in records:
+        raise BadInput(f"{option}: a record of the study {folder.name!r}, got {str(file)!r}. Give another file: -o FILE.")
+
+
 def check_name(name: str) -> None:
     """Checks a study's name.
 

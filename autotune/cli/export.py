@@ -10,7 +10,7 @@ from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
 from autotune.export import render
 from autotune.records import Tier
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, check_output
 
 
 def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None, as_json: bool = False) -> int:
@@ -33,6 +33,7 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
     if output is None or str(output) == "-":
         sys.stdout.write(exported.text)
     else:
+        check_output(output, "--output")
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(exported.text, encoding="utf-8")

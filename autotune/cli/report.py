@@ -13,7 +13,7 @@ from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, check_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +97,7 @@ def _place(folders: Sequence[StudyFolder]) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
+    check_output(file, "--output")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

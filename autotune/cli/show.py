@@ -115,12 +115,17 @@ def read_summary(folder: StudyFolder) -> Summary:
             raise BadInput(
                 f"{folder.study_file}: not a study, got: {error}. Remove the folder, or restore the file."
             ) from error
+        if any(folder.path.glob("trials/[0-9]*/trial.json")) and not folder.is_owned:
+            raise BadInput(f"{folder.summary_file}: missing. {_rebuilt(folder)}") from None
         raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
     except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{folder.summary_file}: not a summary, got: {error}. The trials are in {folder.path / 'trials'}; "
-            f"`autotune resume {call(folder)}` rebuilds the summary from them."
-        ) from error
+        raise BadInput(f"{folder.summary_file}: not a summary, got: {error}. {_rebuilt(folder)}") from error
+
+
+def _rebuilt(folder: StudyFolder) -> str:
+    """Returns how to get a study's summary back."""
+    trials = folder.path / "trials"
+    return f"The trials are in {trials}; `autotune resume {call(folder)}` rebuilds the summary from them."
 
 
 def _place(folder: StudyFolder) -> tuple[int, float]:

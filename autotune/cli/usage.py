@@ -28,13 +28,16 @@ def is_usage_error(error: Exception) -> bool:
 def usage_problem(error: Exception, arguments: list[str]) -> str:
     """Returns the CLI library's usage error in autotune's form, with the nearest valid name."""
     context = getattr(error, "ctx", None)
-    path = getattr(context, "command_path", "autotune")
+    command = arguments[:1] if arguments and not arguments[0].startswith("-") else []
+    path = getattr(context, "command_path", " ".join(["autotune", *command]))
+    of = path.removeprefix("autotune").strip()
+    of = f"{of}: " if of else ""
     option = getattr(error, "option_name", None)
     see = f"See `{path} --help`."
     if option and type(error).__name__ == "NoSuchOption":
         if meant := KEYS.get(option):
-            return f"{path}: no such option, got {option!r}. Give {meant}. {see}"
-        return f"{path}: no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
+            return f"{of}no such option, got {option!r}. Give {meant}. {see}"
+        return f"{of}no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
     names = _commands_of(context)
     unknown = next((a for a in arguments if not a.startswith("-")), None)
     if names and unknown is not None and unknown not in names:
@@ -42,7 +45,7 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
     option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
     got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
-    return f"{path}: {text[:1].lower()}{text[1:]}{got}. {see}"
+    return f"{of}{text[:1].lower()}{text[1:]}{got}. {see}"
 
 
 def _options_of(context: Any) -> list[str]:

@@ -107,6 +107,9 @@ def read_best(path: Path) -> Best:
     said = Provenance.of(raw_said)
     knobs: Knobs = {}
     problems = []
+    if len(document) > 1 and not any(is_knob(key) for key, _ in _flat(document)):
+        keys = ", ".join(list(document)[:3])
+        raise BadInput(f"BEST: not a best.yaml, got {shown(str(path))}, whose keys are no knobs ({keys}, ...). {EXPORTED}.")
     for key, raw in _flat(document):
         try:
             if raw is not None:

@@ -26,6 +26,7 @@ FILES = {
         "env: {LD_PRELOAD: x.so}\nmemory: {malloc: glibc}\n",
         "env.LD_PRELOAD: sets the same variable as memory.malloc, got both. Give one of the two. Both are in best.yaml.",
     ),
+    "another": ("schema: 1\nstudy: s\ntitle: t\n", "BEST: not a best.yaml, got 'best.yaml', whose keys are no knobs (schema, "),
     "own": ("env: {AUTOTUNE_SPEC: x}\n", "env.AUTOTUNE_SPEC: not free to tune"),
 }
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from autotune.cli.main import main
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.testing.studies import make_study
 
 DAMAGE = {
@@ -48,6 +49,40 @@ def said(capsys):
         return err if status else out
 
     return run
+
+
+def edited(text, name, **changes):
+    document = json.loads(text)
+    document[name] = {**(document[name] or {}), **changes}
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("speedup", {"ci": []}), ("best", {"value": "fast"}), ("baseline", {"ci": [1, "two"]})]
+)
+def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, runs, said):
+    study = make_study(runs)
+    study.summary_file.write_text(edited(study.summary_file.read_text(), name, **changes))
+    for command in ("show", "export", "report"):
+        assert f"not a summary, got: summary's {name} with" in said(2, command, "resnet18")
+    assert json.loads(said(0, "list", "--json"))[0]["status"] == "unreadable"
+
+
+def test_a_missing_summary_is_told_with_what_rebuilds_it(runs, said):
+    study = make_study(runs)
+    study.write_trial(TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok))
+    study.summary_file.unlink()
+    message = said(2, "show", "resnet18")
+    assert "summary.json: missing. The trials are in" in message
+    assert "`autotune resume resnet18` rebuilds the summary" in message
+
+
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_no_command_writes_over_the_records_of_a_study(command, runs, said):
+    study = make_study(runs)
+    before = study.summary_file.read_text()
+    assert "--output: a record of the study 'resnet18'" in said(2, command, "resnet18", "-o", "runs/resnet18/summary.json")
+    assert study.summary_file.read_text() == before
 
 
 def test_damaged_summary_is_named(runs, said, damage):
