@@ -81,7 +81,7 @@ def test_settings_that_did_not_take_effect_are_doubts():
             "asked for 4 processes, only 2 train together: the others did not join",
         ),
         ("accelerate launch --num_processes 3 train.py", "cuda", "accelerate was asked for 3 processes, only 2 train together"),
-        ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "on a CPU, `accelerate launch` starts only one"),
+        ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "On a CPU, `accelerate launch` starts one process"),
     ],
 )
 def test_processes_that_were_asked_for_and_do_not_train_together_are_missed(command, device, text):

@@ -20,6 +20,7 @@ from tests.harness.contexts import context
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
+    ("products.py", "each.to(torch.bfloat16)"),
 }
 OF_MODULES = {name for name in dir(nn.Module) if not name.startswith("__")} - {"apply"}
 OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startswith("__")} - {"step"}

@@ -340,5 +340,5 @@ def test_autotune_s_own_share_disturbs_no_trial_and_stands_in_the_verdict(bench)
     one.cpu.tuner_cores = 0.4
     summary = one.run()
     assert summary["disturbed_by"] is None
-    assert summary["own_share"].startswith("autotune itself used 0.4 of 4 cores and made the trial wait")
+    assert summary["own_share"].startswith("autotune itself used 0.4 of 4 cores, for which the trial waited")
     assert dict(noise_lines(summary))["shared"] == summary["own_share"]
