@@ -70,7 +70,7 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
         capsys, "resnet18", "--picture", "x.png", "--width", "100"
     )
     (here / "runs" / "resnet18" / "summary.json").unlink()
-    assert "has nothing to show yet" in refused(capsys, "resnet18")
+    assert "summary.json: missing. The trials are in" in refused(capsys, "resnet18")
 
 
 def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypatch):
