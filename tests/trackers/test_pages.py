@@ -70,7 +70,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> list[StudyFolder]:
     return [make_study_of_every_outcome(runs), make_study(runs)]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def pages(
     request: pytest.FixtureRequest,
     page: Any,
