@@ -27,7 +27,7 @@ COMMAND_LINE_ONLY = {
     "model.factory": PART,
     "data.factory": PART,
     "train.step": PART,
-    "launch.slurm.args": "--OPTION=VALUE",  # srun runs what it is told to: --prolog, --epilog
+    "launch.slurm.args": "--OPTION=VALUE",  # a file must not set it: srun's --prolog and --epilog name programs that srun runs
 }
 
 

@@ -98,6 +98,8 @@ class TrialContext:
         """
         self.ending.broke(doing)
 
+    # The four methods below are abstract: `Session` implements them, which knows all parts; the parts know only this class.
+
     def step_done(self) -> None:
         """Called after every counted optimizer step."""
         raise NotImplementedError

@@ -37,7 +37,7 @@ class Rival:
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields full configurations, each with Optuna's trial if its sampler proposed it."""
-        raise NotImplementedError
+        raise NotImplementedError  # every rival defines its own
 
     def run(self) -> str:
         """Searches and returns why it ended."""

@@ -1,4 +1,4 @@
-"""What is killed in a study on Slurm, and what becomes of the trial: it is told, nothing is left, and the next one runs."""
+"""Kills parts of a study on Slurm. Each loss must be reported, no process may be left, and the next trial must run."""
 
 import os
 import signal
