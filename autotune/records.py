@@ -173,6 +173,8 @@ class TrialRecord:
         losses: losses of the first optimizer steps, at most 64, averaged over ranks; None in place of a loss that is not
             finite; [] if no loss was seen.
         ranks: summary of several ranks together and one by one, see `ranks.joined`; {} for a single rank.
+        slot, host: name of the slot that the trial ran on, and of its machine; "" if it had the machine to itself.
+        neighbours: largest number of trials that ran beside it at the same time.
     """
 
     number: int
@@ -208,6 +210,9 @@ class TrialRecord:
     violations: dict[str, float] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)
     ranks: dict[str, Any] = field(default_factory=dict)
+    slot: str = ""
+    host: str = ""
+    neighbours: int = 0
     schema: int = SCHEMA
 
     @property
@@ -336,7 +341,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
     "start": (str,), "spared_s": _NUMBER,
-    "losses": (list,), "ranks": (dict,),
+    "losses": (list,), "ranks": (dict,), "slot": (str,), "host": (str,), "neighbours": (int,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),

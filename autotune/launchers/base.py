@@ -171,10 +171,10 @@ class Running(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A place on another machine where trials run, one at a time, for the whole study.
+    """A place where trials run, one at a time, for the whole study: another machine, or a part of this one.
 
     Attributes:
-        name: for messages: "n1, job 12".
+        name: for messages: "n1, job 12", or the number of a part, "2".
         host: name of the machine.
         gpus: UUIDs of the GPUs that its trials may use.
         cores: numbers of the CPUs that they may use.
@@ -193,9 +193,11 @@ class Launcher(ABC):
 
     Attributes:
         clock: clock of the study. It stands still while the launcher waits for a machine.
+        slot: the part of the machine that its trials share with no other trial; None for the whole machine.
     """
 
     clock = Clock()
+    slot: Slot | None = None
 
     @abstractmethod
     def start(self, launch: Launch) -> Running:
@@ -214,10 +216,17 @@ class Launcher(ABC):
     def slots(self) -> list[Slot]:
         """Returns at once the slots on other machines that are ready now; the first call asks for them.
 
-        A launcher that starts trials on this machine has none.
+        A launcher that starts trials on this machine has none; its parts are `beside`.
 
         Raises:
             BadInput: no such machine can be had, or it cannot run the study's trials.
+        """
+        return []
+
+    def beside(self) -> list[Launcher]:
+        """Returns a launcher for each slot, on which trials can run beside each other; [] if there is one slot only.
+
+        `start` of this launcher itself gives a trial the whole machine: no other trial may run then. `close` closes all.
         """
         return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autotune.clock import Clock
 from autotune.harness.protocol import Progress, RankResult
@@ -33,10 +33,13 @@ class MachineWatch:
         device: monitor of the device, or of several.
         clock: source of time.
         cpu: monitor of the CPU.
+        cores: the cores of a slot; processes that may use others are not its trial's. Empty without slots.
     """
 
-    def __init__(self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None) -> None:
-        self._clock, self._cpu = clock, cpu or CpuMonitor()
+    def __init__(
+        self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None, *, cores: Collection[int] = ()
+    ) -> None:
+        self._clock, self._cpu, self._slot = clock, cpu or CpuMonitor(), frozenset(cores)
         self._host = HostMonitor(read_times, clock.monotonic)
         self._looked_s = 0.0
         self._opened: CpuLook | None = None
@@ -150,7 +153,8 @@ class MachineWatch:
         self._host.restart()
         self._device.open_window()
         self._opened = self._cpu.look(self._clock.monotonic())
-        self._own, self._trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
+        self._own, trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
+        self._trial = frozenset(pid for pid in trial if cores_of([pid]) <= self._slot) if self._slot else trial
         self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
@@ -169,7 +173,7 @@ class MachineWatch:
             self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
-def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
+def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
     NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
@@ -178,9 +182,12 @@ def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
         kind: `device.kind`.
         index: `device.index`, the first device.
         num: how many devices; each process of a recipe has its own.
+        uuids: the devices of a slot, which are watched instead.
     """
     if kind == "cpu":
         return NoDevice()
+    if uuids:
+        return as_one([open_device(uuid=uuid) for uuid in uuids])
     visible, wanted = visible_devices(os.environ), range(index, index + num)
     entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
     if not entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,8 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.objective import cold_compile_s
 from autotune.trials.quarantine import Quarantine
-from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
+from autotune.trials.runner import Finished, Request, TrialRunner
+from autotune.trials.schedule import Ending, Schedule
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
@@ -34,10 +36,6 @@ OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 class OutOfTime(Exception):
     """A trial was not started: even the shortest useful one would not have ended within the budget."""
-
-
-class Ending(Exception):
-    """The study ends early and keeps what was measured. Holds the reason, "" if the user requested the end."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
@@ -64,6 +62,8 @@ class Session:
         budget: the time left.
         about: study.json.
         after_trial: callback for when a trial's record is on disk; rewrites the summary.
+        while_waiting: callback for while trials run.
+        schedule: when trials run.
         records: finished trials, by number.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
@@ -82,6 +82,7 @@ class Session:
     budget: Budget
     about: StudyRecord
     after_trial: Callable[[], None] = lambda: None
+    while_waiting: Callable[[], None] = lambda: None
     records: list[TrialRecord] = field(default_factory=list)
     space: ResolvedSpace | None = None
     host_context: HostContext | None = None
@@ -89,6 +90,11 @@ class Session:
     costs: Costs = field(default_factory=lambda: Costs({}))
     memory_capacity_bytes: int | None = None
     earlier_noise: Noise | None = None
+    schedule: Schedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock, poll_s = self.inputs.clock, self.inputs.poll_s
+        self.schedule = Schedule(self.runner, self._add, lambda: self.while_waiting(), clock=clock, poll_s=poll_s)
 
     @property
     def resolved(self) -> ResolvedSpace:
@@ -143,26 +149,46 @@ class Session:
             repeats: in a recording, number of the trial that measured the configuration before.
             round_number: round of the recording.
         """
+        record = self._run(self._searching(knobs, why, origin, repeats=repeats, round=round_number)).record
+        self.costs.learn(record)
+        return record
+
+    def begin(self, knobs: Knobs, why: str, *, origin: str, take: Callable[[TrialRecord], None]) -> None:
+        """Starts a search trial as soon as a slot is free.
+
+        Args:
+            knobs: the configuration.
+            why: one line on why it is tried.
+            origin: what proposed it.
+            take: called with the finished trial, once the schedule has waited for it.
+        """
+
+        def taken(finished: Finished) -> None:
+            self.costs.learn(finished.record)
+            take(finished.record)
+
+        self.schedule.make_room()
+        self._prepare(request := self._searching(knobs, why, origin))
+        self.schedule.begin(request, self._noting(taken))
+
+    def _searching(self, knobs: Knobs, why: str, origin: str, **more: Any) -> Request:
+        """Returns the request of a search trial."""
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
-        request = self._request(
+        return self._request(
             Kind.search,
             knobs,
             changed,
             why=why,
             origin=origin,
-            repeats=repeats,
-            round=round_number,
             rules=self.budget.screening_rules(self.inputs.config.measure.screening),
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
             max_s=self._most_s(expected_s),
             ends_s=self.budget.search_ends_s(expected_s),
             retry_max_s=self.budget.search_left_s / 4,
+            **more,
         )
-        record = self._run(request).record
-        self.costs.learn(record)
-        return record
 
     def _request(self, kind: Kind, knobs: Knobs, changed: Knobs, **more: Any) -> Request:
         """Returns a request for the next trial, filling in what all but the baseline have in common."""
@@ -341,6 +367,15 @@ class Session:
         return self._run(request).record
 
     def _run(self, request: Request) -> Finished:
+        """Runs a trial alone, and returns it."""
+        finished: list[Finished] = []
+        self.schedule.drain()
+        self._prepare(request)
+        self.schedule.run(request, self._noting(finished.append))
+        return finished[0]
+
+    def _prepare(self, request: Request) -> None:
+        """Checks that a trial may begin, and completes its request."""
         if self.interrupts.is_requested:
             raise Ending
         was = self.about.identity.get(SCRIPT)
@@ -351,21 +386,23 @@ class Session:
         if self.records:
             is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
-        try:
-            finished = self.runner.run(request)
-        except StoppedNow as stopped:
-            self._add(stopped.finished.record)
-            raise Ending from stopped
-        self._add(finished.record)
-        self.after_trial()
-        # A pass that fails says nothing about the device: the same configuration trained before.
-        if request.kind is not Kind.explain and (fault := self.quarantine.note(finished.record)):
-            raise Ending(fault)
-        return finished
 
-    def _add(self, record: TrialRecord) -> None:
-        self.records.append(record)
-        self.records.sort(key=lambda one: one.number)  # a baseline that is measured late still comes first
+    def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
+        """Returns what to do with a finished trial: everything that follows any trial, then `take`."""
+
+        def taken(finished: Finished) -> None:
+            self.after_trial()
+            # A pass that fails says nothing about the device: the same configuration trained before.
+            is_pass = finished.record.kind is Kind.explain
+            fault = "" if is_pass else self.quarantine.note(finished.record)
+            if fault:
+                raise Ending(fault)
+            take(finished)
+
+        return taken
+
+    def _add(self, finished: Finished) -> None:
+        bisect.insort(self.records, finished.record, key=lambda one: one.number)  # a baseline measured late comes first
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
