@@ -287,6 +287,8 @@ class StudyRecord:
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
+        slots: how many search trials run beside each other, and the calibration: {"num", "ratio" (rate beside others over rate
+            alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
     """
 
     name: str
@@ -316,6 +318,7 @@ class StudyRecord:
     recording: dict[str, Any] = field(default_factory=dict)
     warm_start: dict[str, Any] = field(default_factory=dict)
     noise: dict[str, Any] = field(default_factory=dict)
+    slots: dict[str, Any] = field(default_factory=dict)
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -350,7 +353,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
     "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
     "warm_start": (dict,),
-    "noise": (dict,),
+    "noise": (dict,), "slots": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),

@@ -27,7 +27,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     from autotune.config.schema import LOCAL
     from autotune.launchers import make_launcher
 
-    launcher = make_launcher(composed.config, composed.command)
+    launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
     try:

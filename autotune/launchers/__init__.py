@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -10,17 +10,22 @@ if TYPE_CHECKING:
     from autotune.launchers.base import Launcher
 
 
-def make_launcher(config: StudyConfig, command: CommandTemplate) -> Launcher:
+def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
     """Returns the launcher that `launcher=` names. Imports only its module; other modules may need missing packages.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
         command: the program.
+        facts: `machine.host_facts()` of this machine; None for a launcher that runs one trial at a time.
     """
     if config.launcher == "local":
+        from autotune.config.slots import gpus_of, num_slots
         from autotune.launchers.local import LocalLauncher
+        from autotune.launchers.slots import SlotsLauncher, slots_of
 
-        return LocalLauncher()
+        if facts is None or (num := num_slots(config, command, facts)) == 1:
+            return LocalLauncher()
+        return SlotsLauncher(slots_of(num, [gpu["uuid"] for gpu in gpus_of(config, facts)], facts))
     if config.launcher == "slurm":
         from autotune.launchers.remote import Place
         from autotune.launchers.slurm import SlurmLauncher

@@ -24,6 +24,7 @@ from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
+from autotune.study.interference import Interference
 from autotune.study.oom_frontier import Frontier
 from autotune.study.sampling import inform, machine_of
 from autotune.study.single_changes import SingleChanges
@@ -128,13 +129,15 @@ class Search:
         Raises:
             NothingWorked: the first configurations all failed in the same way, other than by running out of memory.
         """
-        schedule = self._session.schedule
+        schedule, interference = self._session.schedule, Interference(self._session)
         try:
+            interference.check(self._session.baseline)
             for proposal in self._with_questions(self._proposals()):
                 self._begin(proposal)
                 schedule.make_room()
                 self._keep_for_finals()
                 self._check_failures()
+                interference.check(self._incumbent)
             schedule.drain()
         except (Ending, NothingWorked):
             schedule.drain()  # what still runs counts, too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from autotune.clock import Clock
@@ -63,15 +63,15 @@ class Schedule:
         self.make_room()
         self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
 
-    def run_beside(self, requests: Sequence[Request], take: Take) -> None:
-        """Runs a trial on each of the first slots, all at once. `take` is called for each that has finished.
+    def run_beside(self, request: Callable[[], Request], num: int, take: Take) -> None:
+        """Runs a trial on each of the first `num` slots, all at once. `take` is called for each that has finished.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.
         """
         self.drain()
-        for request, place in zip(requests, self._runner.beside, strict=False):
-            self._begin(request, take, place)
+        for place in self._runner.beside[:num]:
+            self._begin(request(), take, place)
         self.drain()
 
     def make_room(self) -> None:

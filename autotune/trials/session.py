@@ -31,6 +31,7 @@ MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
 BASELINE_WINDOW_TIMES = 3.0
+NEIGHBOURS = "neighbours"  # `origin` of the trials that measure whether trials beside each other disturb each other
 OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 
@@ -116,7 +117,8 @@ class Session:
         """Returns what is left of the study; valid only after the baseline."""
         is_warm = not self.runner.warm.why_never
         spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
-        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching)
+        num = self.schedule.num_slots
+        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching, num_slots=num)
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns its ranks' results."""
@@ -220,7 +222,7 @@ class Session:
         A trial races only against proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
         worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
         """
-        rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
+        rivals = [r for r in self._rivals() if r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
         is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
@@ -229,7 +231,12 @@ class Session:
         """Returns the rate above which a trial is measured to a narrower interval: the best lower bound so far."""
         if not self.runner.goal.follows_rate:
             return None
-        return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
+        return max((r.ci[0] for r in self._rivals() if r.ci), default=None)
+
+    def _rivals(self) -> list[TrialRecord]:
+        """Returns the search trials with an interval that ran as the next one will: alone, or beside others."""
+        has_neighbours = self.schedule.num_slots > 1
+        return [r for r in self.searched if r.outcome.may_win and r.ci and bool(r.neighbours) == has_neighbours]
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a trial of the finals: measures the configuration of an earlier trial again in a fresh process.
@@ -351,20 +358,45 @@ class Session:
             why: one line that names the side.
             ends_s: as in `explain`.
         """
-        request = self._request(
+        return self._run(self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s)).record
+
+    def calibrate(self, first: TrialRecord, num: int, *, round_number: int) -> list[TrialRecord]:
+        """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.
+
+        Args:
+            first: the trial.
+            num: 1 for alone, or the number of slots.
+            round_number: round of the calibration.
+        """
+        finished: list[Finished] = []
+        why = "alone" if num == 1 else f"beside {num - 1} other{'s' if num > 2 else ''}"
+        ends_s = self.budget.search_ends_s(first.fresh_s)
+
+        def request() -> Request:
+            wanted = self._checking(first, first.knobs, NEIGHBOURS, round=round_number, why=why, ends_s=ends_s)
+            self._prepare(wanted)
+            return wanted
+
+        self.schedule.drain()
+        if num == 1:
+            self.schedule.run(request(), self._noting(finished.append))
+        else:
+            self.schedule.run_beside(request, num, self._noting(finished.append))
+        return [one.record for one in finished]
+
+    def _checking(self, first: TrialRecord, knobs: Knobs, origin: str, **more: Any) -> Request:
+        """Returns the request of a trial of kind `check`, which measures without being a candidate."""
+        return self._request(
             Kind.check,
             knobs,
             self.resolved.changed(knobs),
             repeats=first.number,
-            round=round_number,
-            why=why,
-            origin=cause,
+            origin=origin,
             rules=self.inputs.config.measure.screening,
             max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * first.fresh_s),
             retry_max_s=0.0,
-            ends_s=ends_s,
+            **more,
         )
-        return self._run(request).record
 
     def _run(self, request: Request) -> Finished:
         """Runs a trial alone, and returns it."""
