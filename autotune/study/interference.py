@@ -76,10 +76,11 @@ class Interference:
         Args:
             best: the best trial so far.
         """
-        if self._num < 2 or not self._is_due(best):
+        if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
         if why := self._why_not(best):
-            self._use_one(why)
+            if self._is_unlike(best):
+                self._use_one(why)
             return
         began_s, first = self._session.inputs.clock.monotonic(), self._calibrated is None
         found = self._measured(best)
@@ -96,12 +97,14 @@ class Interference:
             if first:
                 self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
 
-    def _is_due(self, best: TrialRecord) -> bool:
+    def _is_unlike(self, best: TrialRecord) -> bool:
+        """Whether the last calibration says nothing about a configuration as fast as the best one; True before the first."""
+        known = self._calibrated
+        return known is None or (best.score or 0.0) >= AGAIN_FACTOR * (known.score or math.inf)
+
+    @property
+    def _is_long_ago(self) -> bool:
         session = self._session
-        if self._calibrated is None:
-            return True
-        if (best.score or 0.0) >= AGAIN_FACTOR * (self._calibrated.score or math.inf):
-            return True
         is_long_ago = session.inputs.clock.monotonic() - self._ended_s >= self._took_s / AGAIN_FRAC
         return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
 
@@ -153,11 +156,11 @@ class Interference:
 
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci
-        interval = f" ({ci[0]:.3g} to {ci[1]:.3g}, {found.ratio.num_rounds} pairs)" if ci else ""
+        interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs)" if ci else ""
         others = "1 other" if self._num == 2 else f"{self._num - 1} others"
         slot, ratio = found.slowest
-        slower = f"; slot {slot} ran at {ratio:.3g}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
-        return f"beside {others}, a trial ran at {found.ratio.ratio:.3g} of its rate alone{interval}{slower}"
+        slower = f"; slot {slot} ran at {ratio:.3f}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
+        return f"beside {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
         """Returns the entry of study.json."""

@@ -62,6 +62,7 @@ class Surface:
         losses: called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen.
         failures: called with (trial, knobs); returns how the trial fails, or None.
         documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
+        files_left: files that each trial leaves in the working directory, name -> bytes.
         beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
     """
 
@@ -91,6 +92,7 @@ class Surface:
     losses: Callable[[Knobs, int | None], list[float | None]] = lambda _, __: []
     failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
+    files_left: dict[str, int] = field(default_factory=dict)
     beside: Callable[[int], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
@@ -320,6 +322,7 @@ class _FakeRunning(Running):
             "is_harness_seen": True,
             "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
+            "files_left": dict(self._launcher.surface.files_left),
             **({"hang": {"kind": failure.hang, "summary": f"{failure.hang}: made up"}} if failure and failure.hang else {}),
             "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }

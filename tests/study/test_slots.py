@@ -7,11 +7,18 @@ import pytest
 from autotune.records import Kind, Outcome
 from autotune.study import resume_study
 from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, calibration
-from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from autotune.testing.fake_launcher import Failure, Surface
+from tests.study.conftest import Bench
 
-GAINS = {("precision.amp", "bf16"): 1.6, ("layout.channels_last", True): 1.2, ("loader.num_workers", 2): 1.1}
-QUIET = {"gains": GAINS, "noise_frac": 0.003}
-LOUD = {"gains": GAINS, "noise_frac": 0.003, "beside": lambda at_once: 1.0 if at_once == 1 else 0.7}
+FEW = ["search.sampler=random", "study.budget.trials=14"]
+# Gains too small for another calibration.
+GAINS = {("precision.amp", "bf16"): 1.2, ("layout.channels_last", True): 1.1, ("loader.num_workers", 2): 1.05}
+QUIET = {"gains": GAINS, "noise_frac": 0.003, "half_batch": 0.1, "loader_per_s": 1e4}
+LOUD = {**QUIET, "beside": lambda at_once: 1.0 if at_once == 1 else 0.7}
+
+
+def notices(study):
+    return study.listener.named("notice")
 
 
 def of_kind(study, *kinds):
@@ -35,128 +42,130 @@ def most_at_once(trials):
     return most
 
 
-def test_with_quiet_neighbours_search_trials_run_beside_each_other(bench):
-    study = bench(Surface(**QUIET), minutes=20, num_slots=4)
-    summary = study.run()
-    assert summary["status"] == "complete"
-    searched = of_kind(study, Kind.search)
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """A finished study on four slots, whose neighbours do not disturb; some of its configurations run out of memory."""
+    surface = Surface(**QUIET, max_batch=64)
+    study = Bench(
+        tmp_path_factory.mktemp("quiet"), surface, "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=4
+    )
+    study.summary = study.run()
+    return study
+
+
+def test_with_quiet_neighbours_search_trials_run_beside_each_other(quiet):
+    searched = of_kind(quiet, Kind.search)
+    assert quiet.summary["status"] == "complete"
     assert most_at_once(searched) == 4
     assert {trial.slot for trial in searched} == {"1", "2", "3", "4"}
     assert max(trial.neighbours for trial in searched) == 3
-    assert any("4 trials at a time: beside 3 others" in line for line in study.listener.notices)
-    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert any("4 trials at a time: beside 3 others" in line for line in notices(quiet))
+    assert quiet.summary["speedup"]["verdict"] == "faster"
 
 
-def test_more_trials_fit_into_the_same_budget(bench, tmp_path):
-    nums = []
-    for num_slots in (1, 4):
-        study = bench(Surface(**QUIET), minutes=20, num_slots=num_slots)
-        study.run()
-        nums.append(len(of_kind(study, Kind.search)))
-    assert nums[1] >= 2 * nums[0]
+def test_four_slots_give_more_than_three_times_the_trials_an_hour(quiet):
+    all_searched = of_kind(quiet, Kind.search)
+    searched = spans(all_searched[: [trial.origin for trial in all_searched].index("late")])
+    took_s = max(end for _, end, _ in searched) - min(begin for begin, _, _ in searched)
+    assert sum(trial.seconds for _, _, trial in searched) / took_s > 3
 
 
-def test_everything_but_the_search_runs_alone(bench):
-    study = bench(Surface(**QUIET), minutes=20, num_slots=4)
-    study.run()
-    alone = of_kind(study, Kind.baseline, Kind.final, Kind.attribution, Kind.parity)
+def test_a_trial_that_fails_leaves_its_neighbours_alone(quiet):
+    outcomes = collections.Counter(trial.outcome for trial in of_kind(quiet, Kind.search))
+    assert sum(count for outcome, count in outcomes.items() if outcome.is_memory) > 0
+    assert outcomes[Outcome.ok] + outcomes[Outcome.raced] > 8
+
+
+def test_everything_but_the_search_runs_alone(quiet):
+    alone = of_kind(quiet, Kind.baseline, Kind.final, Kind.attribution, Kind.parity)
     assert len(alone) > 6
     for begin, end, trial in spans(alone):
-        others = [other for b, e, other in spans(study.trials) if other is not trial and b < end - 1e-6 and e > begin + 1e-6]
-        assert others == []
+        others = [other for b, e, other in spans(quiet.trials) if other is not trial and b < end - 1e-6 and e > begin + 1e-6]
+        assert [other.number for other in others if other.number != trial.number] == []
         assert (trial.slot, trial.neighbours) == ("", 0)
 
 
-def test_the_calibration_measures_alone_and_beside_in_turn(bench):
-    study = bench(Surface(**QUIET), minutes=20, num_slots=2)
-    study.run()
+def test_the_calibration_measures_alone_and_beside_in_turn(quiet):
     rounds = collections.defaultdict(list)
-    for trial in calibrating(study):
+    for trial in calibrating(quiet):
         assert (trial.kind, trial.repeats) == (Kind.check, 0)
         rounds[trial.round].append(trial.slot)
     assert MIN_PAIRS <= len(rounds) <= MAX_PAIRS
-    assert rounds[1] == ["", "1", "2"]
-    assert rounds[2] == ["1", "2", ""]
+    assert rounds[1] == ["", "1", "2", "3", "4"]
+    assert rounds[2] == ["1", "2", "3", "4", ""]
+
+
+def test_no_configuration_is_measured_twice_in_a_search(quiet):
+    changes = [frozenset(trial.changed.items()) for trial in of_kind(quiet, Kind.search)]
+    assert len(changes) == len(set(changes)) == 24
 
 
 def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
-    study = bench(Surface(**LOUD), minutes=20, num_slots=2)
-    summary = study.run()
-    assert summary["status"] == "complete"
-    assert any(line.startswith("One trial at a time: beside 1 other, a trial ran at 0.7") for line in study.listener.notices)
+    study = bench(Surface(**LOUD), "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=2)
+    assert study.run()["status"] == "complete"
+    said = [line for line in notices(study) if line.startswith("One trial at a time: beside 1 other, a trial ran at 0.")]
+    assert len(said) == 1
+    assert "2 pairs)" in said[0]
     assert most_at_once(of_kind(study, Kind.search)) == 1
+    assert {trial.slot for trial in of_kind(study, Kind.search)} == {""}
     assert study.folder.read_study().slots["num"] == 1
     assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
 
 
 def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):
-    study = bench(Surface(**QUIET), minutes=8)
+    study = bench(Surface(**QUIET), *FEW, minutes=8)
     study.run()
     assert calibrating(study) == []
-    assert not any("at a time" in line for line in study.listener.notices)
+    assert not any("at a time" in line for line in notices(study))
     assert study.folder.read_study().slots == {}
 
 
 def test_a_budget_too_small_for_a_calibration_means_one_slot(bench):
-    study = bench(Surface(**QUIET), minutes=3, num_slots=2)
+    study = bench(Surface(**QUIET), *FEW, minutes=3, num_slots=2)
     study.run()
     assert calibrating(study) == []
-    assert any("One trial at a time: to find out whether neighbours disturb takes" in line for line in study.listener.notices)
+    assert any("One trial at a time: to find out whether neighbours disturb takes" in line for line in notices(study))
 
 
-def test_a_trial_that_fails_leaves_its_neighbours_alone(bench):
+def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
+    study = bench(Surface(**QUIET, files_left={"last.pt": 10}), *FEW, minutes=60, num_slots=2)
+    study.run()
+    assert any("One trial at a time: the program writes last.pt" in line for line in notices(study))
+    assert most_at_once(study.trials) == 1
+
+
+def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench):
     def failures(trial, knobs):
-        return OUT_OF_MEMORY if knobs["loader.batch_size"] > 64 else None
+        return Failure(raises=KeyboardInterrupt) if trial == 26 else None
 
-    study = bench(Surface(**QUIET, failures=failures), minutes=20, num_slots=4)
-    summary = study.run()
-    outcomes = collections.Counter(trial.outcome for trial in of_kind(study, Kind.search))
-    assert outcomes[Outcome.oom] > 0
-    assert outcomes[Outcome.ok] > outcomes[Outcome.oom]
-    assert summary["speedup"]["verdict"] == "faster"
-
-
-def test_an_interrupt_ends_and_records_all_that_runs(bench):
-    def failures(trial, knobs):
-        return Failure(raises=KeyboardInterrupt) if trial == 30 else None
-
-    study = bench(Surface(**QUIET, failures=failures), minutes=20, num_slots=4)
-    summary = study.run()
-    assert summary["status"] == "interrupted"
-    stopped = [trial for trial in study.trials if trial.outcome is Outcome.interrupted]
+    study = bench(Surface(**QUIET, failures=failures), *FEW, minutes=60, num_slots=4)
+    assert study.run()["status"] == "interrupted"
+    before = {trial.number: trial for trial in study.trials}
+    stopped = [trial for trial in before.values() if trial.outcome is Outcome.interrupted]
     assert 2 <= len(stopped) <= 4
     assert not study.launcher.running
-    assert {trial.number for trial in study.trials} == set(range(len(study.trials)))
-
-
-def test_an_interrupted_study_goes_on_with_what_was_cut_off(bench):
-    def failures(trial, knobs):
-        return Failure(raises=KeyboardInterrupt) if trial == 30 else None
-
-    study = bench(Surface(**QUIET, failures=failures), minutes=20, num_slots=4)
-    study.run()
-    before = {trial.number: trial for trial in study.trials}
+    assert set(before) == set(range(len(before)))
     study.surface.failures = lambda trial, knobs: None
-    summary = resume_study(study.inputs, study.folder, study.listener)
-    assert summary["status"] == "complete"
-    again = [trial for trial in study.trials if trial.why.startswith("again: trial")]
-    stopped = [trial for trial in before.values() if trial.outcome is Outcome.interrupted and trial.kind is Kind.search]
-    assert [trial.changed for trial in again] == [trial.changed for trial in stopped]
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    again = [trial.changed for trial in study.trials if trial.why.startswith("again: trial")]
+    assert sorted(map(str, again)) == sorted(str(trial.changed) for trial in stopped if trial.kind is Kind.search)
     assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
 
 
-def test_no_configuration_is_measured_twice_in_a_search(bench):
-    study = bench(Surface(**QUIET), minutes=20, num_slots=8)
+def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
+    surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
+    study = bench(surface, "search.sampler=random", "study.budget.trials=40", minutes=60, num_slots=4)
     study.run()
-    changes = [frozenset(trial.changed.items()) for trial in of_kind(study, Kind.search)]
-    assert len(changes) == len(set(changes))
+    of = collections.Counter(trial.repeats for trial in calibrating(study))
+    fast = [trial for trial in study.trials if trial.number in of and trial.number]
+    assert of[0] >= 5 * MIN_PAIRS
+    assert [trial.changed["precision.amp"] for trial in fast] == ["bf16"]
 
 
-@pytest.mark.parametrize("limit", [5, 12])
-def test_a_budget_in_trials_counts_those_that_run(bench, limit):
-    study = bench(Surface(**QUIET), f"study.budget.trials={limit}", minutes=60, num_slots=3)
+def test_a_budget_in_trials_counts_those_that_run(bench):
+    study = bench(Surface(**QUIET), "search.sampler=random", "study.budget.trials=23", minutes=60, num_slots=4)
     study.run()
-    assert len(of_kind(study, Kind.search)) == limit
+    assert len(of_kind(study, Kind.search)) == 23
 
 
 @pytest.mark.parametrize(
