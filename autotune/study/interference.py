@@ -94,6 +94,7 @@ class Interference:
             self._use_one(self._words(found))
         else:
             self._session.schedule.num_slots = self._num
+            self._session.folder.write_study(self._session.about)
             if first:
                 self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
 
@@ -134,6 +135,7 @@ class Interference:
         if not self._session.about.slots:
             self._session.about.slots = self._as_json(None)
         self._session.about.slots |= {"num": 1, "why_one": why}
+        self._session.folder.write_study(self._session.about)
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
