@@ -25,7 +25,6 @@ SLOT_MARGINS = 3  # a single slot may be slower than the others by this many mar
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # again once the best is this much faster, or after this many trials
 AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster
-GAIN = 1.2  # slots must make room for this many times the trials of one slot, counting the calibration's own time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,10 @@ class Interference:
         return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
 
     def _why_not(self, best: TrialRecord) -> str:
-        """Returns why trials cannot run beside each other, without measuring; "" if they might."""
+        """Returns why trials cannot run beside each other, without measuring; "" if they might.
+
+        A calibration must leave time for more trials than one slot has time for without it.
+        """
         session = self._session
         evidence = session.baseline.evidence
         if left := [*evidence.get("files_left", {}), *evidence.get("files_kept", [])]:
@@ -119,7 +121,7 @@ class Interference:
             return "the program starts several processes"
         each_s = max(best.fresh_s, 1e-9)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
-        if (left_s - needed_s) * self._num < GAIN * left_s:
+        if (left_s - needed_s) * self._num < left_s:
             return f"to find out whether neighbours disturb takes {seconds_text(needed_s)}, too much of what is left"
         return ""
 
@@ -132,8 +134,6 @@ class Interference:
 
     def _use_one(self, why: str) -> None:
         self._num, self._session.schedule.num_slots = 1, 1
-        if not self._session.about.slots:
-            self._session.about.slots = self._as_json(None)
         self._session.about.slots |= {"num": 1, "why_one": why}
         self._session.folder.write_study(self._session.about)
         self._session.listener.notice(f"One trial at a time: {why}.")

@@ -451,7 +451,7 @@ class RunningTrial:
             progress = running.progress()
             watch.look(progress)
             if progress:
-                self._listener.progress(progress)
+                self._listener.progress(progress, self.request.number)
             return None
         watch.ended()
         return ended

@@ -25,6 +25,7 @@ from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
+SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
 LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
 MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
@@ -94,6 +95,7 @@ class Session:
     schedule: Schedule = field(init=False)
 
     def __post_init__(self) -> None:
+        self._searched = [record for record in self.records if record.kind in SEARCHED]
         clock, poll_s = self.inputs.clock, self.inputs.poll_s
         self.schedule = Schedule(self.runner, self._add, lambda: self.while_waiting(), clock=clock, poll_s=poll_s)
 
@@ -111,7 +113,7 @@ class Session:
     @property
     def searched(self) -> list[TrialRecord]:
         """The search trials and the baseline."""
-        return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
+        return list(self._searched)
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
         """Returns what is left of the study; valid only after the baseline."""
@@ -434,7 +436,9 @@ class Session:
         return taken
 
     def _add(self, finished: Finished) -> None:
-        bisect.insort(self.records, finished.record, key=lambda one: one.number)  # a baseline measured late comes first
+        record = finished.record
+        for records in (self.records, *([self._searched] if record.kind in SEARCHED else [])):
+            bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
