@@ -103,8 +103,10 @@ class LiveView(View):
         """Shows the configuration of a trial that begins."""
         self._running[number] = _Running(kind=kind, knobs=knobs, why=why, since_s=self._clock())
 
-    def progress(self, progress: Progress, number: int = 0) -> None:
+    def progress(self, progress: Progress, number: int | None = None) -> None:
         """Shows the phase and step of a trial."""
+        if number is None:
+            number = next(reversed(self._running), -1)
         if number in self._running:
             self._running[number].progress = progress
 

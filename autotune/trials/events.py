@@ -85,12 +85,12 @@ class Listener:
             why: one line on why it is tried.
         """
 
-    def progress(self, progress: Progress, number: int = 0) -> None:
+    def progress(self, progress: Progress, number: int | None = None) -> None:
         """A running trial has made progress.
 
         Args:
             progress: its newest progress.
-            number: the trial's number.
+            number: the trial's number; None for the trial that began last.
         """
 
     def trial_ended(self, trial: TrialRecord) -> None:
