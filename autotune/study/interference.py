@@ -16,9 +16,9 @@ from autotune.records import Kind, TrialRecord
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8
-# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider. It is twice the
-# margin of the finals: neighbours slow all configurations down alike, and the finals measure the best of them alone again.
-MARGIN_FRAC = 2 * stats.MARGIN_FRAC
+# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider, up to a limit. It is
+# twice the margin of the finals: neighbours slow all configurations down alike, and the finals measure the best of them alone.
+MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after this many pairs in all of which neighbours cost more than this share of the rate.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
@@ -183,7 +183,8 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)
     by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in pairs[0][1]}
     slowest = min(by_slot.items(), key=lambda pair: pair[1])
-    return Calibration(ratio=ratio, margin=max(MARGIN_FRAC, stats.spread_frac(alone)), slowest=slowest)
+    margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
+    return Calibration(ratio=ratio, margin=margin, slowest=slowest)
 
 
 def _mean(rates: Mapping[Any, float]) -> float:

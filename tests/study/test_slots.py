@@ -177,6 +177,13 @@ def test_neighbours_are_allowed_only_if_the_interval_is_within_the_margin(beside
     assert found.is_allowed is is_allowed
 
 
+def test_a_machine_that_is_never_quiet_does_not_allow_any_neighbour():
+    alone = [100.0, 150.0, 90.0, 160.0, 100.0, 150.0, 90.0, 160.0]
+    found = calibration([(rate, {"1": 0.9 * rate, "2": 0.9 * rate}) for rate in alone])
+    assert found.margin == 0.05
+    assert not found.is_allowed
+
+
 def test_a_single_slow_slot_is_not_hidden_by_the_others():
     found = calibration([(100.0, {**{str(n): 100.5 for n in range(7)}, "8": 92.0})] * 8)
     assert found.slowest == ("8", pytest.approx(0.92))
