@@ -16,8 +16,8 @@ from autotune.records import Kind, TrialRecord
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8
-# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider, up to a limit. It is
-# twice the margin of the finals: neighbours slow all configurations down alike, and the finals measure the best of them alone.
+# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider, up to a limit. It
+# is twice the margin of the finals: neighbours slow all configurations alike, and the finals measure the best of them alone.
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after this many pairs in all of which neighbours cost more than this share of the rate.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
