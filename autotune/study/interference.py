@@ -43,10 +43,13 @@ class Calibration:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether neighbours certainly cost no more than the margin, on every slot."""
+        """Whether neighbours certainly cost no more than the margin, on every slot.
+
+        A trial that is certainly faster beside others is not the same program: it has fewer threads on a slot's cores.
+        """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
-        return is_even and num >= MIN_PAIRS and ci is not None and ci[0] >= 1 - self.margin
+        return is_even and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin
 
     @property
     def is_over(self) -> bool:
@@ -54,7 +57,8 @@ class Calibration:
         num, ci = self.ratio.num_rounds, self.ratio.ci
         if num < CLEAR_PAIRS or ci is None:
             return False
-        return self.is_allowed or num >= MAX_PAIRS or (num >= MIN_PAIRS and ci[1] < 1 - self.margin)
+        is_clear = ci[1] < 1 - self.margin or ci[0] > 1 + self.margin
+        return self.is_allowed or num >= MAX_PAIRS or (num >= MIN_PAIRS and is_clear)
 
 
 class Interference:

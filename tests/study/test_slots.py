@@ -170,7 +170,13 @@ def test_a_budget_in_trials_counts_those_that_run(bench):
 
 @pytest.mark.parametrize(
     ("beside", "is_allowed"),
-    [([0.99, 1.0, 1.01, 1.0], True), ([0.95, 0.96, 0.95, 0.96], False), ([0.9, 1.1, 0.9, 1.1], False), ([1.0, 1.0], False)],
+    [
+        ([0.99, 1.0, 1.01, 1.0], True),
+        ([0.95, 0.96, 0.95, 0.96], False),
+        ([0.9, 1.1, 0.9, 1.1], False),
+        ([1.0, 1.0], False),
+        ([1.5] * 5, False),
+    ],
 )
 def test_neighbours_are_allowed_only_if_the_interval_is_within_the_margin(beside, is_allowed):
     found = calibration([(100.0, {"1": 100 * ratio, "2": 100 * ratio}) for ratio in beside])
