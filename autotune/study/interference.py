@@ -177,6 +177,13 @@ class Interference:
         return {"num": num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}
 
 
+class Uncalibrated(Interference):
+    """Leaves the number of slots as it is, for replays: recorded trials have no neighbours."""
+
+    def check(self, best: TrialRecord) -> None:
+        """Does nothing."""
+
+
 def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     """Returns what some pairs show.
 

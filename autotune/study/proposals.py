@@ -64,7 +64,8 @@ class Search:
     earlier run could not finish come first.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, interference: Interference | None = None) -> None:
+        self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
@@ -129,7 +130,7 @@ class Search:
         Raises:
             NothingWorked: the first configurations all failed in the same way, other than by running out of memory.
         """
-        schedule, interference = self._session.schedule, Interference(self._session)
+        schedule, interference = self._session.schedule, self._interference
         try:
             interference.check(self._session.baseline)
             for proposal in self._with_questions(self._proposals()):
