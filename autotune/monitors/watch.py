@@ -33,13 +33,13 @@ class MachineWatch:
         device: monitor of the device, or of several.
         clock: source of time.
         cpu: monitor of the CPU.
-        cores: the cores of a slot; processes that may use others are not its trial's. Empty without slots.
+        cores: the cores of the slot that is watched. Empty without slots.
     """
 
     def __init__(
         self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None, *, cores: Collection[int] = ()
     ) -> None:
-        self._clock, self._cpu, self._slot = clock, cpu or CpuMonitor(), frozenset(cores)
+        self._clock, self._cpu = clock, cpu or CpuMonitor(slot=cores)
         self._host = HostMonitor(read_times, clock.monotonic)
         self._looked_s = 0.0
         self._opened: CpuLook | None = None
@@ -153,8 +153,7 @@ class MachineWatch:
         self._host.restart()
         self._device.open_window()
         self._opened = self._cpu.look(self._clock.monotonic())
-        self._own, trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
-        self._trial = frozenset(pid for pid in trial if cores_of([pid]) <= self._slot) if self._slot else trial
+        self._own, self._trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
         self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
