@@ -78,7 +78,7 @@ def add(
     values = trial.get("objectives") or {}
     cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
-        *([str(trial.get("slot") or "")] if _has_slots(about) else []),
+        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *(_cell_text(name, values.get(name)) for name in _others(about)),

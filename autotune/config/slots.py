@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.config.cluster import JOB
 from autotune.config.command import CommandTemplate
 from autotune.config.program import program_of
-from autotune.config.schema import AUTO, LOCAL, StudyConfig
+from autotune.config.schema import AUTO, LOCAL, SLURM, StudyConfig
 from autotune.knobs.values import shown
 from autotune.machine.visible import visible_devices
 
@@ -29,6 +30,13 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
         return [
             f"launch.slots: not a number of slots, got {shown(asked)}. Allowed: auto, or a number from 1. Give one of them."
         ]
+    if config.launcher == SLURM:
+        if JOB in os.environ and config.launch.slurm.cpus is None:
+            return [
+                f"launch.slots: the first would take all CPUs of job {os.environ[JOB]}, got {asked}. Give each its share: "
+                "launch.slurm.cpus=N."
+            ]
+        return []
     if config.launcher != LOCAL:
         return [f"launch.slots: launcher={config.launcher} runs one trial at a time, got {asked}. Give launch.slots=1."]
     if VISIBLE in config.env:

@@ -96,10 +96,11 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process that carries this study's mark. See `Launcher.sweep`."""
-        found = _left_by(study)
+        """Ends every process that carries this study's mark, or that of the slot. See `Launcher.sweep`."""
+        name = self.slot.name if self.slot else None
+        found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
-        _end_and_clean(lambda: _left_by(study), self._graces)
+        _end_and_clean(lambda: _left_by(study, name), self._graces)
         return lines
 
     def close(self) -> None:

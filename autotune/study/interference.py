@@ -209,4 +209,5 @@ def _order(number: int, num: int) -> tuple[int, int]:
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Returns the rates by slot, without trials that have none."""
     return {record.slot: record.value for record in records if record.value and record.outcome.may_win}

@@ -13,7 +13,6 @@ class Place:
 
     Attributes:
         launcher: starts trials here.
-        name, host: name of the slot and of its machine; "" for the whole machine.
         disturbed_by: what disturbed the last attempt; cleared by the wait for its end.
 
     Args:
@@ -23,11 +22,19 @@ class Place:
 
     def __init__(self, launcher: Launcher, inputs: StudyInputs) -> None:
         self.launcher = launcher
-        slot = launcher.slot
-        self.name, self.host = (slot.name, slot.host) if slot else ("", "")
         self.disturbed_by: list[Disturbance] = []
         self._inputs = inputs
         self._watch: MachineWatch | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the slot; "" for the whole machine."""
+        return self.launcher.slot.name if self.launcher.slot else ""
+
+    @property
+    def host(self) -> str:
+        """Name of the slot's machine; "" for the whole machine."""
+        return self.launcher.slot.host if self.launcher.slot else ""
 
     @property
     def watch(self) -> MachineWatch:

@@ -133,3 +133,21 @@ def test_without_slurm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^launcher: srun is not installed here"):
         SlurmLauncher(SlurmOptions(), place(tmp_path)).slots()
+
+
+def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    asked = [word for word in SLURM if not word.startswith("study.budget")]
+    given = ("launch.slots=2", "study.budget.minutes=6", "study.budget.trials=4", "measure.quiet=false")
+    out, err = study.start(*asked, *given).communicate(timeout=400)
+    assert "verdict" in out, err
+    assert "trials run on nodes 1" in err or "; " in err
+    trials = study.folder.read_trials()
+    calibrating = [trial for trial in trials if trial.origin == "neighbours"]
+    said = [line for line in out.splitlines() if "at a time: " in line]
+    assert len(said) >= 1, out
+    assert calibrating or "to find out" in said[0]
+    assert {trial.neighbours for trial in calibrating} <= {0, 1}
+    assert len({trial.evidence["node"]["job"] for trial in calibrating}) in (0, 2)
+    assert study.none_is_left()
+    assert slurm.is_idle()
