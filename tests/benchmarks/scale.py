@@ -39,20 +39,26 @@ MACHINE = {
 
 
 class OwnTimeClock(VirtualClock):
-    """A virtual clock to which the processor time of this process is added."""
+    """A virtual clock to which the processor time of this process is added, whenever the tuner waits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun_s = time.process_time()
+        self._begun_s, self._own_s = time.process_time(), 0.0
 
     @property
     def own_s(self) -> float:
         """Processor time since the clock was made."""
-        return time.process_time() - self._begun_s
+        self._own_s = time.process_time() - self._begun_s
+        return self._own_s
 
     def monotonic(self) -> float:
         """Returns simulated and own seconds together."""
-        return self.now_s + self.own_s
+        return self.now_s + self._own_s
+
+    def sleep(self, seconds: float) -> None:
+        """Advances the simulated seconds, and adds the own ones."""
+        super().sleep(seconds)
+        self._own_s = time.process_time() - self._begun_s
 
 
 @dataclass
