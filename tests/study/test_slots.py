@@ -1,6 +1,7 @@
 """Studies whose trials run beside each other, on the fake launcher."""
 
 import collections
+import itertools
 
 import pytest
 
@@ -194,3 +195,25 @@ def test_a_single_slow_slot_is_not_hidden_by_the_others():
     found = calibration([(100.0, {**{str(n): 100.5 for n in range(7)}, "8": 92.0})] * 8)
     assert found.slowest == ("8", pytest.approx(0.92))
     assert not found.is_allowed
+
+
+def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_the_end(bench):
+    study = bench(Surface(**{**QUIET, "start_s": 0.3, "window_s": 0.3}), *FEW, minutes=8)
+    written = []
+    write = study.folder.write_summary
+    study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, summary)), write(summary))
+    summary = study.run()
+    while_searching = [now_s for now_s, one in written if one["status"] == "running" and len(one["trials"]) > 1]
+    assert len(while_searching) < len(study.trials) / 2
+    assert all(later - earlier >= 4.9 for earlier, later in itertools.pairwise(while_searching))
+    assert len(summary["trials"]) == len(study.trials) == len(study.folder.read_summary()["trials"])
+
+
+def test_numbers_of_trials_are_counted_in_memory(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=8)
+    study.run()
+    num = len(study.trials)
+    assert study.folder.next_number() == num
+    (study.folder.path / "trials" / "9999").mkdir()
+    assert study.folder.next_number() == num  # the folder is listed once
+    assert type(study.folder)(study.folder.path).next_number() == 10000
