@@ -287,7 +287,7 @@ class StudyRecord:
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
-        slots: how many search trials run beside each other, and the calibration: {"num", "ratio" (rate beside others over rate
+        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside others over rate
             alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
     """
 

@@ -142,7 +142,7 @@ def row(
 
 
 def _has_slots(about: Summary) -> bool:
-    """Whether search trials run beside each other."""
+    """Whether search trials run in parallel."""
     return int((about.get("slots") or {}).get("num") or 1) > 1
 
 

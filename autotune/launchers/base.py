@@ -226,7 +226,7 @@ class Launcher(ABC):
         return []
 
     def beside(self) -> list[Launcher]:
-        """Returns a launcher for each slot, on which trials can run beside each other; [] if there is one slot only.
+        """Returns a launcher for each slot, on which trials can run in parallel; [] if there is one slot only.
 
         `start` of this launcher itself gives a trial the whole machine: no other trial may run then. `close` closes all.
         """

@@ -1,4 +1,4 @@
-"""Runs trials beside each other on several nodes, or in several jobs on one node: an agent for each slot."""
+"""Runs trials in parallel on several nodes, or in several jobs on one node: an agent for each slot."""
 
 from __future__ import annotations
 

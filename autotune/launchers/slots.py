@@ -1,4 +1,4 @@
-"""Divides this machine into slots, on which trials run beside each other: each has GPUs and cores of its own, and a TMPDIR."""
+"""Divides this machine into slots, on which trials run in parallel: each has GPUs and cores of its own, and a TMPDIR."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.launchers.local import Graces, LocalLauncher
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, as `LocalLauncher`, or trials beside each other through the launchers of its slots.
+    """Starts a trial on the whole machine, as `LocalLauncher`, or trials in parallel, through the launchers of its slots.
 
     Args:
         slots: the parts of the machine.

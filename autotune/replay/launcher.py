@@ -47,7 +47,7 @@ class ReplayLauncher(Launcher):
         table: the recording.
         world: chooses which repeats to serve.
         clock: advanced by the recorded seconds.
-        num_slots: how many trials can run beside each other; they do not disturb each other.
+        num_slots: how many trials can run in parallel; they do not disturb each other.
     """
 
     def __init__(self, table: Table, world: World, clock: ReplayClock, *, num_slots: int = 1) -> None:

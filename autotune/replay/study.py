@@ -32,7 +32,7 @@ from autotune.study.interference import Uncalibrated
 from autotune.study.proposals import Search
 from autotune.trials.session import Session
 
-POLL_S = 1.0  # recorded seconds between two looks at trials that run beside each other
+POLL_S = 1.0  # recorded seconds between two looks at trials that run in parallel
 
 VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"
@@ -204,7 +204,7 @@ def replay(
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
         world: serves the measurements, for example those of a simulated machine; None for those of the table.
-        num_slots: how many search trials run beside each other, without a calibration. Only for searches of autotune.
+        num_slots: how many search trials run in parallel, without a calibration. Only for searches of autotune.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()

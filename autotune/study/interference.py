@@ -1,4 +1,4 @@
-"""Decides whether search trials may run beside each other: only if neighbours do not slow a trial down.
+"""Decides whether search trials may run in parallel: only if neighbours do not slow a trial down.
 
 A configuration is measured alone and on all slots at once, in turn. Finals, attribution and verification always run alone.
 """
@@ -113,14 +113,14 @@ class Interference:
         return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
 
     def _why_not(self, best: TrialRecord) -> str:
-        """Returns why trials cannot run beside each other, without measuring; "" if they might.
+        """Returns why trials cannot run in parallel, without measuring; "" if they might.
 
         A calibration must leave time for more trials than one slot has time for without it.
         """
         session = self._session
         evidence = session.baseline.evidence
         if left := [*evidence.get("files_left", {}), *evidence.get("files_kept", [])]:
-            return f"the program writes {left[0]}, which trials beside each other would share"
+            return f"the program writes {left[0]}, which parallel trials would share"
         if session.baseline.ranks:
             return "the program starts several processes"
         each_s = max(best.fresh_s, 1e-9)
@@ -166,7 +166,7 @@ class Interference:
         others = "1 other" if self._num == 2 else f"{self._num - 1} others"
         slot, ratio = found.slowest
         slower = f"; slot {slot} ran at {ratio:.3f}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
-        return f"beside {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
+        return f"in parallel with {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
         """Returns the entry of study.json."""
@@ -188,7 +188,7 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     """Returns what some pairs show.
 
     Args:
-        pairs: rate alone and, by name of the slot, the rates beside each other.
+        pairs: rate alone and, by name of the slot, the rates in parallel.
     """
     alone = [rate for rate, _ in pairs]
     ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)

@@ -309,7 +309,7 @@ def outlook(
         records: trials so far, at least the baseline, which comes first.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
-        num_slots: how many search trials run beside each other.
+        num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s)
     if not is_searching:

@@ -120,7 +120,7 @@ class TrialRunner:
         inputs: the study's inputs.
         listener: receives the events.
         alone: where a trial has the machine to itself.
-        beside: the slots, on which trials run beside each other; [] if there is one slot only.
+        beside: the slots, on which trials run in parallel; [] if there is one slot only.
 
     Args:
         inputs: the study's inputs.

@@ -1,4 +1,4 @@
-"""Decides when trials run: search trials beside each other where that does not disturb them, all others alone."""
+"""Decides when trials run: search trials in parallel where that does not disturb them, all others alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Schedule:
     """Runs the trials of a study. With one slot, no two trials ever run at once.
 
     Attributes:
-        num_slots: how many trials may run beside each other; 1 until a calibration allows more (study/interference.py).
+        num_slots: how many trials may run in parallel; 1 until a calibration allows more (study/interference.py).
 
     Args:
         runner: begins the trials.

@@ -32,7 +32,7 @@ MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
 BASELINE_WINDOW_TIMES = 3.0
-NEIGHBOURS = "neighbours"  # `origin` of the trials that measure whether trials beside each other disturb each other
+NEIGHBOURS = "neighbours"  # `origin` of the trials that measure whether parallel trials disturb each other
 OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 
@@ -371,7 +371,7 @@ class Session:
             round_number: round of the calibration.
         """
         finished: list[Finished] = []
-        why = "alone" if num == 1 else f"beside {num - 1} other{'s' if num > 2 else ''}"
+        why = "alone" if num == 1 else f"in parallel with {num - 1} other{'s' if num > 2 else ''}"
         ends_s = self.budget.search_ends_s(first.fresh_s)
 
         def request() -> Request:

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.search --held-out --seeds 20              # the ones to judge by
     python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
     python -m tests.benchmarks.search --own-time                         # seconds of one proposal after 100 to 3,000 trials
-    python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with so many trials beside each other
+    python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with so many trials in parallel
 
 The machines are in `tests/search/machines.py`. Fractions are of the optimum's true rate, by trials and by seconds of trials.
 """
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The strategy, and how many of its trials run beside each other."""
+        """The strategy, and how many of its trials run in parallel."""
         return self.strategy if self.pending == 1 else f"{self.strategy}, {self.pending} pending"
 
 
@@ -130,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
     parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
-    parser.add_argument("--pending", default="1", help="numbers of trials beside each other, as in 1,4,16; not for rivals")
+    parser.add_argument("--pending", default="1", help="numbers of trials in parallel, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(words)
     if options.own_time:

@@ -142,7 +142,7 @@ def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
     out, err = study.start(*asked, *given).communicate(timeout=500)
     assert "verdict" in out, err
     assert "trials run on nodes " in err
-    assert "2 trials at a time: beside 1 other, a trial ran at 1.000 of its rate alone" in out
+    assert "2 trials at a time: in parallel with 1 other, a trial ran at 1.000 of its rate alone" in out
     trials = study.folder.read_trials()
     by_kind = {
         kind: {trial.evidence["node"]["job"] for trial in trials if trial.kind.value == kind} for kind in ("search", "final")

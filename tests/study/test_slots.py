@@ -1,4 +1,4 @@
-"""Studies whose trials run beside each other, on the fake launcher."""
+"""Studies whose trials run in parallel, on the fake launcher."""
 
 import collections
 import itertools
@@ -60,7 +60,7 @@ def test_with_quiet_neighbours_search_trials_run_beside_each_other(quiet):
     assert most_at_once(searched) == 4
     assert {trial.slot for trial in searched} == {"1", "2", "3", "4"}
     assert max(trial.neighbours for trial in searched) == 3
-    assert any("4 trials at a time: beside 3 others" in line for line in notices(quiet))
+    assert any("4 trials at a time: in parallel with 3 others" in line for line in notices(quiet))
     assert quiet.summary["speedup"]["verdict"] == "faster"
 
 
@@ -104,7 +104,9 @@ def test_no_configuration_is_measured_twice_in_a_search(quiet):
 def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
     study = bench(Surface(**LOUD), "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=2)
     assert study.run()["status"] == "complete"
-    said = [line for line in notices(study) if line.startswith("One trial at a time: beside 1 other, a trial ran at 0.")]
+    said = [
+        line for line in notices(study) if line.startswith("One trial at a time: in parallel with 1 other, a trial ran at 0.")
+    ]
     assert len(said) == 1
     assert "2 pairs)" in said[0]
     assert most_at_once(of_kind(study, Kind.search)) == 1
