@@ -191,6 +191,15 @@ class AblationResults:
         is_out = len(failed) >= MAX_FAILURES or is_sure
         return failed[-1] if is_out else None
 
+    def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
+        """Returns the parts without one change that were as fast as the winner, or faster, but in fewer than `num_rounds`."""
+        found = []
+        for part in self.parts.values():
+            ratio = self.ratio(part)
+            if ratio and ratio.num_rounds < num_rounds and ratio.ratio <= 1 + self.loss_frac and not self.failure(part):
+                found.append(part)
+        return found
+
     def worth(self, knob: str) -> Worth:
         """Returns what the rounds have shown about one knob."""
         part = self.parts[knob]

@@ -37,9 +37,12 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
-UNTIMED_FRAC = 1 / 3  # maximum time for the ablation without a time budget, as a share of the seconds that the search took
+# Maximum time for the ablation without a time budget, as a share of the seconds that the search took; SETTLING_FRAC if parts
+# that seem as fast as the winner still need rounds.
+UNTIMED_FRAC, SETTLING_FRAC = 1 / 3, 1 / 2
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
+SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured beside the winner in this many rounds
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -152,6 +155,7 @@ class Attributor:
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
         self._without_idle(winner, number + 1, kept.least_s)
+        number = self._settle(winner, number, kept)
         for _ in range(MORE_TRIALS * len(winner.changed)):
             if not self._refine(winner, number + 1, kept.enough_s):
                 break
@@ -174,6 +178,27 @@ class Attributor:
                 self.found = self._attribution(winner)
                 return True
         return False
+
+    def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
+        """Measures the winner beside each part that seems as fast as the winner; returns the number of the last round.
+
+        One round decides nothing, and a change without which the winner is as fast must not be handed over.
+        """
+        session, least_s = self._session, kept.least_s
+        for _ in range(SETTLING_ROUNDS):
+            evidence = self._evidence(winner)
+            parts = evidence.parts_as_fast(num_rounds=SETTLING_ROUNDS)
+            needed_s = sum(map(self._expected_s, [winner.knobs, *(part.knobs for part in parts)]))
+            if not parts or needed_s > self._left_s(least_s, SETTLING_FRAC) or self._is_lost(winner):
+                break
+            number += 1
+            rules = self._rules(evidence, [key for part in parts for key in part.keys], least_s)
+            for knobs, missing in [(winner.knobs, set[str]()), *((part.knobs, set(part.keys)) for part in parts)]:
+                session.measure_part(
+                    knobs, winner=winner, round_number=number, rules=rules, why=_why(winner, missing), kept_s=least_s
+                )
+                self.found = self._attribution(winner)
+        return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.
@@ -211,13 +236,13 @@ class Attributor:
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
-    def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation, which without a time budget may take UNTIMED_FRAC of the search's seconds."""
+    def _left_s(self, kept_s: float, untimed_frac: float = UNTIMED_FRAC) -> float:
+        """Returns the seconds left for ablation, which without a time budget may take `untimed_frac` of the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
         spent_s = sum(record.seconds for record in session.records if record.kind is Kind.attribution)
-        return UNTIMED_FRAC * sum(record.seconds for record in session.searched) - spent_s
+        return untimed_frac * sum(record.seconds for record in session.searched) - spent_s
 
     def _attribution(self, winner: TrialRecord) -> Attribution:
         evidence = self._evidence(winner)

@@ -24,8 +24,8 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import ConfigurationKey, configuration_key
 
-EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
-INTERACTION_SCALES = (0.01, 0.03, 0.1)  # standard deviation of the interaction of two knobs, on the log scale
+EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
+INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; their prior is `noise`
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that nothing is assumed of it
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance

@@ -87,3 +87,14 @@ def test_trials_that_could_not_win_tell_nothing():
     bad = trial(1, {"a": "1"}, 500.0)
     bad.outcome = Outcome.parity
     assert estimated({"a": "1"}, {}, [trial(0, {}, 100.0, Kind.baseline), bad]) == {}
+
+
+def test_a_small_effect_beside_a_sixfold_one_keeps_its_sign_although_the_large_ones_interact():
+    """On a recorded table, a batch that made the program six times as fast turned +10 % of another change into -16 %."""
+    rates = {
+        (): 9860, ("amp", "opt"): 10300, ("amp", "batch", "opt"): 63000, ("amp", "batch"): 56800, ("batch", "opt"): 22200,
+    }  # fmt: skip
+    records = [trial(n, dict.fromkeys(on, "1"), float(rate)) for n, (on, rate) in enumerate(rates.items())]
+    found = estimated({"amp": "1", "batch": "1", "opt": "1"}, {}, records, Noise(spread=0.05, freedom=8))
+    assert 1.0 < found["opt"].ratio < 1.25
+    assert found["batch"].ratio == pytest.approx(6.1, rel=0.15)
