@@ -237,7 +237,7 @@ class Attributor:
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float, untimed_frac: float = UNTIMED_FRAC) -> float:
-        """Returns the seconds left for ablation, which without a time budget may take `untimed_frac` of the search's seconds."""
+        """Returns the seconds left for ablation: without a time budget, up to `untimed_frac` of the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s

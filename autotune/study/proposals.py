@@ -302,7 +302,8 @@ class Search:
         if params is None:
             return None
         knobs = self._space.active({**self._space.reference, **params})
-        own = [one for one in self._session.searched if configuration_key(one.changed) == configuration_key(self._space.changed(knobs))]
+        key = configuration_key(self._space.changed(knobs))
+        own = [one for one in self._session.searched if configuration_key(one.changed) == key]
         first = next((one for one in own if one.score), None)
         if first is None or any(one.origin == AGAIN for one in own) or not self._fits(knobs):
             return None

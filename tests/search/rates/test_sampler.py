@@ -290,8 +290,12 @@ def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_a
     assert "from now on" not in second.why
 
 
+def some_neighbours():
+    return [with_(amp=amp, workers=workers, batch=batch) for amp in ("off", "bf16") for workers in (0, 2, 4) for batch in (32, 64)]
+
+
 def test_rate_far_below_its_forecast_is_doubted_until_it_is_measured_again():
-    known = [with_(amp=amp, workers=workers, batch=batch) for amp in ("off", "bf16") for workers in (0, 2, 4) for batch in (32, 64)]
+    known = some_neighbours()
     optimum = with_(amp="bf16", workers=8, batch=128)
     study = new_study([*known, with_(workers=8, batch=128)])
     assert study.sampler.doubted(study) is None, "all rates are as forecast"
@@ -303,7 +307,7 @@ def test_rate_far_below_its_forecast_is_doubted_until_it_is_measured_again():
 
 
 def test_slow_configuration_that_would_not_win_anyway_is_not_measured_again():
-    known = [with_(amp=amp, workers=workers, batch=batch) for amp in ("off", "bf16") for workers in (0, 2, 4) for batch in (32, 64)]
+    known = some_neighbours()
     study = new_study(known)
     add(study, with_(workers=8, batch=16), score=20.0, rate=20.0, device_rate=20.0)
     assert study.sampler.doubted(study) is None
