@@ -1,3 +1,5 @@
+import itertools
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -103,8 +105,6 @@ def test_the_optimum_is_found_in_few_trials(seed):
 
 
 def all_configurations():
-    import itertools
-
     for values in itertools.product(*(SPACE[key].choices for key in SPACE)):
         yield active(dict(zip(SPACE, values, strict=True)))
 
@@ -291,7 +291,8 @@ def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_a
 
 
 def some_neighbours():
-    return [with_(amp=amp, workers=workers, batch=batch) for amp in ("off", "bf16") for workers in (0, 2, 4) for batch in (32, 64)]
+    levels = itertools.product(("off", "bf16"), (0, 2, 4), (32, 64))
+    return [with_(amp=amp, workers=workers, batch=batch) for amp, workers, batch in levels]
 
 
 def test_rate_far_below_its_forecast_is_doubted_until_it_is_measured_again():
