@@ -215,6 +215,11 @@ class AblationResults:
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
 
+    def is_clear(self, knob: str) -> bool:
+        """Whether a knob's estimated effect exceeds the margin for certain."""
+        found = self._estimates.get(knob)
+        return found is not None and found.ci is not None and found.ci[0] > 1 + self.margin
+
     def vagueness(self, knob: str) -> float:
         """Returns half the width of an effect's interval, on the log scale; infinite without an interval.
 

@@ -5,10 +5,10 @@ one, and the reporting rounds measure what is left of the winner against the bas
 the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own. If time is short, only the changes with the largest estimated effects are reverted on their own; the others are reverted
-together in one more ablation. Next, all changes without a visible effect are reverted together. If the result stays within the
-margin of the winner, these changes are dropped; if not, the change with the largest effect is kept. A change leaves the
-rounds once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
+own. If time is short, changes with a clear estimated effect are not; the others are reverted together in one more ablation.
+Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner, these
+changes are dropped; if not, the change with the largest effect is kept. A change leaves the rounds once its effect is known
+well enough. Attribution ends when everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -162,13 +162,13 @@ class Attributor:
             self._without_idle(winner, number + 1, kept.least_s)
 
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
-        """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
+        """Runs one trial for the vaguest effect, clear effects last; returns whether any is vague and there was time.
 
         An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
-        for knob in sorted(vague, key=lambda knob: -evidence.vagueness(knob)):
+        for knob in sorted(vague, key=lambda knob: (evidence.is_clear(knob), -evidence.vagueness(knob))):
             part = evidence.parts[knob]
             is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
             knobs, missing = (winner.knobs, set[str]()) if is_winners_turn else (part.knobs, {knob})
@@ -287,9 +287,12 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to revert one by one: all, or the knobs with the largest estimated effects."""
+        """Returns the knobs that there is time to revert one by one.
+
+        If there is not enough time for all, knobs whose estimated effect is clear come last: they will be kept anyway.
+        """
         left_s = self._left_s(kept_s)
-        knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
+        knobs = sorted(winner.changed, key=lambda knob: (evidence.is_clear(knob), -evidence.estimate(knob)))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
@@ -300,6 +303,8 @@ class Attributor:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
                 spare_s -= costs_s[knob]
+            elif knob not in done and not evidence.is_clear(knob):
+                break  # single trials of this doubtful change tell more than rounds of the clear ones
         return done
 
     def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:
