@@ -41,7 +41,8 @@ def test_two_commands_take_a_newcomer_from_a_clone_to_a_verdict_and_through_the_
 
 
 def test_a_lowered_budget_reaches_every_run() -> None:
-    text = "```sh\nautotune run model=x\nautotune verify x\nautotune explain x\npython -m pytest\n```\n```sh server\nautotune ui\n```\n"
+    text = "```sh\nautotune run model=x\nautotune verify x\nautotune explain x\npython -m pytest\n```\n"
+    text += "```sh server\nautotune ui\n```\n"
     lowered = list(other_commands(text, "1"))
     assert lowered[0] == "autotune run study.budget.minutes=1 model=x"
     assert lowered[1] == "autotune verify --rounds 2 --minutes 1 x"
