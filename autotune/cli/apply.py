@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.cli.verify import YAML, meant
+from autotune.cli.verify import meant
 from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
@@ -21,6 +21,7 @@ from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.records import Knobs
+from autotune.run_dir import call
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -67,11 +68,11 @@ def apply(asked: Asked) -> NoReturn:
 
 
 def _file(asked: Asked) -> Path:
-    if asked.what.endswith(YAML) or os.path.isfile(asked.what):
-        return Path(asked.what)
     folder = meant(asked.runs, asked.what)
+    if isinstance(folder, Path):
+        return folder
     if not folder.best_file.is_file():
-        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` shows why.")
+        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {call(folder)}` shows why.")
     return folder.best_file
 
 

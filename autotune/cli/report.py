@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -72,23 +71,17 @@ def _folders(asked: Asked) -> list[StudyFolder]:
     problems = ["--output: standard output takes no picture and opens in no browser. Give -o FILE."] if (
         str(asked.output) == "-" and (asked.picture or asked.is_opened)
     ) else []  # fmt: skip
-    folders = [_folder(asked.runs, name) for name in asked.studies or (None,)]
-    paths = [folder.path for folder in folders]
+    folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]
+    paths = [folder.path.resolve() for folder in folders]
     problems += [
         f"STUDY: given twice, got {folder.name!r}. Give different studies." for n, folder in enumerate(folders)
-        if folder.path in paths[:n]
+        if paths[n] in paths[:n]
     ]  # fmt: skip
     if problems:
         raise BadInput(problems)
     for folder in folders:
         folder.mask = Secrets.known().message
     return folders
-
-
-def _folder(runs: Path, name: str | None) -> StudyFolder:
-    """Returns a study by its name, or by the path of its folder, which may have been copied from another machine."""
-    is_path = name is not None and os.sep in name and Path(name, "study.json").is_file()
-    return StudyFolder(Path(str(name))) if is_path else chosen(runs, name)
 
 
 def _place(folders: Sequence[StudyFolder]) -> Path:

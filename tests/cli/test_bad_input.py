@@ -33,8 +33,8 @@ def test_no_study_at_all_says_how_to_make_one(cli):
     assert "autotune run" in cli.refused("show")
 
 
-def test_study_name_with_a_path_is_refused(cli):
-    assert "not a plain name, got '../secrets'" in cli.refused("show", "../secrets")
+def test_a_path_where_there_is_no_study_is_refused(cli):
+    assert "no such study, got '../secrets'" in cli.refused("show", "../secrets")
 
 
 def test_unknown_export_format_names_the_allowed(cli):
