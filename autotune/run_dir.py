@@ -321,9 +321,8 @@ def check_name(name: str) -> None:
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that a name or a path means.
 
-    A name means the latest study requested under it, or else the study in the folder of that name. A path means the study
-    whose folder it names, or in whose folder the file lies; the folder may be anywhere. "runs/resnet18" reaches the first of two
-    studies of the same name.
+    A name means the latest study requested under it, or else the study in the folder of that name. A path means the study in
+    whose folder it lies, wherever that is: "runs/resnet18" reaches the first of two studies of the same name.
 
     Args:
         runs: the runs folder.

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
-from autotune.config.keys import GROUPS, LEAVES, check_value, no_such, unknown_key
+from autotune.config.keys import CONFIG_GROUPS, GROUPS, LEAVES, check_value, no_such, unknown_key
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
@@ -22,7 +22,6 @@ from autotune.knobs.values import shown, value_of
 from autotune.space import Domain
 
 TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
-CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 # Keys that also apply to commands, although their groups are in RECIPE_KEYS.
