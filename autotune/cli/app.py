@@ -241,7 +241,7 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
@@ -292,7 +292,7 @@ def export(
         typer.Option("--tier", metavar="TIER", help="Best up to this tier: exact, numerics or training.", show_default=False),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -302,7 +302,7 @@ def export(
     from autotune.cli.show import chosen
 
     folder = chosen(runs_folder(runs_dir), study)
-    return implementation.write(folder, format_=format_, tier=tier, output=output, as_json=as_json)
+    return implementation.export(folder, format_=format_, tier=tier, output=output, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)

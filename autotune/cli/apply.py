@@ -72,7 +72,9 @@ def _file(asked: Asked) -> Path:
     if isinstance(folder, Path):
         return folder
     if not folder.best_file.is_file():
-        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {call(folder)}` shows why.")
+        raise BadInput(
+            f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {call(folder)}` shows why."
+        )
     return folder.best_file
 
 

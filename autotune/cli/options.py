@@ -77,7 +77,9 @@ def runs_folder(runs_dir: str | None) -> Path:
         raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder with the studies.")
     if os.path.isfile(os.path.join(path, "study.json")):
         there = os.path.dirname(os.path.abspath(path))
-        raise BadInput(f"--runs-dir: a study, not the folder of the studies, got {path!r}. Give --runs-dir {shlex.quote(there)}.")
+        raise BadInput(
+            f"--runs-dir: a study, not the folder of the studies, got {path!r}. Give --runs-dir {shlex.quote(there)}."
+        )
     return Path(path)
 
 

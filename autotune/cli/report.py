@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cli.output import STDOUT, output_file, write
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder, check_output
+from autotune.run_dir import StudyFolder
+
+REPORT = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Asked:
 
     studies: Sequence[str]
     runs: Path
-    output: Path | None = None
+    output: str | None = None
     picture: Path | None = None
     width_px: int = 1440
     is_opened: bool = False
@@ -38,16 +41,16 @@ def report(asked: Asked, *, as_json: bool) -> int:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
     """
     folders = _folders(asked)
+    file = output_file(asked.output, REPORT) or _place(folders)
     summaries = [read_summary(folder) for folder in folders]
     from autotune.report.page import page
     from autotune.report.study import read
 
     text = page([read(folder, summary) for folder, summary in zip(folders, summaries, strict=True)])
-    if str(asked.output) == "-":
+    if asked.output == STDOUT:
         sys.stdout.write(text)
         return 0
-    file = asked.output or _place(folders)
-    _write(file, text)
+    write(text, file)
     if asked.picture:
         from autotune.report.picture import take
 
@@ -69,7 +72,7 @@ def _folders(asked: Asked) -> list[StudyFolder]:
         BadInput: there is no such study, or one was named twice.
     """
     problems = ["--output: standard output takes no picture and opens in no browser. Give -o FILE."] if (
-        str(asked.output) == "-" and (asked.picture or asked.is_opened)
+        asked.output == STDOUT and (asked.picture or asked.is_opened)
     ) else []  # fmt: skip
     folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]
     paths = [folder.path.resolve() for folder in folders]
@@ -86,15 +89,4 @@ def _folders(asked: Asked) -> list[StudyFolder]:
 
 def _place(folders: Sequence[StudyFolder]) -> Path:
     """Returns where the report is written unless the user says: in the study's folder, for several beside them."""
-    return folders[0].report_file if len(folders) == 1 else folders[0].path.parent / "report.html"
-
-
-def _write(file: Path, text: str) -> None:
-    check_output(file, "--output")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"--output: cannot be written, got {str(file)!r} ({error.strerror}). Give another file: -o FILE."
-        ) from error
+    return folders[0].report_file if len(folders) == 1 else folders[0].path.parent / REPORT

@@ -117,7 +117,10 @@ def _tiers(summary: Summary) -> RenderableType | None:
             made.add_row(f"  {tier.value}", Text("same as above", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
-            ratio, words = tier_ratio(summary, side)
+            ratio, words = tier_ratio(summary, side, tier)
+            if ratio is None and not side.get("overrides"):
+                made.add_row(f"  {tier.value}", Text("nothing tried", style="quiet"))
+                continue
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")

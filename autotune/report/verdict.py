@@ -122,9 +122,9 @@ def no_interval_text(side: dict[str, Any]) -> str:
     return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
 
 
-def tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
+def tier_ratio(summary: Summary, side: dict[str, Any], tier: Tier | None = None) -> tuple[float | None, str]:
     """Returns the ratio of a tier's best to the baseline, and the ratio's interval as text ("" if there is none)."""
-    entry = speedup_of(summary, side) or {}
+    entry = speedup_of(summary, side, tier) or {}
     return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
 
 
