@@ -29,6 +29,7 @@ from autotune.report.verdict import (
     no_interval_text,
     noise_lines,
     objective_lines,
+    origin_text,
     reason_of,
     tier_ratio,
     verdict_of,
@@ -92,12 +93,14 @@ def _grid(*, indent: int = 0) -> Table:
 
 def _sides(summary: Summary) -> Table | None:
     made = _grid()
+    for is_rigid in (True, True, False):
+        made.add_column(no_wrap=is_rigid, overflow="fold")
     for name in ("baseline", "best"):
         side = summary.get(name)
         if side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
-            cells = (value, interval or no_interval_text(side), f"trial {side.get('trial')}")
-            made.add_row(name, Text(cells[0], style="name"), Text(cells[1]), Text(cells[2], style="quiet"))
+            origin = Text(origin_text(summary, side), style="quiet", overflow="fold")
+            made.add_row(name, Text(value, style="name"), Text(interval or no_interval_text(side)), origin)
     return made if made.row_count else None
 
 
@@ -187,7 +190,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
-            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), f"trial {side.get('trial')}"]))
+            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]

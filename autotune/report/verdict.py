@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
-from autotune.quantities import bytes_text, ratio_interval_text, ratio_text
+from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
 from autotune.run_dir import StudyFolder, call
@@ -22,6 +22,7 @@ from autotune.wording import (
 
 MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
+WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
@@ -120,6 +121,18 @@ def reason_of(summary: Summary) -> str:
 def no_interval_text(side: dict[str, Any]) -> str:
     """Returns why the rate of a baseline or best has no interval: "no interval: one round only"."""
     return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
+
+
+def origin_text(summary: Summary, side: dict[str, Any]) -> str:
+    """Returns what the rate of baseline or best is: "trial 1, mean of 3 rounds of the finals; 31.5 in the search"."""
+    number = side.get("trial")
+    if side.get("measured_in") != "finals":
+        return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
+    rounds = (summary.get("speedup") or {}).get("num_rounds")
+    mean = f"trial {number}, mean of {f'{rounds} rounds of ' if rounds else ''}the finals"
+    first = next((trial for trial in summary.get("trials") or [] if trial.get("number") == number), {})
+    rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
+    return f"{mean}; {rate} {when}" if when and first.get("value") and rate != number_text(side.get("value")) else mean
 
 
 def tier_ratio(summary: Summary, side: dict[str, Any], tier: Tier | None = None) -> tuple[float | None, str]:

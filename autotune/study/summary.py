@@ -14,6 +14,7 @@ from autotune.compare.break_even import break_even, search_cost
 from autotune.compare.decision import ONE_ROUND_FRAC, Decision
 from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import is_barred, leader
+from autotune.compare.trend import trend
 from autotune.compare.verify import verification
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.diagnosis import diagnose
@@ -106,7 +107,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "detected": about.detected,
         "disturbed_by": caveat(records),
         "own_share": shared(records) or None,
-        "drift": None if about.recording else drift(records) or None,
+        "drift": None if about.recording else drift(records) or trend(records) or None,
         "not_finite": finite.caveat(records) or None,
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,

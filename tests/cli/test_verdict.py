@@ -7,6 +7,7 @@ from rich.console import Console
 
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
+from autotune.quantities import number_text
 from autotune.report.verdict import headline, next_commands
 from autotune.testing.studies import make_study
 
@@ -121,7 +122,7 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path)
     summary["front"] = [{"trial": 5, "objectives": {"time_for_samples": 25_000.0, "throughput": 40.6}, "overrides": {},
                          "measured_in": "finals"}]  # fmt: skip
     said = lines(summary, folder.path)
-    assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
+    assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5, mean of the finals; 40.7 in the search" in said
     assert (
         "note  compilation pays off after 1,200 steps (2 min 06 s): training starts 38 s later if nothing is compiled yet"
         in said
@@ -172,6 +173,24 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
     assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
     assert "dropped  no clear effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
+
+
+@pytest.mark.parametrize(
+    ("side", "rounds", "said"),
+    [
+        ({"measured_in": "finals"}, 3, "trial 5, mean of 3 rounds of the finals; 40.7 in the search"),
+        ({"measured_in": "finals", "value": 40.7}, 3, "trial 5, mean of 3 rounds of the finals"),
+        ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
+        ({"measured_in": "finals", "trial": 0, "value": 16.9}, None, "trial 0, mean of the finals; 16.8 before the search"),
+    ],
+)
+def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    summary["best"] |= side
+    summary["speedup"]["num_rounds"] = rounds
+    assert f"{number_text(summary['best']['value'])} samples/s [40.1, 41.1] {said}" in "\n".join(lines(summary, folder.path))
+    assert said in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
