@@ -315,13 +315,16 @@ def apply(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of a recipe: train.epochs=3.", show_default=False),
     ] = None,
+    is_quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but settings that did not take effect.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Two lines on
-    standard error list the settings: first the requested ones, then, after the first step, those that took effect. A file
-    made for a recipe needs no command.
+    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Lines on
+    standard error say what is applied and, for a recipe, what is started, and after the first step which settings took
+    effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -335,6 +338,7 @@ def apply(
             overrides=tuple(overrides or ()),
             command=context.obj,
             runs=runs_folder(only_runs_dir(overrides, runs_dir)),
+            is_quiet=is_quiet,
         )
     )
 
