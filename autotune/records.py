@@ -433,6 +433,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
+#  "effects_need": {"minutes": budget that lets the missing effects be measured, "more_minutes"} | null,
 #  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
 #    changes without effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],

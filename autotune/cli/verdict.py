@@ -17,7 +17,7 @@ from autotune.cli.waterfall import Waterfall
 from autotune.explained import why_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
-from autotune.report.changes import change_lines, dropped_lines
+from autotune.report.changes import change_lines, dropped_lines, missing_text
 from autotune.report.claims import lines as claim_lines
 from autotune.report.verdict import (
     ADVICE,
@@ -192,6 +192,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
         if side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]
+    said += [f"effects  {missing}" for missing in [missing_text(summary)] if missing]
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]

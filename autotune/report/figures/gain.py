@@ -161,7 +161,7 @@ def changes(study: Study) -> Figure:
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
-    notes = [*(words.removeprefix("-: ") for words in basis_lines(summary)), *dropped_lines(summary)]
+    notes = [*basis_lines(summary), *dropped_lines(summary)]
     return Figure(
         key="changes",
         title=title,
