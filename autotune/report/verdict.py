@@ -130,7 +130,8 @@ def origin_text(summary: Summary, side: dict[str, Any]) -> str:
         return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
     rounds = (summary.get("speedup") or {}).get("num_rounds")
     mean = f"trial {number}, mean of {f'{rounds} rounds of ' if rounds else ''}the finals"
-    first = next((trial for trial in summary.get("trials") or [] if trial.get("number") == number), {})
+    trials: list[dict[str, Any]] = summary.get("trials") or []
+    first: dict[str, Any] = next((trial for trial in trials if trial.get("number") == number), {})
     rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
     return f"{mean}; {rate} {when}" if when and first.get("value") and rate != number_text(side.get("value")) else mean
 
