@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from autotune.errors import one_of
@@ -18,6 +19,10 @@ KEYS = {
     "--device": "device.kind=cpu or device.kind=cuda",
     "--seed": "study.seed=N",
 }
+
+
+OPTIONS = {"help": "--help", "version": "--version"}  # word that users may take for a command -> the option
+EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 
 
 def is_usage_error(error: Exception) -> bool:
@@ -40,15 +45,22 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
         return f"{of}no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
     names = _commands_of(context)
     unknown = next((a for a in arguments if not a.startswith("-")), None)
+    if names and (meant := OPTIONS.get(unknown or "")):
+        return f"COMMAND: no such command, got {unknown!r}. Did you mean {meant!r}? {see}"
     if names and unknown is not None and unknown not in names:
         return f"COMMAND: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
+    if extra := EXTRA.fullmatch(text := _text(error)):
+        return f"{of}more words than it takes, got {extra[1]!r}. {see}"
     parameter = getattr(error, "param", None)
     option, value = _given(parameter, arguments)
     if value is not None and (allowed := _numbers(parameter)):
         return f"{option}: {_wrong(parameter, value)}, got {value!r}. Allowed: {allowed}. {see}"
-    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
     got = f", got {value!r}" if value is not None else ""
     return f"{of}{text[:1].lower()}{text[1:]}{got}. {see}"
+
+
+def _text(error: Exception) -> str:
+    return str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
 
 
 def _given(parameter: Any, arguments: list[str]) -> tuple[str, str | None]:

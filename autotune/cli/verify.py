@@ -98,7 +98,9 @@ def meant(runs: Path, what: str) -> StudyFolder | Path:
     Raises:
         BadInput: there is no such study.
     """
-    is_file = what.endswith(YAML) or (os.path.isfile(what) and around(Path(what)) is None)
+    folder = around(Path(what)) if os.path.isfile(what) else None
+    is_of_study = folder is not None and (not what.endswith(YAML) or Path(what).samefile(folder.config_file))
+    is_file = not is_of_study and (what.endswith(YAML) or os.path.isfile(what))
     return Path(what) if is_file else chosen(runs, what)
 
 

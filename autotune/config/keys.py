@@ -92,7 +92,7 @@ def unknown_key(key: str, value: Any) -> str:
     last = key.rpartition(".")[2]
     twins = [name for name in LEAVES if name.rpartition(".")[2] == last]
     if twins:
-        return f"{wrong} Did you mean {nearest(key, twins)[0]!r}? See `autotune run --help`."
+        return f"{wrong} Did you mean {(nearest(key, twins) if '.' in key else twins)[0]!r}? See `autotune run --help`."
     return f"{wrong} {one_of(key, [*CONFIG_GROUPS, *LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
 
 

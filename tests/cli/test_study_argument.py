@@ -133,3 +133,10 @@ def test_a_file_outside_any_study_is_none(here):
     (here / "train.py").write_text("")
     with pytest.raises(BadInput, match=r"STUDY: a file that belongs to no study, got 'train\.py'"):
         find(Path("runs"), "train.py")
+
+
+@pytest.mark.parametrize("command", ["apply", "verify"])
+def test_the_configuration_of_a_study_is_not_taken_for_its_best(here, capsys, command):
+    words, expected = COMMANDS[command]
+    shown = expected.format(folder="b/second", name="second", call="")
+    assert shown in said(capsys, *words, "b/second/config.yaml")
