@@ -198,6 +198,8 @@ def search_cost_text(summary: Summary) -> str:
     if not found:
         return ""
     num = found["trials"]
+    if not num:
+        return f"{seconds_text(found['seconds'])}, no trial searched"
     took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
     if found["repaid_after_s"] is None:
         what, _, why = str(found["why_not"]).partition(": ")

@@ -97,11 +97,17 @@ def _sides(summary: Summary) -> Table | None:
         made.add_column(no_wrap=is_rigid, overflow="fold")
     for name in ("baseline", "best"):
         side = summary.get(name)
-        if side and side.get("value") is not None:
+        if side and _is_baseline(name, side):
+            made.add_row(name, Text("the baseline"))
+        elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
             origin = Text(origin_text(summary, side), style="quiet", overflow="fold")
             made.add_row(name, Text(value, style="name"), Text(interval or no_interval_text(side)), origin)
     return made if made.row_count else None
+
+
+def _is_baseline(name: str, side: dict[str, Any]) -> bool:
+    return name == "best" and side.get("trial") == 0
 
 
 def _changes(summary: Summary) -> RenderableType | None:
@@ -189,7 +195,9 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"note  {line}" for line in objective_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
-        if side.get("value") is not None:
+        if _is_baseline(name, side):
+            said.append(f"{name}  the baseline")
+        elif side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]
     said += [f"effects  {missing}" for missing in [missing_text(summary)] if missing]

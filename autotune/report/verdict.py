@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from autotune.export.claims import speedup_of
+from autotune.export.claims import is_compared, speedup_of
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
@@ -70,12 +71,19 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
+    if summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not is_compared(summary):
+        commands.append(f"autotune resume {study}{more_time(summary)}")
     if has_winner(summary) and not (summary.get("verification") or summary.get("recording")):
         commands.append(f"autotune export {study} -o best.yaml")
         if program := summary.get("command") if not summary.get("is_recipe") else None:
             typed = command_text(program)
             commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
     return [*commands, f"autotune report {study} --open", f"autotune show {study}", own_command_text("ui", runs=path.parent)]
+
+
+def more_time(summary: Summary) -> str:
+    """Returns the override that doubles a study's time budget, after a space; "" without such a budget."""
+    return f" study.budget.minutes={math.ceil(summary['budget_s'] / 30)}" if summary.get("budget_s") else ""
 
 
 def objective_lines(summary: Summary) -> list[str]:

@@ -85,6 +85,18 @@ def test_next_command_of_an_interrupted_study_is_to_resume_that_very_one(tmp_pat
     assert not any(command.startswith("autotune export") for command in commands), "it has no winner"
 
 
+def test_a_study_that_compared_nothing_says_that_the_best_is_the_baseline_and_asks_for_more_time(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    summary |= {"speedup": NOTHING, "best": {**summary["baseline"], "overrides": {}}, "trials": summary["trials"][:1]}
+    summary |= {"search_cost": {"seconds": 42.0, "trials": 0, "repaid_after_s": None, "ci": None, "why_not": "never: nothing"}}
+    said = lines(summary, folder.path)
+    assert "best  the baseline" in said
+    assert "cost  42 s, no trial searched" in said
+    assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
+    assert "best         the baseline" in drawn(summary, folder.path, 80)
+
+
 def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "command": ["python", "my train.py", "--size", "{loader.batch_size=8}"]}
@@ -197,7 +209,6 @@ def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path)
         ({"measured_in": "finals"}, 3, "trial 5, mean of 3 rounds of the finals; 40.7 in the search"),
         ({"measured_in": "finals", "value": 40.7}, 3, "trial 5, mean of 3 rounds of the finals"),
         ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
-        ({"measured_in": "finals", "trial": 0, "value": 16.9}, None, "trial 0, mean of the finals; 16.8 before the search"),
     ],
 )
 def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
@@ -207,6 +218,9 @@ def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
     summary["speedup"]["num_rounds"] = rounds
     assert f"{number_text(summary['best']['value'])} samples/s [40.1, 41.1] {said}" in "\n".join(lines(summary, folder.path))
     assert said in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
+    summary["baseline"]["value"] = 16.9
+    assert ", mean of" in (line := next(line for line in lines(summary, folder.path) if line.startswith("baseline")))
+    assert line.endswith("the finals; 16.8 before the search")
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
