@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field, replace
@@ -120,9 +121,10 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
+        give = f"autotune apply {shlex.quote(asked.what)} -- {command_text(best.command) or 'python train.py'}"
         raise BadInput(
             f"COMMAND: {best.file} was made for your own program, and autotune does not run a command just because a file "
-            f"contains it, got no command after '--'. Give it: {EXAMPLE}."
+            f"contains it, got no command after '--'. If the file's command is the right one, type `{give}`."
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:

@@ -92,17 +92,20 @@ def _grid(*, indent: int = 0) -> Table:
 
 
 def _sides(summary: Summary) -> Table | None:
-    made = _grid()
-    for is_rigid in (True, True, False):
-        made.add_column(no_wrap=is_rigid, overflow="fold")
+    """Returns a row for the baseline and one for the best: rate, interval, and which measurement they are."""
+    made, cells = _grid(), {}
     for name in ("baseline", "best"):
         side = summary.get(name)
         if side and _is_baseline(name, side):
-            made.add_row(name, Text("the baseline"))
+            cells[name] = ("the baseline", "", "")
         elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
-            origin = Text(origin_text(summary, side), style="quiet", overflow="fold")
-            made.add_row(name, Text(value, style="name"), Text(interval or no_interval_text(side)), origin)
+            cells[name] = (value, interval or no_interval_text(side), origin_text(summary, side))
+    widths = [max((len(texts[at]) for texts in cells.values()), default=0) for at in (0, 1)]
+    for name, (value, interval, origin) in cells.items():
+        text = Text.assemble((value.ljust(widths[0]), "name"), f"  {interval.ljust(widths[1])}  ", (origin, "quiet"))
+        text.rstrip()
+        made.add_row(name, text)
     return made if made.row_count else None
 
 

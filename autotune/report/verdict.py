@@ -127,8 +127,9 @@ def reason_of(summary: Summary) -> str:
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns why the rate of a baseline or best has no interval: "no interval: one round only"."""
-    return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
+    """Returns why the rate of a baseline or best has no interval, unless `origin_text` says it, as for a single round."""
+    is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
+    return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 
 
 def origin_text(summary: Summary, side: dict[str, Any]) -> str:
@@ -137,7 +138,7 @@ def origin_text(summary: Summary, side: dict[str, Any]) -> str:
     if side.get("measured_in") != "finals":
         return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
     rounds = (summary.get("speedup") or {}).get("num_rounds")
-    mean = f"trial {number}, mean of {f'{rounds} rounds of ' if rounds else ''}the finals"
+    mean = f"trial {number}, {'one round' if rounds == 1 else f'mean of {rounds} rounds' if rounds else 'mean'} of the finals"
     trials: list[dict[str, Any]] = summary.get("trials") or []
     first: dict[str, Any] = next((trial for trial in trials if trial.get("number") == number), {})
     rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
