@@ -309,7 +309,7 @@ def export(
 def apply(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -347,7 +347,7 @@ def apply(
 def verify(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,

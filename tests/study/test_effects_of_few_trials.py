@@ -1,10 +1,16 @@
 """What a summary says of the effects of changes after a few trials, and of the time that the missing ones need."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.compare.ablation import Change
+from autotune.config.recorded import recorded
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
+from autotune.study import resume_study
 from autotune.study.effects import needed, with_estimates
+from autotune.testing.fake_launcher import Surface
+from tests.study.conftest import RATES
 
 ALL = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
 ABOUT = StudyRecord(name="s", title="s", command=[], cwd="/", budget_s=180.0)
@@ -56,3 +62,23 @@ def test_what_was_measured_is_left_as_it_is_and_needs_nothing():
     assert with_estimates(measured, RECORDS[1], ABOUT, RECORDS) == measured
     assert needed(measured, ABOUT, RECORDS) is None
     assert needed(entries(ALL), StudyRecord(name="s", title="s", command=[], cwd="/"), RECORDS) is None
+
+
+def test_the_budget_that_is_asked_for_is_enough_to_know_every_effect(bench, tmp_path):
+    """A simulated three-minute study of a program whose trials take as long as resnet18's on two cores."""
+    space = tmp_path / "space.yaml"
+    space.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\nloader.batch_size: [16, 32, 64]\n")
+    gains = {("precision.amp", "bf16"): 1.7, ("layout.channels_last", True): 1.2}
+    losses = [2.0 - 0.01 * step for step in range(40)]
+    surface = Surface(
+        gains=gains, base_per_s=14.0, half_batch=1.0, start_s=13.0, window_s=5.0, noise_frac=0.03, losses=lambda *_: losses
+    )
+    study = bench(surface, RATES, f"search_space={space}", minutes=3)
+    before = study.run()
+    assert {entry["verdict"] for entry in before["attribution"]} == {"not measured"}
+    minutes = before["effects_need"]["minutes"]
+    assert minutes <= 10
+    composed = recorded(study.folder.read_study(), study.folder.config_file, [f"study.budget.minutes={minutes}"])
+    after = resume_study(replace(study.inputs, config=composed.config), study.folder, study.listener)
+    assert after["effects_need"] is None
+    assert {"precision.amp", "layout.channels_last"} <= {entry["knob"] for entry in after["attribution"] if entry["ratio"]}
