@@ -263,7 +263,8 @@ def report(
 ) -> int:
     """Report what a study found: one HTML file that loads nothing, with charts, tables and what to change.
 
-    Every study writes it at its end. This command makes it again, at any time, from the study's folder alone.
+    Every study writes it at its end, to runs/STUDY/report.html.
+    This command makes it again, at any time, from the study's folder alone.
 
         autotune report resnet18 --open
         autotune report resnet18 resnet18-2 -o both.html
@@ -467,7 +468,8 @@ def doctor(
 ) -> int:
     """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
-    Changes nothing: run the printed commands yourself. Exit code 3 means that an error was found.
+    Changes nothing: run the printed commands yourself.
+    Exit code 3 means that an error was found.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet
