@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from autotune.export.claims import is_compared, speedup_of
+from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
@@ -71,9 +71,11 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
-    if summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not is_compared(summary):
-        commands.append(f"autotune resume {study}{more_time(summary)}")
-    if has_winner(summary) and not (summary.get("verification") or summary.get("recording")):
+    is_search = not (summary.get("verification") or summary.get("recording"))
+    is_open = summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not has_winner(summary)
+    if is_search and is_open and (more := more_time(summary)):
+        commands.append(f"autotune resume {study}{more}")
+    if has_winner(summary) and is_search:
         commands.append(f"autotune export {study} -o best.yaml")
         if program := summary.get("command") if not summary.get("is_recipe") else None:
             typed = command_text(program)

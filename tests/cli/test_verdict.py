@@ -95,6 +95,7 @@ def test_a_study_that_compared_nothing_says_that_the_best_is_the_baseline_and_as
     assert "cost  42 s, no trial searched" in said
     assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
     assert "best         the baseline" in drawn(summary, folder.path, 80)
+    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "that is an answer"
 
 
 def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner(tmp_path):
