@@ -434,6 +434,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
+#  "effects_need": {"minutes": budget that lets the missing effects be measured, "more_minutes"} | null,
 #  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
 #    changes without effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],
@@ -448,7 +449,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
 #  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, if farther than noise explains | null,
+#  "drift": how far the baseline's measurements lie apart, if farther than noise explains, or how much slower or faster the
+#    machine became during the finals, if that is clear | null,
 #  "not_finite": a sentence saying that the unchanged program's loss or gradients are not finite, and what follows | null,
 #  "page_cache": why a long run may read data more slowly than the best trial did | null,
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],

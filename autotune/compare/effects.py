@@ -36,7 +36,12 @@ Feature = tuple[str, Any]
 
 
 def estimated(
-    changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
+    changed: Knobs,
+    lost: Mapping[str, Sequence[str]],
+    records: Sequence[TrialRecord],
+    noise: Noise | None = None,
+    *,
+    is_any: bool = False,
 ) -> dict[str, stats.Ratio]:
     """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
 
@@ -45,6 +50,7 @@ def estimated(
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
+        is_any: whether to return any effect that the trials tell apart from others, however wide its interval.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -62,11 +68,18 @@ def estimated(
     counts, centres = (np.array([of(logs) for _, logs in rows]) for of in (len, np.mean))
     means, variances, priors = _averaged(design, centres, counts, contrasts, noise)
     found = {}
-    for knob, mean, variance, prior in zip(known, means, variances, priors, strict=True):
-        if variance <= TOLD_FRAC * prior:
+    for knob, contrast, mean, variance, prior in zip(known, contrasts, means, variances, priors, strict=True):
+        if variance <= TOLD_FRAC * prior or (is_any and _is_told_apart(design, contrast)):
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
+
+
+def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
+    """Whether differences between trials add up to a contrast, so that without noise and interactions it would be known."""
+    differences = design - design.mean(axis=0)
+    rank = np.linalg.matrix_rank(differences)
+    return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
 
 
 def _features(other: Knobs, origin: Knobs) -> list[Feature]:

@@ -80,6 +80,8 @@ class Applied:
         found = report.knobs(self._context)
         found.update(self._left_out)
         missed = {key: knob for key, knob in found.items() if knob.status != protocol.APPLIED}
+        if self._spec.is_quiet and not missed and not lines:
+            return
         name, num = self._spec.origin, len(self._asked)
         which = f"the setting of {name} is" if num == 1 else f"all {num} settings of {name} are"
         lines.append(f"{which} in effect" if not missed else f"{num - len(missed)} of {num} settings of {name} in effect")
