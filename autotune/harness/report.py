@@ -36,7 +36,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
         optimizers=[type(o).__name__ for o in context.optimizers.optimizers()],
         num_backwards=context.losses.num_seen if context.losses is not None else 0,
     )
-    found.memory, found.facts = context.memory.summary(), process.facts(context.device)
+    found.memory, found.facts = context.memory.summary(), process.facts(context.device, context.device_index)
     return found
 
 
@@ -106,7 +106,7 @@ def _add_loss(found: protocol.RankResult, context: TrialContext) -> None:
 def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
     found.communication = context.communication.summary()
     found.compiled = _compiled(context)
-    found.facts = process.facts(context.device)
+    found.facts = process.facts(context.device, context.device_index)
 
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
