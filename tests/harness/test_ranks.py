@@ -2,9 +2,10 @@
 
 import pytest
 
+from autotune.harness import ranks
 from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
-from autotune.harness.ranks import Communication
+from autotune.harness.ranks import Communication, await_end
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
@@ -52,3 +53,31 @@ def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
     communication = Communication(wrappers)
     communication.begin(is_compiled=False)
     assert (communication.is_looking, communication.summary(), communication.probe()) == (False, {}, False)
+
+
+class Work:
+    """A collective of NCCL's, done when it was asked for the third time."""
+
+    def __init__(self, done_at: int = 3) -> None:
+        self.done_at, self.num_asked = done_at, 0
+        self.waited: list[object] = []
+
+    def is_completed(self) -> bool:
+        self.num_asked += 1
+        return self.num_asked >= self.done_at
+
+    def wait(self, timeout: object = None) -> None:
+        self.waited.append(timeout)
+
+
+def test_a_collective_on_a_gpu_is_timed_without_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    await_end(work, "cuda")
+    assert (work.num_asked, work.waited) == (3, [None])  # with a timeout, NCCL's wait() sleeps between two looks
+    monkeypatch.setattr(ranks, "PROBE_S", 0.01)
+    with pytest.raises(RuntimeError, match="has not ended"):
+        await_end(Work(done_at=10**9), "cuda")
+    on_cpu = Work()
+    await_end(on_cpu, "cpu")
+    assert len(on_cpu.waited) == 1
+    assert on_cpu.waited[0] is not None
