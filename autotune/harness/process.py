@@ -152,13 +152,24 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(index)
         found["device_name"] = properties.name
-        uuid = getattr(properties, "uuid", None)  # NVML identifies devices by it; torch 2.4 has none
-        found["device_uuid"] = f"GPU-{uuid}" if uuid is not None else None
+        found["device_uuid"] = _uuid(properties, index or 0)
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
         with contextlib.suppress(Exception):  # a build without NCCL
             found["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
+
+
+def _uuid(properties: Any, index: int) -> Optional[str]:
+    """Returns the UUID by which NVML identifies a device; None if unknown.
+
+    A slice of a GPU (MIG) is named by its own UUID, which is in the environment; torch may give that of the whole GPU.
+    """
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if index < len(visible) and visible[index].startswith("MIG-"):
+        return visible[index]
+    uuid = getattr(properties, "uuid", None)  # torch 2.4 has none
+    return f"GPU-{uuid}" if uuid is not None else None
 
 
 def num_nodes(environment: Mapping[str, str]) -> int:

@@ -204,3 +204,14 @@ def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Sta
     assert watch.movement() == before
     statistics.reserved[INDEX] += 100
     assert watch.movement() != before
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [("", "GPU-12"), ("0,1", "GPU-12"), ("GPU-12", "GPU-12"), ("GPU-5, MIG-34", "MIG-34"), ("MIG-34", "GPU-12")],
+)
+def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert process.facts("cuda", INDEX)["device_uuid"] == uuid
