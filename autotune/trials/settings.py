@@ -68,7 +68,7 @@ def compile_cache(study: Path) -> dict[str, str]:
 
 def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
     """Returns the memory cap of one process in bytes; None without a limit. The limit may be a fraction of all memory."""
-    return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
+    return memory_limit_bytes(device.memory_limit, capacity_bytes(machine, kind=device.kind))
 
 
 def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
@@ -77,7 +77,12 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 
 
-def capacity_bytes(machine: dict[str, Any]) -> int:
-    """Returns the memory of the first GPU, or of the host if there is no GPU."""
-    gpus = machine.get("gpus") or []
-    return int(gpus[0]["memory_bytes"] if gpus else machine["memory_bytes"])
+def capacity_bytes(machine: dict[str, Any], *, kind: str = "auto") -> int:
+    """Returns the memory of the first GPU; of the host without one, and for a GPU that has none of its own (GB10, Jetson).
+
+    Args:
+        machine: `machine.host_facts()`.
+        kind: `device.kind`.
+    """
+    gpus = (machine.get("gpus") or []) if kind != "cpu" else []
+    return int((gpus[0].get("memory_bytes") if gpus else None) or machine["memory_bytes"])

@@ -17,6 +17,12 @@ def test_fraction_is_of_the_gpu_where_there_is_one():
     assert memory_cap_bytes(DeviceOptions(memory_limit=0.5), machine) == 2**35
 
 
+@pytest.mark.parametrize(("kind", "gpu"), [("cpu", {"memory_bytes": 2**36}), ("auto", {"memory_bytes": None}), ("auto", {})])
+def test_fraction_is_of_the_host_where_that_is_the_memory_in_use(kind, gpu):
+    machine = {"memory_bytes": 2**34, "gpus": [gpu]}  # a GPU that shares the host's memory reports none
+    assert memory_cap_bytes(DeviceOptions(kind=kind, memory_limit=0.5), machine) == 2**33
+
+
 def test_program_sees_the_device_it_is_to_use():
     assert device_environment(DeviceOptions(kind="cpu")) == {"CUDA_VISIBLE_DEVICES": ""}
     assert device_environment(DeviceOptions(kind="cuda", index=2)) == {"CUDA_VISIBLE_DEVICES": "2"}
