@@ -25,14 +25,15 @@ WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMP
 
 
 def limit_memory(spec: Any) -> None:
-    """Limits this process's data segment on the CPU (workers inherit the limit); CUDA is limited when training begins.
-
-    This uses RLIMIT_DATA because importing torch alone reserves more address space than a small RLIMIT_AS allows.
-    """
+    """Limits this process's memory on the CPU (workers inherit the limit); where there is a GPU, once training begins."""
     if spec.memory_limit_bytes and spec.device != "cuda":
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = int(spec.memory_limit_bytes)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        _limit_data(int(spec.memory_limit_bytes))
+
+
+def _limit_data(limit: int) -> None:
+    # RLIMIT_DATA, because importing torch alone reserves more address space than a small RLIMIT_AS allows.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 class MemoryWatch:
@@ -47,7 +48,7 @@ class MemoryWatch:
         self._retries_before = 0  # number of retries when the window opened
 
     def begin(self, device: str, index: Optional[int], *, limit_bytes: Optional[int]) -> None:
-        """Limits CUDA's memory as training begins; see `TrialContext` for device and index."""
+        """Limits the memory of the device that trains, as training begins; see `TrialContext` for device and index."""
         if device == "cuda":
             import torch
 
@@ -55,6 +56,8 @@ class MemoryWatch:
             if limit_bytes:
                 total = torch.cuda.get_device_properties(index).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), index)
+        elif limit_bytes:
+            _limit_data(limit_bytes)
 
     def look(self, now_s: float) -> None:
         """Samples the data segment, at most once a second: reading it costs a tenth of a millisecond."""

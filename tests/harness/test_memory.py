@@ -215,3 +215,17 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert process.facts("cuda", INDEX)["device_uuid"] == uuid
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [("auto", [500], [500, 500]), ("cpu", [500], [500, 500]), ("cuda", [], [500])]
+)
+def test_the_host_s_memory_is_limited_where_it_is_what_trains(
+    kind: str, before: list[int], after: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(process, "_limit_data", limits.append)
+    process.limit_memory(SimpleNamespace(device=kind, memory_limit_bytes=500))
+    assert limits == before
+    MemoryWatch().begin("cpu", None, limit_bytes=500)
+    assert limits == after

@@ -1,6 +1,8 @@
 """Two real ranks over gloo: what reaches each of them, and what they are found to cost each other."""
 
 import pytest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.harness import ranks
 from autotune.harness.knobs.parallel import ParallelKnobs
@@ -81,3 +83,16 @@ def test_a_collective_on_a_gpu_is_timed_without_naps(monkeypatch: pytest.MonkeyP
     await_end(on_cpu, "cpu")
     assert len(on_cpu.waited) == 1
     assert on_cpu.waited[0] is not None
+
+
+def test_compression_that_this_build_of_torch_lacks_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+.")
+
+    monkeypatch.setattr(DistributedDataParallel, "register_comm_hook", refuse)
+    wrapper, knobs = nn.Linear(2, 2), ParallelKnobs(context({"parallel.gradient_compression": "bf16"}))
+    wrapper._comm_hooks, wrapper.process_group = [], None  # type: ignore[assignment]
+    knobs._compress(wrapper)
+    report = knobs.verify()["parallel.gradient_compression"]
+    assert report.status == NOT_APPLICABLE
+    assert "NCCL 2.10" in report.reason

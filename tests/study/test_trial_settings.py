@@ -1,6 +1,7 @@
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
+from autotune.trials import launching
 from autotune.trials.launching import meaningful
 from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
 
@@ -62,3 +63,20 @@ def test_phase_limits_come_from_the_configuration():
 def test_a_pin_is_left_out_only_where_it_is_known_to_mean_nothing(known, is_kept):
     pinned = {"loader.prefetch_factor": 4}
     assert meaningful(pinned, {**pinned, **known}) == (pinned if is_kept else {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "visible", "expected"),
+    [
+        ("auto", [{}], None, "cuda"),
+        ("auto", [{}], "", "auto"),
+        ("auto", [], None, "auto"),
+        ("cpu", [{}], None, "cpu"),
+        ("cuda", [], None, "cuda"),
+    ],
+)
+def test_a_memory_limit_is_the_gpu_s_where_there_is_one(kind, gpus, visible, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert launching._kind(kind, {"gpus": gpus}) == expected
