@@ -24,6 +24,17 @@ def test_fraction_is_of_the_host_where_that_is_the_memory_in_use(kind, gpu):
     assert memory_cap_bytes(DeviceOptions(kind=kind, memory_limit=0.5), machine) == 2**33
 
 
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"), [(None, 1, 2**35), ("1,0", 0, 2**35), ("1,0", 1, 2**33), ("MIG-1", 0, 2**33)]
+)
+def test_fraction_is_of_the_gpu_that_is_to_be_used(visible, index, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = {"memory_bytes": 2**40, "gpus": [{"memory_bytes": 2**34}, {"memory_bytes": 2**36}]}
+    assert memory_cap_bytes(DeviceOptions(index=index, memory_limit=0.5), machine) == expected
+
+
 def test_program_sees_the_device_it_is_to_use():
     assert device_environment(DeviceOptions(kind="cpu")) == {"CUDA_VISIBLE_DEVICES": ""}
     assert device_environment(DeviceOptions(kind="cuda", index=2)) == {"CUDA_VISIBLE_DEVICES": "2"}
