@@ -94,7 +94,7 @@ class Applied:
 
         made_on, here = self._spec.made_on, {"torch": str(torch.__version__), "device_name": None}
         if self._context.device == "cuda":
-            here["device_name"] = torch.cuda.get_device_name()
+            here["device_name"] = torch.cuda.get_device_name(self._context.device_index)
         names = {"torch": "torch {}", "device_name": "{}"}
         changed = [key for key in here if key in made_on and made_on[key] != here[key]]
         pairs = [[names[key].format(side[key] or "the CPU") for side in (made_on, here)] for key in changed]
