@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import Finding
-from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.explain.findings import Finding, ranked
+from autotune.explain.gains import Gain, gain_of_ratio
+from autotune.explain.trials import NORMAL_95
+from autotune.knobs.base import value_text
 from autotune.stats import Noise, paired_ratio
 
 TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
@@ -43,21 +46,13 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the check as plain JSON values."""
-        names = ("trial", "cause", "where", "remedy", "how", "num_pairs")
-        gains = {"predicted": self.predicted.as_json(), "measured": self.measured.as_json()}
-        return {**{name: getattr(self, name) for name in names}, **gains, "held": self.is_held}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Check:
-        """Returns the check that `as_json` wrote."""
-        gains = {name: Gain.from_json(raw[name]) for name in ("predicted", "measured")}
-        return cls(**{**{name: value for name, value in raw.items() if name != "held"}, **gains})
+        return {**asdict(self), "held": self.is_held}
 
 
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings with the gains that the study's trials give, where they give one, and the checks made.
 
-    A finding is left out if the trials show that its gain is below LEAST_GAIN.
+    What trials say replaces what a rule predicted. A finding is left out if they show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
     for finding in findings:
@@ -68,11 +63,10 @@ def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Fin
         if known.kind == "measured":
             checks.append(check_of(finding, known, trial=evidence.record.number, how=TRIALS))
             finding = with_check(finding, checks[-1])
-        elif known.high - known.low < finding.gain.high - finding.gain.low:
+        else:
             finding = replace(finding, gain=known, basis="trials near this configuration")
-        if finding.gain.mid >= LEAST_GAIN:
-            kept.append(finding)
-    return kept, checks
+        kept.append(finding)
+    return ranked(kept), checks
 
 
 def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: str = "", num_pairs: int = 0) -> Check:
@@ -81,7 +75,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         trial=trial,
         cause=finding.cause,
         where=finding.where,
-        remedy=remedy or f"{finding.knob}={str(finding.value).lower() if isinstance(finding.value, bool) else finding.value}",
+        remedy=remedy or f"{finding.knob}={value_text(finding.value)}",
         how=how,
         predicted=finding.gain,
         measured=measured,
@@ -107,8 +101,9 @@ def measured_gain(news: Sequence[float], olds: Sequence[float], noise: Noise) ->
         noise: spread of one measurement, as far as it is known.
     """
     ratio = paired_ratio(news, olds, noise=noise)
-    low, high = ratio.ci or (ratio.ratio, ratio.ratio)
-    return Gain(low=low - 1, mid=ratio.ratio - 1, high=high - 1, kind="measured")
+    if ratio.ci is None:  # a single pair
+        return gain_of_ratio(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(news)), "measured")
+    return Gain(low=ratio.ci[0] - 1, mid=ratio.ratio - 1, high=ratio.ci[1] - 1, kind="measured")
 
 
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:

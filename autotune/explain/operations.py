@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.explain.evidence import Operations
 from autotune.explain.tables import MAX_DISTORTION, Tables, explained, write_tables
-from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Lines, Memory
+from autotune.harness.explain.documents import INPUT, LINES, MEMORY, TRACE, Lines, Memory
 
 
 @dataclass(kw_only=True)
@@ -74,7 +74,7 @@ def operations_of(
     listed = [{**{name: row.get(name) for name in names}, "seconds": row.get(key) or 0.0} for row in operators]
     compute_s = math.fsum(float(row["seconds"]) for row in breakdown if "compute" in str(row["category"]))
     return Operations(
-        count=math.fsum(float(row["count"]) for row in operators),
+        count=math.fsum(float(row["count"]) for row in operators if row.get("phase") != INPUT),
         by_operator=sorted(listed, key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
         is_distorted=distortion is not None and distortion > MAX_DISTORTION,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import Unreadable
+from autotune.explain.plain_json import from_json
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -103,7 +101,7 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
-        return typing.cast(_Document, _value(_masked(raw, mask), kind))
+        return from_json(_masked(raw, mask), kind)
     except (TypeError, ValueError, KeyError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
 
@@ -114,39 +112,3 @@ def _masked(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_masked(item, mask) for item in value]
     return mask(value) if isinstance(value, str) else value
-
-
-def _value(raw: Any, kind: Any) -> Any:
-    """Returns a JSON value as a field's type. Unknown keys are ignored, and missing ones get their default.
-
-    Raises:
-        TypeError: the value has another type, or a key without default is missing.
-    """
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(raw, dict):
-            raise TypeError("no object")
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _named(raw[name], hint, name) for name, hint in hints.items() if name in raw})  # type: ignore[operator]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if raw is None else _value(raw, next(each for each in arguments if each is not type(None)))
-    if origin is list:
-        return [_value(item, arguments[0]) for item in _of(raw, list)]
-    if origin is dict:
-        return {name: _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
-    if kind is float:
-        return float(_of(raw, (int, float)))
-    return raw if kind is Any else _of(raw, kind)
-
-
-def _named(raw: Any, hint: Any, name: str) -> Any:
-    try:
-        return _value(raw, hint)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
-
-
-def _of(raw: Any, kind: Any) -> Any:
-    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
-        raise TypeError(f"{type(raw).__name__} instead of {getattr(kind, '__name__', 'number')}")
-    return raw

@@ -17,9 +17,10 @@ from autotune.explain import checks, explanation
 from autotune.explain.evidence import Evidence
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
-from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.explain.gains import Gain
 from autotune.explain.operations import Documents, read_documents
-from autotune.explain.trials import configuration_with, effects, noise_known
+from autotune.explain.plain_json import from_json
+from autotune.explain.trials import Tried, configuration_with, noise_known
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import seconds_text
@@ -179,8 +180,7 @@ class Explaining:
         findings, made = self._tried(record, findings, ends_s)
         if made or any(_is_open(finding) for finding in findings):
             more += [self._untried(record, finding) for finding in findings if _is_open(finding)][:1]
-            kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
-            self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
+            self._keep(evidence, role, ranked(findings), made, notes=[*more, *documents.notes])
 
     def _keep(
         self, evidence: Evidence, role: str, findings: Sequence[Finding], made: Sequence[checks.Check], *, notes: Sequence[str]
@@ -205,6 +205,7 @@ class Explaining:
         everything = SearchSpace(domains=dict.fromkeys(CATALOGUE), pinned={}, tiers=Tier.training)
         space = resolve(everything, session.host_context, passed=session.inputs.command.placeholders)
         noise = noise_known(session.records, session.earlier_noise)
+        tried = Tried(record=record, records=session.records, space=session.resolved, noise=noise)
         return Evidence(
             record=record,
             cwd=session.inputs.command.cwd or "",
@@ -213,7 +214,8 @@ class Explaining:
             memory=documents.memory,
             operations=documents.operations,
             domains={key: domain.values for key, domain in space.domains.items()},
-            effect=effects(record, session.records, session.resolved, noise),
+            effect=tried.gain,
+            is_refuted=tried.is_refuted,
         )
 
     # Checks -----------------------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     was = (finding.check or {}).get("predicted")
-    return replace(finding, gain=Gain.from_json(was)) if was else finding
+    return replace(finding, gain=from_json(was, Gain)) if was else finding
 
 
 def _slowed(evidence: Evidence) -> str:

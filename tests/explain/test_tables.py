@@ -187,8 +187,8 @@ def test_a_trace_outside_of_its_folder_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "not JSON, or cut short"), ('{"rank": 0', "not JSON, or cut short"), ("[]", "no object"), ("{}", "missing"),
-        ("[" * 100_000, "not JSON"),
+        ("", "not JSON, or cut short"), ('{"rank": 0', "not JSON, or cut short"), ("[]", "list instead of object"),
+        ("{}", "missing"), ("[" * 100_000, "not JSON"),
     ],
 )  # fmt: skip
 def test_a_document_that_cannot_be_read_is_refused_with_a_reason(tmp_path: Path, content: str, reason: str) -> None:
