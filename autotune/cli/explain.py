@@ -18,7 +18,7 @@ from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
 from autotune.explained import ROLES, accuracy_text, check_text, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
-from autotune.quantities import number_text
+from autotune.quantities import percent_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
 from autotune.run_dir import StudyFolder, call
 
@@ -211,8 +211,8 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
     if not total_s:
         return ""
     shares = {name: seconds / total_s for name, seconds in phases_s.items() if seconds >= LEAST_PHASE * total_s}
-    listed = ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares.items())
-    return f"a step takes {number_text(total_s * 1e3)} ms: {listed}"
+    listed = ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
+    return f"a step takes {step_time_text(total_s)}: {listed}"
 
 
 def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:

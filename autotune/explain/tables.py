@@ -230,8 +230,11 @@ class _OfTraces:
             for name in names
             if found.seconds[name] or name == OTHER
         ]  # fmt: skip
-        for note in (*document.notes, *trace.notes, *self._distortion_notes(rank, document)):
+        for note in (*document.notes, *trace.notes):
             self._note("breakdown", rank, note)
+        for name in ("breakdown", "operators"):
+            for note in self._distortion_notes(rank, document):
+                self._note(name, rank, note)
         if document.device == "cuda" and not found.is_gpu:
             self._note("breakdown", rank, f"shows only what the host did: {_why_no_kernels(document)}")
         if found.shares[OTHER] > MAX_OTHER_FRAC:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explained import accuracy_text, check_text, gain_text, remedy_text, signed, size_text
+from autotune.explained import accuracy_text, check_text, diagnosis_lines, gain_text, remedy_text, signed, size_text
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
@@ -32,7 +32,8 @@ def baseline_findings(study: Study) -> Figure:
 def _findings(study: Study, number: int, key: str, title: str) -> Figure:
     entry, document = study.explained(number), study.summary.get("explanation") or {}
     if not entry:
-        return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=_diagnosis(study, number))
+        notes = [f"{sentence(line)}." for line in diagnosis_lines(study.summary)] if number == study.best else []
+        return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=notes)
     found = entry.get("findings") or []
     accuracy = accuracy_text(document)
     notes = [*_tried(number, document, found), *([f"Explanations so far: {accuracy}."] if accuracy else [])]
@@ -92,11 +93,3 @@ def _tried(number: int, document: Mapping[str, Any], found: Sequence[Mapping[str
     checks = [check for check in document.get("checks") or [] if check["trial"] == number]
     others = [check for check in checks if (check["cause"], check["where"]) not in shown]
     return [f"Tried, too: {check['cause']}, {check['remedy']}: {check_text(check)}." for check in others]
-
-
-def _diagnosis(study: Study, number: int) -> list[str]:
-    """Returns what the trial's own rates say of its input, which is known without any pass."""
-    if number != study.best:
-        return []
-    found = study.summary.get("diagnosis") or []
-    return [f"{sentence(str(one.get('finding')))}: {one.get('evidence')}. {one.get('advice')}" for one in found]
