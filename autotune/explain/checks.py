@@ -92,17 +92,16 @@ def _basis(check: Check) -> str:
     return f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
 
 
-def measured_gain(news: Sequence[float], olds: Sequence[float], noise: Noise) -> Gain:
+def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
     """Returns the gain of one program over another, measured in pairs.
 
     Args:
-        news: score of the changed program in each pair.
-        olds: score of the program as it was.
+        pairs: score of the changed program, and of the program as it was, in each pair.
         noise: spread of one measurement, as far as it is known.
     """
-    ratio = paired_ratio(news, olds, noise=noise)
+    ratio = paired_ratio([new for new, _ in pairs], [old for _, old in pairs], noise=noise)
     if ratio.ci is None:  # a single pair
-        return gain_of_ratio(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(news)), "measured")
+        return gain_of_ratio(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(pairs)), "measured")
     return Gain(low=ratio.ci[0] - 1, mid=ratio.ratio - 1, high=ratio.ci[1] - 1, kind="measured")
 
 

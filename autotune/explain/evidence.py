@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
+from autotune.explain.tables import MAX_DISTORTION, Tables
 from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Site
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
@@ -24,7 +25,7 @@ def nothing_known(_: str, __: KnobValue) -> Gain | None:
     return None
 
 
-def never_tried(_: str, __: KnobValue) -> bool:
+def never_tried(_: str, __: KnobValue | None) -> bool:
     """Returns False. Stands for `Evidence.is_refuted` without trials."""
     return False
 
@@ -35,8 +36,8 @@ class Operations:
 
     Attributes:
         count: calls of operators in a step outside its input, including those by other operators.
-        by_operator: [{"operator", "kind", "phase", "count", "seconds", "bound", "roofline_frac"}] a step, as in the table of
-            operators, the most seconds first. The seconds are the GPU's if the program trains on one, else the host's.
+        by_operator: rows of the table of operators, the most "seconds" per step first: the GPU's if the program trains on one,
+            else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
         is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
@@ -45,6 +46,24 @@ class Operations:
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
     is_distorted: bool = False
+
+
+def operations_of(tables: Tables) -> list[Operations]:
+    """Returns what the traces say of operators, by rank; [] without a trace."""
+    return [_operations_of(tables, rank) for rank in sorted({int(row["rank"]) for row in tables.rows("operators")})]
+
+
+def _operations_of(tables: Tables, rank: int) -> Operations:
+    operators = tables.rows("operators", rank)
+    has_device = any(row["device_self_s"] for row in operators)
+    key = "device_self_s" if has_device else "host_self_s"
+    compute_s = math.fsum(row["seconds"] for row in tables.rows("breakdown", rank) if "compute" in row["category"])
+    return Operations(
+        count=math.fsum(row["count"] for row in operators if row["phase"] != INPUT),
+        by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
+        busy_s=compute_s if has_device else None,
+        is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +90,7 @@ class Evidence:
     operations: Sequence[Operations] = ()
     domains: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
     effect: Effect = nothing_known
-    is_refuted: Callable[[str, KnobValue], bool] = never_tried
+    is_refuted: Callable[[str, KnobValue | None], bool] = never_tried
 
     @property
     def is_cuda(self) -> bool:

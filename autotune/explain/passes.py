@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,22 @@ class Passes:
     def world_size(self) -> int:
         """Number of ranks of the program, including ranks that wrote nothing; 0 if no rank wrote anything."""
         return max((each.world_size for found in self.by_pass.values() for each in found.values()), default=0)
+
+    def of(self, which: str) -> list[Any]:
+        """Returns the documents of a pass, by rank."""
+        return [document for _, document in sorted(self.by_pass[which].items())]
+
+    def notes(self, ran: Iterable[str]) -> list[str]:
+        """Returns sentences on what is missing and why, and on what rank 0 could not find out.
+
+        Args:
+            ran: passes that ran.
+        """
+        notes = []
+        for which in ran:
+            notes += [f"{which}: not known, {reason}" for reason in self.absent.get(which, ())]
+            notes += [f"{which}: {note}" for document in self.of(which)[:1] for note in document.notes]
+        return notes
 
     @property
     def by_pass(self) -> dict[str, Mapping[int, Any]]:

@@ -57,16 +57,18 @@ class Tried:
             return Gain(low=low - 1, mid=ratio.ratio - 1, high=high - 1, kind="predicted")
         return None
 
-    def is_refuted(self, key: str, value: KnobValue) -> bool:
+    def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether every trial with this value failed or was no faster than the trial most like it without the value.
 
         False if no trial has it, or if `gain` knows a measured gain, which says more.
         """
-        ran = [one for one in self.records if one.kind in MEASURING and not one.outcome.is_no_answer]
-        having = [one for one in ran if one.knobs.get(key) == value]
-        if not having or _logs(self._changed(key, value), self.records):
+        ran = [one for one in self.records if not one.outcome.is_no_answer]
+        having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
+        if value is None or not having or _logs(self._changed(key, value), self.records):
             return False
-        rivals = [one for one in ran if one.score and one.knobs.get(key) == self.record.knobs.get(key)]
+        rivals = [
+            one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
+        ]
         return not any(_is_faster(one, rivals, key) for one in having)
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
