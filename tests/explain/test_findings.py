@@ -160,11 +160,17 @@ def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
         wait_s=0.05,
         phases_s=made.phases(input=0.05),
     )
-    by_cause = {finding.cause: finding for finding in found(made.evidence(documents, domains=ENOUGH))}
-    decode, workers = by_cause["slow decode"], by_cause["too few workers"]
-    assert decode.gain.low > workers.gain.low > 0.05  # half of the work needs a core, which the step needs, too
+    workers, decode = found(made.evidence(documents, domains=ENOUGH))[:2]
+    assert (workers.cause, decode.cause) == ("too few workers", "slow decode")  # workers could hide most of the decoding
+    assert (decode.gain.kind, decode.gain.low) == ("bound", 0.0)
     assert "input takes 50.0 ms of a step's 100 ms (50 %)" in decode.evidence
     assert "too few workers" not in causes(made.evidence(documents))  # where workers cannot be set
+    alone = top(made.evidence(documents))
+    assert (alone.cause, alone.gain.kind, alone.gain.mid) == ("slow decode", "floor", decode.gain.mid)
+    assert alone.gain.low > 0.3
+    one_thread = made.evidence(documents, domains=ENOUGH, knobs={"threads.intra": 1})  # a core is free for workers
+    assert top(one_thread).cause == "too few workers"
+    assert top(one_thread).gain.mid > workers.gain.mid
 
 
 def test_workers_that_wait_for_storage_are_too_few():
@@ -201,8 +207,8 @@ def products(narrow: float, casts: float = 0.0) -> list:
 def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
     seconds = {"aten::mm": 0.08, "aten::gelu": 0.02}
-    by_operator = [{"operator": name, "seconds": each, "phase": "forward"} for name, each in seconds.items()]
-    by_operator.append({"operator": "aten::add_", "seconds": 0.05, "phase": "optimizer"})
+    by_operator = [{"operator": name, "seconds": each, "phase": "forward", "count": 1.0} for name, each in seconds.items()]
+    by_operator.append({"operator": "aten::add_", "seconds": 0.05, "phase": "optimizer", "count": 1.0})
     traced = Operations(count=9, by_operator=by_operator)
     given = {
         "knobs": {"precision.amp": "off"}, "domains": ENOUGH, "operations": [traced],
@@ -227,7 +233,9 @@ def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     assert untraced.evidence.startswith("40 % of the step")
 
 
-MOVES = {"operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8}
+MOVES = {
+    "operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8, "count": 1.0,
+}  # fmt: skip
 ADDS = {**MOVES, "operator": "aten::add_", "kind": "elementwise"}
 
 
@@ -282,6 +290,16 @@ def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(in
                                      .replace("75 ms", "75.0 ms"))  # fmt: skip
     assert 0 < finding.gain.low < finding.gain.mid < finding.gain.high
     assert finding.gain.high <= (1 / (1 - share) - 1 if input_s else 3.0) + 1e-9
+
+
+def test_the_work_of_operators_is_not_calling_them():
+    """Of 9,000 operators, a hundred take 50 ms together: half of a step of 100 ms is no calling."""
+    products = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 100.0, "seconds": 0.0508}
+    small = {"operator": "aten::add", "kind": "elementwise", "phase": "forward", "count": 8900.0, "seconds": 0.03}
+    given = {"domains": {"compile.mode": ["off", "default"]}}
+    for rows, expected in (([small], ["launch-bound"]), ([products, small], [])):
+        operations = [Operations(count=9000, by_operator=rows)]
+        assert causes(made.evidence(made.lines(FORWARD_LINE), operations=operations, **given)) == expected
 
 
 def test_a_gpu_that_waits_for_input_is_not_bound_by_launches():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.explain.evidence import Evidence
+from autotune.explain.evidence import Evidence, Operations
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain
 from autotune.explain.names import CUSTOM, operator_kind
@@ -18,6 +18,7 @@ AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementatio
 PRODUCT_KINDS = ("matmul", "convolution")
 MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
+CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no pass shows it
@@ -71,7 +72,8 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
 
     At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
-    and all other operators of forward and backward move half as many bytes. The estimate is in the middle of the seconds saved.
+    and other operators of forward and backward move half as many bytes, as far as products surround them. The estimate is in the
+    middle of the seconds saved.
     """
     step_s = evidence.step_s
     if not products:
@@ -80,7 +82,9 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     left = products[NARROW] / products[WIDE]
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
-    high = bare + HALF_BYTES * max(0.0, _computing_s(evidence) - share * step_s)
+    computing_s = max(_computing_s(evidence), share * step_s)
+    is_around = min(1.0, 2 * share * step_s / computing_s)  # 1 if products are half of the computing or more
+    high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
     return evidence.gain(low, (low + high) / 2, high, "predicted")
 
 
@@ -158,7 +162,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     if operations is None or not evidence.lines:
         return
     busy_s, idle = evidence.step_s - evidence.input_s, idle_frac(evidence)
-    overhead_s = min(operations.count * OPERATOR_S, busy_s) if idle is None else idle * evidence.step_s
+    overhead_s = _calling_s(evidence, operations) if idle is None else idle * evidence.step_s
     knob, value = _relief(evidence)
     if overhead_s < LAUNCH_FRAC * busy_s or value is None:
         return
@@ -178,6 +182,18 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         knob=knob,
         value=value,
     )
+
+
+def _calling_s(evidence: Evidence, operations: Operations) -> float:
+    """Returns the seconds of a step in which the CPU calls operators: at most OPERATOR_S for each of them.
+
+    What an operator takes beyond that is its own work. Calling cannot take longer than the phases that call operators, less
+    this work.
+    """
+    rows = [row for row in operations.by_operator if row.get("phase") in CALLING]
+    work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in rows)
+    phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in CALLING)
+    return min(operations.count * OPERATOR_S, max(0.0, phases_s - work_s))
 
 
 def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:

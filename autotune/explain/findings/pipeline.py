@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
-from autotune.explain.gains import Gain, gain_of
+from autotune.explain.gains import Gain, Saved, gain_of
 from autotune.harness.explain.documents import (
     COLLATE,
     DECODE,
@@ -26,11 +26,10 @@ from autotune.harness.explain.documents import (
     Stage,
 )
 from autotune.quantities import percent_text, step_time_text
-from autotune.records import KnobValue
 
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
-NUM_WORKERS = "loader.num_workers"
+NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
@@ -214,8 +213,9 @@ def _input_text(evidence: Evidence) -> str:
 def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers the step itself gets shorter. With workers, the slower of loader and training thread sets the pace. If the
-    two share cores, work that is removed from one also frees cores for the other.
+    Without workers the step itself gets shorter, by as much at least as workers could not hide. With workers, the slower of
+    loader and training thread sets the pace. If the two share cores, work that is removed from one also frees cores for the
+    other.
 
     Args:
         evidence: what is known of the configuration.
@@ -225,8 +225,10 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
     if not evidence.num_workers:
-        seconds = work_s / whole_s * wait_s
-        return evidence.gain(0.8 * seconds, seconds, 1.25 * seconds, "floor")
+        seconds, wanted = work_s / whole_s * wait_s, _wanted(evidence)
+        hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
+        least_s = max(0.0, 0.8 * seconds - hidden_s)
+        return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
     if not is_behind(evidence):
         return evidence.gain(0.0, 0.6 * freed_s, 1.2 * freed_s, "predicted")
@@ -244,35 +246,42 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if more loader workers would hide the input's time."""
     if not evidence.lines or not is_behind(evidence):
         return
-    have, service = evidence.num_workers, service_s(evidence)
-    needed = math.ceil(ENOUGH * service * evidence.batch / max(evidence.step_s - evidence.wait_s, 1e-6))
-    wanted = evidence.larger(NUM_WORKERS, have, needed)
+    have, service, wanted = evidence.num_workers, service_s(evidence), _wanted(evidence)
     if wanted is None:
         return
+    low, mid, high = _saved_by_workers(evidence, wanted)
     yield Finding(
         cause=WORKERS,
         where="loader" if have else "training thread",
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; {_input_text(evidence)}"
         + (f"; {step_time_text(service)} of work per sample" if service else ""),
-        gain=_gain_of_workers(evidence, wanted),
+        gain=evidence.gain(low, mid, high, "predicted"),
         basis="input and the rest of the step side by side, on the cores there are",
         knob=NUM_WORKERS,
         value=wanted,
     )
 
 
-def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
-    """Returns the gain of more workers, which make the input while the step runs, possibly on the same cores."""
+def _wanted(evidence: Evidence) -> int | None:
+    """Returns a larger number of workers to try; None if there is none."""
+    busy_s = max(evidence.step_s - evidence.wait_s, 1e-6)
+    needed = math.ceil(ENOUGH * service_s(evidence) * evidence.batch / busy_s)
+    return evidence.larger(NUM_WORKERS, evidence.num_workers, needed)
+
+
+def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
+    """Returns what more workers save, which make the input while the step runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
-    busy_s = step_s - wait_s
+    busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
         work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
-        least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / int(workers))
-        return evidence.gain(0.0, 0.7 * max(0.0, step_s - least_s), wait_s, "predicted")
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # what this many workers can hide
+        least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
+        return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # what this many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
     blocked_s = wait_s - cpu_s
-    hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # else the step needs the cores, too
-    low = 0.6 * (0.8 * wait_s if evidence.is_cuda or cores > 2 else blocked_s)
-    return evidence.gain(min(low, most_s), min(0.9 * hidden_s, most_s), min(wait_s, most_s), "predicted")
+    has_room = evidence.is_cuda or cores > 2 or threads < cores  # else the step needs the cores, too
+    hidden_s = wait_s if has_room else blocked_s + 0.5 * cpu_s
+    low_s = 0.6 * (0.8 * wait_s if has_room else blocked_s)
+    return (min(low_s, most_s), min(0.9 * hidden_s, most_s), min(wait_s, most_s))
