@@ -72,8 +72,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
 
     At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
-    and other operators of forward and backward move half as many bytes, as far as products surround them. The estimate is in the
-    middle of the seconds saved.
+    and the other operators among them move half as many bytes. The estimate is in the middle of the seconds saved.
     """
     step_s = evidence.step_s
     if not products:
