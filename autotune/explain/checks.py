@@ -10,6 +10,7 @@ from typing import Any
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import Gain, gain_of_ratio
+from autotune.explain.plain_json import from_json
 from autotune.explain.trials import NORMAL_95
 from autotune.knobs.base import value_text
 from autotune.stats import Noise, paired_ratio
@@ -75,12 +76,29 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         trial=trial,
         cause=finding.cause,
         where=finding.where,
-        remedy=remedy or f"{finding.knob}={value_text(finding.value)}",
+        remedy=remedy or _setting(finding),
         how=how,
         predicted=finding.gain,
         measured=measured,
         num_pairs=num_pairs,
     )
+
+
+def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
+    """Returns the check by pairs that was made of a finding's setting before, with today's prediction; None if none was.
+
+    Args:
+        finding: the finding.
+        trial: number of the explained trial.
+        checks: those made so far, as `Check.as_json` wrote them.
+    """
+    key = (trial, finding.cause, _setting(finding), PAIRS)
+    made = next((one for one in checks if (one["trial"], one["cause"], one["remedy"], one["how"]) == key), None)
+    return replace(from_json(made, Check), where=finding.where, predicted=finding.gain) if made else None
+
+
+def _setting(finding: Finding) -> str:
+    return f"{finding.knob}={value_text(finding.value)}"
 
 
 def with_check(finding: Finding, check: Check) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lin
 
 MAX_DOCUMENT_BYTES = 64 << 20
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
+KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
 _Document = TypeVar("_Document", Lines, Traced, Memory)
 
 
@@ -60,7 +61,7 @@ class Passes:
         return notes
 
     @property
-    def by_pass(self) -> dict[str, Mapping[int, Any]]:
+    def by_pass(self) -> dict[str, dict[int, Any]]:
         """Pass -> rank -> document."""
         return {LINES: self.lines, TRACE: self.traced, MEMORY: self.memory}
 
@@ -88,18 +89,14 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
 
 def _read(found: Passes, path: Path, which: str, rank: int, mask: Callable[[str], str]) -> None:
     try:
-        if which == LINES:
-            found.lines[rank] = read_document(path, Lines, mask)
-        elif which == MEMORY:
-            found.memory[rank] = read_document(path, Memory, mask)
-        else:
-            found.traced[rank] = document = read_document(path, Traced, mask)
-            if document.file and Path(document.file).name == document.file:
-                found.traces[rank] = path.parent / document.file
-            else:
-                found.miss(TRACE, f"rank {rank}: {'; '.join(document.notes) or 'no trace was written'}")
+        document = found.by_pass[which][rank] = read_document(path, KINDS[which], mask)
     except Unreadable as error:
         found.miss(which, f"rank {rank}: {error}")
+        return
+    if isinstance(document, Traced) and Path(document.file).name == document.file != "":
+        found.traces[rank] = path.parent / document.file
+    elif which == TRACE:
+        found.miss(TRACE, f"rank {rank}: {'; '.join(document.notes) or 'no trace was written'}")
 
 
 def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] = str) -> _Document:

@@ -244,14 +244,14 @@ class Explaining:
 
     def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
         assert finding.value is not None
-        changed = configuration_with(record, finding.knob, finding.value, self._session.resolved)
-        pairs = self._pairs_before(record, finding, changed)
-        if not pairs:
-            if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
-                return None
-            session, cause = self._session, finding.cause
-            sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
-            pairs = self._abba(record, cause, sides, ends_s)
+        if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
+            return before
+        if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
+            return None
+        session, cause = self._session, finding.cause
+        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
+        sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
+        pairs = self._abba(record, cause, sides, ends_s)
         return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
 
     def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
@@ -310,21 +310,6 @@ class Explaining:
         made = self._check(record, finding, pairs, how=checks.FIXED, remedy=remedy)
         self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)
-
-    def _pairs_before(self, record: TrialRecord, finding: Finding, changed: Knobs) -> list[Pair]:
-        """Returns the pairs that an earlier run of the study measured for the same finding."""
-        new = self._session.resolved.changed(changed)
-        rounds: dict[int, list[TrialRecord]] = {}
-        for one in self._session.records:
-            is_of = one.kind is Kind.check and one.repeats == record.number and one.origin == finding.cause
-            if is_of and one.score and one.outcome.may_win:
-                rounds.setdefault(one.round or 0, []).append(one)
-        for measured in rounds.values():
-            news = [one.score for one in measured if one.changed == new and one.score]
-            olds = [one.score for one in measured if one.changed == record.changed and one.score]
-            if news and olds:
-                return list(zip(news, olds, strict=False))
-        return []
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
