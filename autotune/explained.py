@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.knobs.base import value_text
@@ -60,10 +60,31 @@ def accuracy_text(document: Mapping[str, Any]) -> str:
     return f"{accuracy['held']} of {accuracy['checked']} predicted gain{'s' * (accuracy['checked'] != 1)} held"
 
 
+def entry_of(document: Mapping[str, Any] | None, trial: int | None) -> dict[str, Any] | None:
+    """Returns the entry of a trial in a study's explanation; None if the trial was not explained."""
+    return next((entry for entry in (document or {}).get("explained") or [] if entry["trial"] == trial), None)
+
+
 def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the entry for a study's best trial in the study's explanation; None if that trial was not explained."""
-    document, best = summary.get("explanation") or {}, (summary.get("best") or {}).get("trial")
-    return next((entry for entry in document.get("explained") or [] if entry["trial"] == best), None)
+    """Returns the entry of a study's best trial; None if that trial was not explained."""
+    return entry_of(summary.get("explanation"), (summary.get("best") or {}).get("trial"))
+
+
+def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns a line on each check of some trials that is not shown with a finding, such as a check that refuted one.
+
+    Args:
+        document: the study's explanation.
+        entries: the entries of these trials.
+    """
+    trials = [entry["trial"] for entry in entries]
+    shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
+    others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]
+    return [f"{one['cause']}, {one['remedy']}: {check_text(one)}" for one in others]
+
+
+def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
+    return check["trial"], check["cause"], check["where"]
 
 
 def finding_lines(summary: Mapping[str, Any]) -> list[str]:

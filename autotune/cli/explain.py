@@ -16,7 +16,7 @@ from autotune.cli.plain import Quiet
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
-from autotune.explained import ROLES, accuracy_text, check_text, remedy_text, size_text
+from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
 from autotune.quantities import percent_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
@@ -227,9 +227,7 @@ def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
 
 def _last(document: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
     """Returns the rows at the end: checks that are not shown with a finding above, and how often predictions held."""
-    beside = {(one["trial"], f["cause"], f["where"]) for one in document["explained"] for f in one["findings"] if f["check"]}
-    checks = [check for check in document["checks"] if (check["trial"], check["cause"], check["where"]) not in beside]
-    rows = [Row(f"tried: {check['cause']}, {check['remedy']}: {check_text(check)}") for check in checks]
+    rows = [Row(f"tried: {line}") for line in other_checks(document, document["explained"])]
     if words := accuracy_text(document):
         rows.append(Row(f"explanations: {words}"))
     return [

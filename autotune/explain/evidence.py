@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.tables import MAX_DISTORTION, Tables
+from autotune.explain.trials import Tried
 from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Site
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
@@ -17,17 +18,6 @@ from autotune.quantities import percent_text, step_time_text
 from autotune.records import KnobValue, TrialRecord
 
 GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
-Effect = Callable[[str, KnobValue], Gain | None]
-
-
-def nothing_known(_: str, __: KnobValue) -> Gain | None:
-    """Returns None. Stands for `Evidence.effect` if no trial says what a knob's value would gain."""
-    return None
-
-
-def never_tried(_: str, __: KnobValue | None) -> bool:
-    """Returns False. Stands for `Evidence.is_refuted` without trials."""
-    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +67,7 @@ class Evidence:
         lines, memory: documents of these passes, by rank; () for a pass that wrote none.
         operations: what the traces say of operators, by rank; () without a trace.
         domains: knob key -> values that the study may set.
-        effect: function of (key, value) that returns the gain of setting one more knob, by the study's trials; None if they
-            do not say.
-        is_refuted: function of (key, value) that returns whether all trials with this value failed, or were no faster.
+        tried: what the study's trials say of its settings; None without a study.
     """
 
     record: TrialRecord
@@ -89,8 +77,7 @@ class Evidence:
     memory: Sequence[Memory] = ()
     operations: Sequence[Operations] = ()
     domains: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
-    effect: Effect = nothing_known
-    is_refuted: Callable[[str, KnobValue | None], bool] = never_tried
+    tried: Tried | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -193,6 +180,14 @@ class Evidence:
         """Returns whether a knob can be set to this value, is not set to it already, and was not refuted by trials."""
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
+
+    def effect(self, knob: str, value: KnobValue) -> Gain | None:
+        """Returns the gain of setting one more knob, by the study's trials; None if they do not say."""
+        return self.tried.gain(knob, value) if self.tried else None
+
+    def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
+        """Returns whether all trials of the study with this value failed, or were no faster."""
+        return self.tried is not None and self.tried.is_refuted(knob, value)
 
     def larger(self, knob: str, now: float, wanted: float) -> int | None:
         """Returns a larger value of a knob to try; None if there is none.

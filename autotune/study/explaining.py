@@ -21,6 +21,7 @@ from autotune.explain.gains import Gain
 from autotune.explain.plain_json import from_json
 from autotune.explain.tables import Explanation, explained, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
+from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import seconds_text
@@ -214,7 +215,6 @@ class Explaining:
         everything = SearchSpace(domains=dict.fromkeys(CATALOGUE), pinned={}, tiers=Tier.training)
         space = resolve(everything, session.host_context, passed=session.inputs.command.placeholders)
         noise = noise_known(session.records, session.earlier_noise)
-        tried = Tried(record=record, records=session.records, space=session.resolved, noise=noise)
         return Evidence(
             record=record,
             cwd=session.inputs.command.cwd or "",
@@ -223,8 +223,7 @@ class Explaining:
             memory=made.passes.of(MEMORY),
             operations=operations_of(made.tables),
             domains={key: domain.values for key, domain in space.domains.items()},
-            effect=tried.gain,
-            is_refuted=tried.is_refuted,
+            tried=Tried(record=record, records=session.records, space=session.resolved, noise=noise),
         )
 
     # Checks -----------------------------------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class Explaining:
             BadInput: the trial was not explained, or has no finding with this number.
         """
         session = self._session
-        finding = _chosen(explanation.entry_of(self.document, record.number), wanted, session.folder.name)
+        finding = _chosen(entry_of(self.document, record.number), wanted, session.folder.name)
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
             (session, record.knobs, f"{finding.cause}: the program as it was"),

@@ -51,15 +51,12 @@ def tried(*records: TrialRecord, of: TrialRecord = BEST) -> Tried:
 
 def evidence(*records: TrialRecord, of: TrialRecord = BEST, **more: Any) -> Evidence:
     """Returns what is known of a program of many small operators, whose input takes a quarter of the step."""
-    said = tried(*records, of=of)
     document = made.lines(
         made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD),
         stages=(made.stage("decode", 0.0008, where="main"),), wait_s=0.025, phases_s=made.phases(input=0.025), batch_size=16,
     )  # fmt: skip
     operations = [Operations(count=12_000, by_operator=[])]
-    return made.evidence(
-        document, record=of, domains=DOMAINS, operations=operations, effect=said.gain, is_refuted=said.is_refuted, **more
-    )
+    return made.evidence(document, record=of, domains=DOMAINS, operations=operations, tried=tried(*records, of=of), **more)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explained import accuracy_text, check_text, diagnosis_lines, gain_text, remedy_text, signed, size_text
+from autotune.explained import accuracy_text, diagnosis_lines, gain_text, other_checks, remedy_text, signed, size_text
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
@@ -36,7 +36,10 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=notes)
     found = entry.get("findings") or []
     accuracy = accuracy_text(document)
-    notes = [*_tried(number, document, found), *([f"Explanations so far: {accuracy}."] if accuracy else [])]
+    notes = [
+        *(f"Tried, too: {line}." for line in other_checks(document, [entry])),
+        *([f"Explanations so far: {accuracy}."] if accuracy else []),
+    ]
     notes += [sentence(note) for note in entry.get("notes") or []]
     if not found:
         return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
@@ -85,11 +88,3 @@ def _grid(found: Sequence[Mapping[str, Any]]) -> Grid:
         for number, one in enumerate(found, 1)
     ]
     return Grid(columns=["finding", "where", "seen", "what to do", "gain", "sized by"], rows=rows)
-
-
-def _tried(number: int, document: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a sentence for each check of the trial that is not shown with a finding, such as one that was refuted."""
-    shown = {(one["cause"], one["where"]) for one in found if one.get("check")}
-    checks = [check for check in document.get("checks") or [] if check["trial"] == number]
-    others = [check for check in checks if (check["cause"], check["where"]) not in shown]
-    return [f"Tried, too: {check['cause']}, {check['remedy']}: {check_text(check)}." for check in others]
