@@ -8,7 +8,7 @@ from autotune.explain.breakdown import COLLECTIVES, INPUT_WAIT, Breakdown
 from autotune.explain.host_tables import step_s
 from autotune.explain.passes import Passes
 from autotune.explain.table import Row, Table
-from autotune.harness.explain.documents import STEP_PHASES
+from autotune.harness.explain.documents import INPUT, STEP_PHASES
 
 COLUMNS = {
     "rank": "rank of the process", "step_s": "seconds of a step",
@@ -54,7 +54,7 @@ def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int) -> Row:
     exposed = lines.communication.get("exposed_s") if lines else None
     from_lines = lines is not None and (exposed is not None or found is None)
     if lines is not None and from_lines:
-        seconds, input_s, phases = step_s(lines), lines.wait_s, lines.phases_s
+        seconds, input_s, phases = step_s(lines), lines.phases_s.get(INPUT), lines.phases_s
     elif found is not None:
         seconds, exposed, input_s = found.step_s, found.seconds[COLLECTIVES], found.seconds[INPUT_WAIT]
         phases = lines.phases_s if lines else {}

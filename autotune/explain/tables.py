@@ -34,6 +34,11 @@ SCHEMA = 1  # version of the index; 1 is the first
 # Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
 MAX_DISTORTION = 1.5
 TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
+EMPTY = {  # table -> why it has no rows although its pass ran
+    "stages": "the program has no DataLoader whose stages could be timed",
+    "syncs": "no place was seen where the host waits for a tensor's value",
+    "compile": "nothing was compiled again, and no graph broke",
+}
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 PRIVILEGES_REMEDY = (
     "let users profile with the driver's option NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN"
@@ -116,36 +121,13 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
     for rank in sorted(passes.traces):
         made.add(rank, mask)
     tables = made.tables()
-    _add_lines(tables, passes)
-    _add_memory(tables, passes)
-    tables.add(ranks_table(passes, made.breakdowns), _reason(passes, LINES))
+    for which, several in ((LINES, lines_tables(passes.lines)), (MEMORY, memory_tables(passes.memory))):
+        reasons = passes.absent.get(which, [])
+        for table in several:
+            table.notes += reasons if passes.by_pass[which] else []
+            tables.add(table, EMPTY.get(table.name, "") if passes.by_pass[which] else "; ".join(reasons))
+    tables.add(ranks_table(passes, made.breakdowns), "; ".join(passes.absent.get(LINES, [])))
     return Explanation(passes=passes, tables=tables)
-
-
-def _reason(passes: Passes, which: str) -> str:
-    return "; ".join(passes.absent.get(which, []))
-
-
-def _add_lines(tables: Tables, passes: Passes) -> None:
-    reason = _reason(passes, LINES)
-    for table in lines_tables(passes.lines):
-        table.notes += passes.absent.get(LINES, []) if passes.lines else []
-        tables.add(table, reason if not passes.lines else _empty_reason(table.name))
-
-
-def _empty_reason(name: str) -> str:
-    return {
-        "stages": "the program has no DataLoader whose stages could be timed",
-        "syncs": "no place was seen where the host waits for a tensor's value",
-        "compile": "nothing was compiled again, and no graph broke",
-    }.get(name, "")
-
-
-def _add_memory(tables: Tables, passes: Passes) -> None:
-    for table in memory_tables(passes.memory):
-        if table.name == "memory":
-            table.notes += passes.absent.get(MEMORY, []) if passes.memory else []
-        tables.add(table, _reason(passes, MEMORY))
 
 
 # Traces --------------------------------------------------------------------------------------------------------------------
