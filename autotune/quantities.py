@@ -75,6 +75,11 @@ def clock_text(value: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
+def percent_text(fraction: float | None, *, digits: int = 0) -> str:
+    """Returns a fraction in percent: "38 %"; a dash for None."""
+    return DASH if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
 def ratio_text(ratio: float | None) -> str:
     """Returns a speed-up: "2.41x"."""
     return DASH if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{number_text(ratio)}x"

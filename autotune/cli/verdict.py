@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall
-from autotune.explained import why_lines
+from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text
@@ -64,7 +64,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
             _changes(summary),
             _tiers(summary),
             _front(summary),
-            _why(summary) or _diagnosis(summary),
+            _limits(summary),
             _rest(summary, path),
         ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
@@ -153,19 +153,9 @@ def _front(summary: Summary) -> RenderableType | None:
     return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
 
 
-def _diagnosis(summary: Summary) -> Group | None:
-    found = []
-    for entry in summary.get("diagnosis") or []:
-        text = Text(f"{entry.get('finding', '')}: ")
-        text.append(". ".join(str(entry[key]).rstrip(".") for key in ("evidence", "advice") if entry.get(key)), style="quiet")
-        found.append(Padding(text, (0, 0, 0, 2)))
-    return Group(Text("diagnosis"), *found) if found else None
-
-
-def _why(summary: Summary) -> Group | None:
-    said = why_lines(summary)
-    lines = (Padding(Text(line), (0, 0, 0, 2)) for line in said)
-    return Group(Text("what still costs time"), *lines) if said else None
+def _limits(summary: Summary) -> Group | None:
+    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in limit_lines(summary)]
+    return Group(Text("limited by"), *lines) if lines else None
 
 
 def _rest(summary: Summary, path: Path) -> Table:
@@ -208,8 +198,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
-    diagnosis = [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
-    said += [f"why  {line}" for line in why_lines(summary)] or diagnosis
+    said += [f"limited by  {line}" for line in limit_lines(summary)]
     return said + _last_lines(summary, path)
 
 

@@ -42,6 +42,7 @@ def estimated(
     noise: Noise | None = None,
     *,
     is_any: bool = False,
+    before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
     """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
 
@@ -51,6 +52,8 @@ def estimated(
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
         is_any: whether to return any effect that the trials tell apart from others, however wide its interval.
+        before: changes to the baseline that a reverted knob goes back to, instead of to the baseline's value; then only the
+            knobs in `lost` are looked at.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -59,7 +62,8 @@ def estimated(
     rows = [(_features(dict(key), changed), found) for key, found in logs.items()]
     rows = sorted(rows, key=lambda row: len(row[0]))[:MAX_CONFIGURATIONS]
     names = list(dict.fromkeys(feature for features, _ in rows for feature in features))
-    wanted = {knob: [(key, None) for key in (knob, *lost.get(knob, ()))] for knob in changed}
+    reverted = changed if before is None else lost
+    wanted = {knob: [(key, (before or {}).get(key)) for key in (knob, *lost.get(knob, ()))] for knob in reverted}
     known = {knob: features for knob, features in wanted.items() if all(feature in names for feature in features)}
     if len(rows) < 2 or not known:
         return {}

@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
             findings.findings,
             findings.baseline_findings,
             step.breakdown,
+            step.categories,
             step.stages,
             operators.operators,
             operators.kernels,

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.explain.explanation import entry_of, folders_of, passes_of
+from autotune.explain.explanation import folders_of, passes_of
 from autotune.explain.tables import Tables, explained, read_tables
+from autotune.explained import entry_of
 from autotune.harness.explain.documents import TRACE
 from autotune.records import Outcome, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, call

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from autotune.cli.main import main
 from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
 from autotune.report.page import page
 from autotune.report.study import read
@@ -52,9 +53,9 @@ def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete,
 def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
     keys = re.findall(r'<figure id="([\w-]+)"', whole)
     assert keys == [
-        "rates", "changes", "findings", "baseline-findings", "breakdown", "stages", "operators", "kernels", "timeline",
-        "trials", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet", "ranks", "study-timeline",
-        "environment",
+        "rates", "changes", "findings", "baseline-findings", "breakdown", "categories", "stages", "operators", "kernels",
+        "timeline", "trials", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet", "ranks",
+        "study-timeline", "environment",
     ]  # fmt: skip
     absent = re.findall(r'<figure id="([\w-]+)" class="absent"', whole)
     assert absent == ["kernels", "ranks"]
@@ -264,13 +265,32 @@ def test_a_path_breaks_after_a_slash():
     assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
 
 
-def test_a_trace_that_slowed_the_step_too_much_gives_way_to_its_phases(tmp_path):
+def test_a_trace_that_slowed_the_step_too_much_is_not_drawn(tmp_path):
     folder = made.complete(tmp_path)
     for index in folder.path.glob("trials/*/explain/tables.json"):
         index.write_text(json.dumps({**json.loads(index.read_text()), "distortion": {"0": 1.8}}))
-    said = part(page_of(folder), "breakdown")
-    assert "without a profiler" in said
-    assert "forward" in said
+        table = json.loads((index.parent / "breakdown.json").read_text())
+        table["notes"] = ["the profiler makes a step 1.8 times as long"]
+        (index.parent / "breakdown.json").write_text(json.dumps(table))
+    said = page_of(folder)
+    assert "without a profiler" in part(said, "breakdown")
+    assert "forward" in part(said, "breakdown")
+    assert "the profiler makes" not in part(said, "breakdown")
+    assert "Best: the profiler makes a step 1.8 times as long." in part(said, "categories")
+    assert "matrix products" not in part(said, "categories")
+
+
+def test_the_step_s_parts_are_the_same_figures_in_the_report_and_in_the_terminal(complete, whole, capsys):
+    assert main(["show", complete.name, "--why", "--runs-dir", str(complete.path.parent)]) == 0
+    terminal = capsys.readouterr().out
+    listed = re.search(r"a step takes 100 ms: ([^\n]*)", terminal)
+    assert listed is not None
+    shares = dict(re.findall(r"(\w+) (\d+) %", listed[1]))
+    assert shares
+    for name, share in shares.items():
+        words = {"input": "waiting for input"}.get(name, name)
+        assert re.search(rf"{words}.*?{share}.%", part(whole, "breakdown"), re.DOTALL), name
+    assert sum(map(int, shares.values())) == pytest.approx(100, abs=2)
 
 
 def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):

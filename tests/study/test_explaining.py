@@ -256,3 +256,16 @@ def test_a_slow_program_leaves_time_for_a_pass_because_a_pass_ends_although_it_h
     one = bench(slow, AUTO, *tiny, minutes=8)
     assert one.run()["status"] == "complete"
     assert [which for _, which in passes(one)][:1] == ["lines"]
+
+
+def test_a_setting_that_fails_when_it_is_tried_is_no_longer_advised(bench, tiny):
+    def failures(trial, knobs):
+        return Failure(cause="hang", log_tail="") if knobs.get("optimizer.implementation") == "fused" else None
+
+    made_bench = bench(Surface(documents=fused, observed=OBSERVED, failures=failures), *tiny, minutes=20)
+    made_bench.run()
+    explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
+    tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
+    assert [trial.outcome.may_win for trial in tried] == [False]  # the round ends with the first side that fails
+    assert explanation["explained"][0]["findings"] == []
+    assert explanation["checks"] == []

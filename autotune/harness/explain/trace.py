@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 
 from ..context import TrialContext
 from .base import Pass, mean_step_s
-from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
+from .documents import OTHER, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
 from .marks import Marks
 from .peaks import peaks
@@ -140,8 +140,6 @@ class TracePass(Pass):
             steps=self._num_steps,
             step_s=self._seconds / max(1, self._num_steps),
             plain_step_s=self._plain_step_s,
-            activities=["CPU", "CUDA"] if is_on_gpu else ["CPU"],
-            annotated=[f"{RANGE}{phase}" for phase in STEP_PHASES if phase != OTHER],
             peaks=self._peaks() if self.is_over else {},
         )
 
