@@ -160,7 +160,7 @@ def memory(study: Study) -> Figure:
         if (found := study.rows("memory", number))
     }
     if not amounts:
-        return Figure(key="memory", title=title, absent=study.why_absent("memory", "What holds the memory"))
+        return Figure(key="memory", title=title, absent=study.why_absent("memory"))
     names = dict.fromkeys(name for found in amounts.values() for name, value in found.items() if value)
     scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
     rows = [

@@ -23,7 +23,7 @@ def operators(study: Study) -> Figure:
     title = "Which operators take the most time?"
     rows = _ranked(study.rows("operators", study.best), "device_self_s", "host_self_s")
     if not rows:
-        return Figure(key="operators", title=title, absent=study.why_absent("operators", "Operators"))
+        return Figure(key="operators", title=title, absent=study.why_absent("operators"))
     columns = ["operator", "shapes", "phase", "calls a step ", "a step ", "share ", "bound by"]
     cells = [
         [
@@ -43,7 +43,7 @@ def kernels(study: Study) -> Figure:
     title = "Which kernels take the most time?"
     rows = _ranked(study.rows("kernels", study.best), "total_s")
     if not rows:
-        return Figure(key="kernels", title=title, absent=study.why_absent("kernels", "Kernels"))
+        return Figure(key="kernels", title=title, absent=study.why_absent("kernels"))
     columns = ["kernel", "operator", "launches a step ", "a step ", "share ", "Tensor Cores", "could use them"]
     cells = [
         [
