@@ -119,6 +119,7 @@ def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
     assert f"{len(out)} trial" in said
     assert "ran out of memory" in said
     assert f"{out[0].number:04d}" in part(whole, "failures")
+    assert said.count(f"{out[0].number:04d} 128") == 1
 
 
 def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes(complete, whole):

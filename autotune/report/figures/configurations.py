@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.quantities import DASH, bytes_text, number_text, rate_text, ratio_interval_text, ratio_text, step_time_text
+from autotune.quantities import DASH, bytes_text, number_text, rate_text, ratio_text, ratio_with_interval_text, step_time_text
 from autotune.records import Kind, KnobValue, Outcome
 from autotune.report.drawing import CROSS, MAX_TITLED, TRACK_PX, Bars, Row, Scale, dot, interval, line, mark
 from autotune.report.figures.figure import Figure, Grid
@@ -84,7 +84,7 @@ def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
 def _ratio(study: Study, trial: dict[str, Any]) -> str:
     speedup = study.summary.get("speedup") or {}
     if speedup.get("ratio") and speedup.get("trial", study.best) == trial["number"]:
-        return f"{ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+        return ratio_with_interval_text(speedup["ratio"], speedup.get("ci"))
     base, score = score_of(study.summary, study.summary.get("baseline") or {}), _score(study, trial)
     return ratio_text(score / base) if base and score else DASH
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
-from autotune.quantities import DASH, bytes_text, number_text, seconds_text, step_time_text
+from autotune.quantities import DASH, bytes_text, number_text, percent_text, seconds_text, step_time_text
 from autotune.records import Kind, TrialRecord, objective_names
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
@@ -40,7 +40,7 @@ def ranks(study: Study) -> Figure:
     ]  # fmt: skip
     chart = Bars(rows=rows, key=[("best", "own work"), ("predicted", "waiting for other ranks")])
     grid = Grid(columns=["rank ", f"{study.unit}/s ", "a step ", "waiting for input ", "memory "], rows=[
-        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), _share(entry["data_wait_frac"]),
+        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), percent_text(entry["data_wait_frac"]),
          bytes_text(entry["peak_memory_bytes"])]
         for entry in by_rank
     ])  # fmt: skip
@@ -50,10 +50,6 @@ def ranks(study: Study) -> Figure:
 
 def _step(seconds: float | None) -> str:
     return DASH if seconds is None else step_time_text(seconds)
-
-
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0%}"
 
 
 def quiet(study: Study) -> Figure:
