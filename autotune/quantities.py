@@ -69,6 +69,11 @@ def seconds_text(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def percent_text(share: float | None) -> str:
+    """Returns a share in whole percent: "31%"; a dash for None."""
+    return DASH if share is None else f"{share:.0%}"
+
+
 def clock_text(value: float) -> str:
     """Returns a remaining time as "7:32" or "1:07:32"; 0:00 once it is over."""
     minutes, seconds = divmod(max(0, int(value)), 60)
@@ -88,3 +93,13 @@ def ratio_text(ratio: float | None) -> str:
 def ratio_interval_text(interval: Sequence[float] | None) -> str:
     """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
     return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
+
+
+def ratio_with_interval_text(ratio: float | None, interval: Sequence[float] | None) -> str:
+    """Returns a speed-up and its interval: "2.41x [2.36, 2.46]", "2.41x"."""
+    return f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip()
+
+
+def rate_with_interval_text(value: float | None, interval: Sequence[float] | None, unit: str) -> str:
+    """Returns a rate with its unit and its interval: "56.8 samples/s [55.9, 57.7]", "56.8 samples/s"."""
+    return f"{rate_text(value, unit)} {interval_text(interval)}".strip()

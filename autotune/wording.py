@@ -19,8 +19,7 @@ from autotune.quantities import (
     interval_text,
     number_text,
     rate_text,
-    ratio_interval_text,
-    ratio_text,
+    ratio_with_interval_text,
     seconds_text,
     step_time_text,
 )
@@ -154,7 +153,7 @@ def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
 
 def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] | None = None) -> str:
     """Returns a ratio and what it refers to: "2.41x [2.36, 2.46]", "1.31x [1.28, 1.34] less energy per sample"."""
-    return gain_words(summary, f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip())
+    return gain_words(summary, ratio_with_interval_text(ratio, interval))
 
 
 def gain_words(summary: Summary, ratio: str) -> str:
@@ -298,7 +297,7 @@ def effect_text(entry: Mapping[str, Any]) -> str:
 
 def effect_number(entry: Mapping[str, Any]) -> str:
     """Returns a change's factor and interval; "" if it has no factor."""
-    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+    return ratio_with_interval_text(entry["ratio"], entry.get("ci")) if entry.get("ratio") else ""
 
 
 def effect_doubt(entry: Mapping[str, Any]) -> str:

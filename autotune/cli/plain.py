@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.cli import verdict
 from autotune.cli.outlook import left_text, plan_text
-from autotune.quantities import bytes_text, interval_text, number_text, rate_text, seconds_text
+from autotune.quantities import bytes_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.trials.events import Outlook
@@ -91,7 +91,7 @@ class PlainLines(View):
         """Prints the trial's outcome and numbers."""
         numbers = [
             *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
-            f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
+            rate_with_interval_text(trial.value, trial.ci, trial.unit),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",
             bytes_text(trial.peak_memory_bytes),

@@ -20,7 +20,7 @@ from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text
 from autotune.report.claims import lines as claim_lines
 from autotune.report.verdict import (
-    ADVICE,
+    advice_of,
     file_lines,
     front_lines,
     has_winner,
@@ -77,9 +77,7 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
     verdict = verdict_of(summary)
     text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
     is_verified = bool(summary.get("verification"))
-    has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    reason = reason_of(summary) or (ADVICE.get(verdict, "") if has_ratio else "")
-    for line in (reason, *objective_lines(summary)):
+    for line in (advice_of(summary), *objective_lines(summary)):
         if line and not (is_said and is_verified):
             text.append(f"\n{line}", style="not bold not dim default")
     return text

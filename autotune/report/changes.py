@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.knobs.base import value_text
-from autotune.quantities import ratio_interval_text, ratio_text
+from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
 from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase
 
@@ -47,7 +47,7 @@ def dropped_lines(summary: Summary) -> list[str]:
     if not dropped:
         return []
     words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
-    whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
+    whole = ratio_with_interval_text(found.get("ratio"), found.get("ci"))
     lines = [f"no clear effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 

@@ -128,6 +128,12 @@ def reason_of(summary: Summary) -> str:
     return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")
 
 
+def advice_of(summary: Summary) -> str:
+    """Returns the reason of the verdict, or else what to do about it; "" if there is neither."""
+    has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
+    return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio else "")
+
+
 def no_interval_text(side: dict[str, Any]) -> str:
     """Returns why the rate of a baseline or best has no interval, unless `origin_text` says it, as for a single round."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")

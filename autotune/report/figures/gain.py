@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.quantities import ratio_interval_text, ratio_text
+from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of
 from autotune.report.claims import compared_rows
@@ -97,7 +97,7 @@ def _ratio_bars(rows: Sequence[tuple[str, float, list[float] | None]]) -> Markup
     drawn = [
         Row(
             label=label,
-            value=f"{ratio_text(ratio)} {ratio_interval_text(ci)}".strip(),
+            value=ratio_with_interval_text(ratio, ci),
             marks=[
                 line(scale(1.0), scale(1.0), "one", 0, TRACK_PX),
                 *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
@@ -150,7 +150,7 @@ def changes(study: Study) -> Figure:
         begun, reached = reached, reached * (entry.get("ratio") or 1.0)
         rows.append(_change_row(entry, begun, reached, scale))
     if ratio and len(entries) > 1:
-        rows.append(Row(label="all together", value=f"{ratio_text(ratio)} {ratio_interval_text(ci)}".strip(), marks=[
+        rows.append(Row(label="all together", value=ratio_with_interval_text(ratio, ci), marks=[
             bar(scale(1.0), scale(ratio), "best"),
             *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
         ]))  # fmt: skip

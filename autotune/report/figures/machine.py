@@ -60,7 +60,8 @@ def quiet(study: Study) -> Figure:
     disturbed = [record for record in study.records.values() if record.outcome == "disturbed"]
     said = _foreign(measured, study)
     if disturbed:
-        said.append(f"{len(disturbed)} trials were disturbed, and are not used.")
+        num = len(disturbed)
+        said.append(f"{num} trial{'s were' if num > 1 else ' was'} disturbed, and not used.")
     if noise := study.summary.get("noise"):
         said.append(f"From process to process, the rate of one configuration varies by {share_text(noise['spread'])}.")
     if not said and not lines:

@@ -41,7 +41,7 @@ def kernels(study: Study) -> Figure:
 def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *seconds: str) -> Figure:
     title, rows = f"Which {table} take the most time?", _ranked(study.rows(table, study.best), *seconds)
     if not rows:
-        return Figure(key=table, title=title, absent=study.why_absent(table, table.capitalize()))
+        return Figure(key=table, title=title, absent=study.why_absent(table))
     cells = [[_cell(row, each_s, column) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
     return Figure(
         key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns))).html(),

@@ -67,7 +67,7 @@ def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, ta
         table: name of the table that they are from; its notes are shown, or why it is absent.
     """
     if not seconds:
-        return Figure(key=key, title=title, absent=study.why_absent(table, title.rstrip("?")))
+        return Figure(key=key, title=title, absent=study.why_absent(table))
     names = dict.fromkeys(name for found in seconds.values() for name, value in found.items() if value)
     parts = sorted(names, key=lambda name: -max(found.get(name, 0.0) for found in seconds.values()))
     scale = Scale(0.0, 1.02 * max(value for found in seconds.values() for value in found.values()))
@@ -170,7 +170,7 @@ def timeline(study: Study) -> Figure:
     title = "What happens during one step?"
     tables = study.tables.get(study.best)
     if tables is None or not tables.timeline:
-        return Figure(key="timeline", title=title, absent=study.why_absent("breakdown", "What happens during one step"))
+        return Figure(key="timeline", title=title, absent=study.why_absent("breakdown"))
     end_s = max(each.start_s + each.seconds for each in tables.timeline)
     lanes = list(dict.fromkeys(each.lane for each in tables.timeline))
     marks = [text(0, TOP_PX + number * PITCH_PX, lane) for number, lane in enumerate(lanes)]
