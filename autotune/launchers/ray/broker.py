@@ -43,29 +43,38 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Becomes the agent as a grandchild of the worker, with the signals as a shell would set them: Ray may ignore SIGCHLD.
+# Becomes the agent as a grandchild of the worker. What a process inherits is set as the tuner has it: Ray gives its workers
+# niceness 15 and to the kernel when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
 if os.fork():
     os._exit(0)
+nice, oom, umask = map(int, sys.argv[1:4])
+os.umask(umask)
+try:
+    open("/proc/self/oom_score_adj", "w").write(str(oom))
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+except OSError:
+    pass
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     try:
         signal.signal(number, signal.SIG_DFL)
     except OSError:
         pass
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
-os.execv(sys.argv[1], sys.argv[1:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
 class Relay:
     """The actor: starts the agent on its node, and passes bytes on. A call that is repeated has no further effect."""
 
-    def start(self, argv: list[str], has_gpus: bool, job: str) -> None:
+    def start(self, argv: list[str], inherited: list[int], has_gpus: bool, job: str) -> None:
         """Starts the agent.
 
         Args:
             argv: its command.
+            inherited: what `inherited` returned where the tuner is.
             has_gpus: whether Ray has given this actor GPUs.
             job: Ray's number of the job.
         """
@@ -79,7 +88,7 @@ class Relay:
         if not has_gpus:  # Ray lets an actor see the GPUs that it has not been given
             environment["CUDA_VISIBLE_DEVICES"] = ""
         subprocess.run(
-            [sys.executable, "-I", "-S", "-c", DETACH, *argv],
+            [sys.executable, "-I", "-S", "-c", DETACH, *map(str, inherited), *argv],
             stdin=theirs,
             stdout=ours,
             stderr=self._log,
@@ -232,7 +241,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     options = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_restarts": 0, "max_task_retries": 0}
     relay = ray.remote(Relay).options(max_concurrency=4, **options).remote()
     job = ray.get_runtime_context().get_job_id()
-    ready = relay.start.remote(request["agent"], bool(asked["GPU"]), job)
+    ready = relay.start.remote(request["agent"], inherited(), bool(asked["GPU"]), job)
     said = ""
     while not ray.wait([ready], timeout=LOOK_S)[0]:
         if inbox.is_closed:
@@ -245,6 +254,15 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     except ray.exceptions.RayError as error:
         leave(1, refused="actor", words=str(error))
     return relay
+
+
+def inherited() -> list[int]:
+    """Returns niceness, oom_score_adj and umask of this process, which it has from the tuner."""
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        oom = int(file.read())
+    umask = os.umask(0o77)
+    os.umask(umask)
+    return [os.getpriority(os.PRIO_PROCESS, 0), oom, umask]
 
 
 def call(method: Any, *arguments: Any) -> Any:
