@@ -15,7 +15,7 @@ OF_JOB = ("partition", "account", "qos", "minutes")  # properties of a whole job
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch); srun then starts a step of it instead of a job of its own
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # how GPUs are asked for
-ADDRESS = re.compile(r"auto|(?:ray://)?(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
+ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,7 @@ from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
+from autotune.machine.visible import visible_gpus
 from autotune.monitors.watch import MachineWatch, configured_device
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
@@ -120,7 +121,8 @@ class Agent:
             raise BadInput(problems)
         self._launcher = LocalLauncher(Graces(**message["graces"]))
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
-        return {"facts": host_facts()}
+        facts = host_facts()
+        return {"facts": {**facts, "gpus": visible_gpus(facts["gpus"], os.environ)}}
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])

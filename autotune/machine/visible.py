@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
@@ -20,3 +21,22 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
             break
         found.append(entry)
     return found
+
+
+def visible_gpus(gpus: list[dict[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+
+    Args:
+        gpus: every GPU of the machine, from `machine.gpus.gpus()`.
+        environment: the environment. If its entries are not GPUs of that list, such as instances of MIG, all are returned.
+    """
+    entries = visible_devices(environment)
+    if not entries:
+        return gpus if entries is None else []
+    found = [
+        gpu
+        for entry in entries
+        for number, gpu in enumerate(gpus)
+        if entry == str(number) or (entry.startswith("GPU-") and str(gpu["uuid"]).startswith(entry))
+    ]
+    return found or gpus

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from autotune.machine.gpus import gpus, has_gpu_driver
+from autotune.machine.visible import visible_gpus
 from tests.machine.fakes import fake_nvml, refuse
 
 ABLE = {"has_energy_counter": True, "has_power_reading": True}
@@ -50,3 +51,20 @@ def test_a_driver_shows_in_the_devices(tmp_path, name):
     assert not has_gpu_driver(tmp_path)
     (tmp_path / name).touch()
     assert has_gpu_driver(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "left"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("2,0", [2, 0]),
+        ("GPU-b1", [1]),
+        ("1,-1,2", [1]),
+        ("MIG-c", [0, 1, 2]),  # instances are not listed
+    ],
+)
+def test_gpus_of_a_job_are_those_that_the_engine_lets_it_see(variable: str | None, left: list[int]) -> None:
+    three = [{"uuid": f"GPU-{letter}1"} for letter in "abc"]
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert visible_gpus(three, environment) == [three[index] for index in left]

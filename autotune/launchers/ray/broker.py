@@ -193,9 +193,9 @@ def connect(address: str) -> None:
     """Connects to the cluster, and ends this program if there is none."""
     given = os.environ.get("RAY_ADDRESS") if address == "auto" else None
     address = given or address
-    if address == "local":  # Ray would start a cluster
-        leave(1, refused="address", words="RAY_ADDRESS=local names no cluster")
-    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if address == "local" or "://" in address:  # Ray would start a cluster, or run the driver elsewhere
+        leave(1, refused="address", words=f"RAY_ADDRESS={address}: not HOST:PORT")
+    host, _, port = address.rpartition(":")
     try:
         if host:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
