@@ -40,26 +40,28 @@ class PrivateRay:
         self.address = f"127.0.0.1:{port}"
         head = ["--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
         self._start("head", [*head, "--disable-usage-stats", "--num-cpus=4", "--num-gpus=2"])
-        _wait_for(lambda: self._has_raylets(1), self)
+        _wait_for(lambda: self._is_up("head"), self)
 
     def add(self, name: str, *, cpus: int, apart: Path | None = None) -> None:
         """Adds a node without GPUs, which is this host as well; it does not see what is in the folder `apart`."""
         argv = [f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0"]
-        num = len(self._processes)
         self._start(name, argv, apart)
-        _wait_for(lambda: self._has_raylets(num + 1), self)
+        _wait_for(lambda: self._is_up(name), self)
 
     def kill(self, name: str, *only: str) -> None:
-        """Ends a node's processes the hard way, or only those of a name ("raylet"); what trials it runs is not touched."""
+        """Ends a node's daemons the hard way, or only those of a name ("raylet"); what they have started is not touched."""
         processes = psutil.Process(self._processes[name].pid).children(recursive=True)
-        daemons = [one for one in processes if one.name() in (only or ("raylet", "gcs_server"))]
-        assert daemons
-        for process in [] if only else [self._processes[name]]:
-            process.kill()
-        for daemon in daemons:
-            daemon.kill()
         if not only:
-            self._processes.pop(name).wait()
+            self._processes[name].kill()
+        for process in processes:
+            if process.name() in (only or ("raylet", "gcs_server")):
+                process.kill()
+
+    def remove(self, name: str) -> None:
+        """Ends a node, or what is left of it."""
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(30)
 
     def workers(self) -> list[psutil.Process]:
         """Returns the processes in which actors run."""
@@ -92,14 +94,14 @@ class PrivateRay:
         hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
         argv = [*hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"TMPDIR": str(self.folder)}
-        with open(self.folder / f"{name}.out", "ab") as out:
+        with open(self.folder / f"{name}.out", "wb") as out:
             self._processes[name] = subprocess.Popen(
                 argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
             )
 
-    def _has_raylets(self, number: int) -> bool:
-        assert all(process.poll() is None for process in self._processes.values()), self.log()
-        return self.log().count("Ray runtime started") == number
+    def _is_up(self, name: str) -> bool:
+        assert self._processes[name].poll() is None, self.log()
+        return "Ray runtime started" in (self.folder / f"{name}.out").read_text(errors="replace")
 
     def _ours(self) -> list[psutil.Process]:
         return [one for one in psutil.process_iter() if _environ(one).get("TMPDIR") == str(self.folder)]

@@ -41,6 +41,14 @@ def here(ray):
     return lambda: [*agents("TMPDIR", str(ray.folder)), *ray.workers()]
 
 
+@pytest.fixture
+def other(ray):
+    """Adds a node, and returns its name."""
+    ray.add("other", cpus=8)
+    yield "other"
+    ray.remove("other")
+
+
 def began(launcher, folder):
     """Starts a family of processes; returns its launch, the running trial and the process ids."""
     launch = a_launch(folder, program(FAMILY))
@@ -108,18 +116,15 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(ray, here, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("only", [("raylet",), ()], ids=["raylet", "node"])
-def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, here, folder, only):
-    ray.add("other", cpus=8)
+def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, folder, only):
     launcher = ready(make(cpus=8))
     _, running, pids = began(launcher, folder)
-    ray.kill("other", *only)
+    ray.kill(other, *only)
     assert lost(running, 45).evidence["node_lost"]
     assert nothing_left(folder.parent.parent, pids, here, 40)
     again = launcher.start(a_launch(folder, program("result()")))
     assert again.poll() is None  # it waits for a node like the first, and may be stopped
     again.stop("interrupted by the user")
-    if only:
-        ray.kill("other")
 
 
 @pytest.mark.thorough

@@ -128,11 +128,11 @@ def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
             ready(launcher)
     python = hidden / "python"
     python.symlink_to(sys.executable)
-    launcher = make(cpus=16)
+    launcher = make(cpus=16, python=sys.executable)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{python}"):
         ready(launcher)
-    ray.kill("apart")
+    ray.remove("apart")
 
 
 def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, monkeypatch):

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +37,8 @@ CONNECT_S = 5.0
 LOOK_S = 2.0  # between two looks at why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this long without any
 RETRY_S = 0.2
+LEAVE_S = 14.0  # an agent that has not left this long after the tuner closed the link is killed
+KILL_S = 1.0  # longest wait for that
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
 CLUSTER = "autotune"
@@ -47,9 +51,12 @@ KEPT = (
 # niceness 15 and to the kernel when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
-if os.fork():
+if pid := os.fork():
+    os.write(1, b"%d" % pid)
     os._exit(0)
-nice, oom, umask = map(int, sys.argv[1:4])
+nice, oom, umask, out = map(int, sys.argv[1:5])
+os.dup2(out, 1)
+os.close(out)
 os.umask(umask)
 try:
     open("/proc/self/oom_score_adj", "w").write(str(oom))
@@ -62,7 +69,7 @@ for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     except OSError:
         pass
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
-os.execv(sys.argv[4], sys.argv[4:])
+os.execv(sys.argv[5], sys.argv[5:])
 """
 
 
@@ -87,16 +94,18 @@ class Relay:
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         if not has_gpus:  # Ray lets an actor see the GPUs that it has not been given
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        subprocess.run(
-            [sys.executable, "-I", "-S", "-c", DETACH, *map(str, inherited), *argv],
+        started = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", DETACH, *map(str, inherited), str(ours), *argv],
             stdin=theirs,
-            stdout=ours,
+            stdout=subprocess.PIPE,
+            pass_fds=[ours],
             stderr=self._log,
             cwd="/",
             env={**environment, "RAY_JOB_ID": job},
             start_new_session=True,
             check=True,
         )
+        self._agent = os.pidfd_open(int(started.stdout))
         os.close(theirs)
         os.close(ours)
 
@@ -115,6 +124,11 @@ class Relay:
             if self._in >= 0:
                 os.close(self._in)
             self._in = -1
+
+    def kill(self) -> None:
+        """Ends the agent the hard way; its supervisor ends the trial then."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
         """Returns what the agent has written after the first `offset` bytes; b"" if that is nothing yet; None at its end."""
@@ -137,11 +151,11 @@ class Inbox:
     """Reads standard input in a thread, so that the tuner's end is noticed at any time.
 
     Attributes:
-        is_closed: whether the tuner has closed its end.
+        closed_s: when the tuner closed its end, monotonic clock; infinite until then.
     """
 
     def __init__(self) -> None:
-        self.is_closed = False
+        self.closed_s = math.inf
         self._data = bytearray()
         self._changed = threading.Condition()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -149,7 +163,7 @@ class Inbox:
     def take(self) -> bytes:
         """Returns what has been read since the last call, once there is anything; b"" at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._data or self.is_closed)
+            self._changed.wait_for(lambda: self._data or self.closed_s < math.inf)
             data, self._data = bytes(self._data), bytearray()
             return data
 
@@ -159,7 +173,7 @@ class Inbox:
                 self._data += data
                 self._changed.notify()
         with self._changed:
-            self.is_closed = True
+            self.closed_s = time.monotonic()
             self._changed.notify()
 
 
@@ -177,6 +191,11 @@ def leave(status: int, **fields: str) -> NoReturn:
     with contextlib.suppress(Exception):
         ray.shutdown()
     os._exit(status)
+
+
+def plainly(error: Exception) -> str:
+    """Returns what an error says, without Ray's indented lines of identifiers."""
+    return " ".join(" ".join(line for line in str(error).splitlines() if not line.startswith("\t")).split())
 
 
 def import_ray() -> Any:
@@ -204,7 +223,7 @@ def connect(address: str) -> None:
         leave(1, refused="address", words=f"{address}: {error}")
     except Exception as error:
         kind = "version" if "ersion mismatch" in str(error) else "address"
-        leave(1, refused=kind, words=" ".join(str(error).split()))
+        leave(1, refused=kind, words=plainly(error))
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
@@ -244,7 +263,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     ready = relay.start.remote(request["agent"], inherited(), bool(asked["GPU"]), job)
     said = ""
     while not ray.wait([ready], timeout=LOOK_S)[0]:
-        if inbox.is_closed:
+        if inbox.closed_s < math.inf:
             leave(0)
         if (why := why_waiting(asked)) != said:
             said = why
@@ -252,7 +271,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     try:
         ray.get(ready)
     except ray.exceptions.RayError as error:
-        leave(1, refused="actor", words=str(error))
+        leave(1, refused="actor", words=plainly(error))
     return relay
 
 
@@ -288,10 +307,10 @@ def send(relay: Any, inbox: Inbox) -> None:
         call(relay.close)
 
 
-def receive(relay: Any, out: int) -> None:
-    """Passes on what the agent sends, until its end."""
+def receive(relay: Any, inbox: Inbox, out: int) -> None:
+    """Passes on what the agent sends, until its end, or until it ought to have left."""
     offset = 0
-    while (data := call(relay.read, offset, READ_S)) is not None:
+    while time.monotonic() < inbox.closed_s + LEAVE_S and (data := call(relay.read, offset, READ_S)) is not None:
         offset += len(data)
         left = memoryview(data)
         while left:
@@ -306,13 +325,17 @@ def main() -> None:
     relay = started(request, inbox)
     threading.Thread(target=send, args=(relay, inbox), daemon=True).start()
     try:
-        receive(relay, out)
-        sys.stderr.write(call(relay.words))
-        leave(0)
-    except BrokenPipeError:
-        leave(1)
+        receive(relay, inbox, out)
+        words = call(relay.words)
+        sys.stderr.write(words)  # as they are, since they may say what the node does not see
+        say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it said nothing'})")
+    except (BrokenPipeError, SystemExit):  # the tuner is gone, or wants this program to end
+        pass
     except ray.exceptions.RayError as error:
-        leave(1, lost=" ".join(str(error).split()))
+        leave(1, lost=plainly(error))
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(relay.kill.remote(), timeout=KILL_S)
+    leave(0)
 
 
 if __name__ == "__main__":

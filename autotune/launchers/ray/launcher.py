@@ -86,12 +86,13 @@ class Broker(ChildTransport):
         status = self.exited(2.0 if self.link.is_lost else 0.0)
         if status is None:
             return ""
-        return one_line(self._said("lost") or f"Ray's broker ended with status {status} ({self.last_words()})", MAX_WORDS)
+        return one_line(self._said("lost") or f"Ray's broker ended with status {status}", MAX_WORDS)
 
     def refusal(self) -> BadInput:
         """Returns why the broker has no agent: no Ray, no cluster, no node, or an agent that does not start."""
         self.exited(EXIT_S)
-        words, kind = one_line(self._said("words") or self.last_words() or "it said nothing", MAX_WORDS), self._said("refused")
+        words, kind = self._said("words") or self._said("lost") or self.last_words() or "it said nothing", self._said("refused")
+        words = one_line(words, MAX_WORDS)
         if unseen := self.unseen():
             return unseen
         address, asked = self._ray.address, self._asked
