@@ -39,10 +39,11 @@ class RayLauncher(RemoteLauncher):
 
     def transport(self) -> Transport:
         """Starts a broker and returns at once. A node that was lost may come back, so the second broker waits for one."""
-        python = shutil.which(self._ray.python or sys.executable)
+        ray = self._ray
+        python = shutil.which(ray.python or sys.executable)
         if python is None:
-            raise BadInput(f"launch.ray.python: no such program, got {self._ray.python!r}. Give the path of an interpreter.")
-        return Broker(self._ray, self._place.device, python, may_wait=self._ray.autoscaling or self._first is not None)
+            raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
+        return Broker(ray, self._place.device, python, may_wait=ray.autoscaling or self._first is not None)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
@@ -113,6 +114,6 @@ class Broker(ChildTransport):
 
     def _said(self, name: str) -> str:
         """Returns what the broker has said last under a name; "" if nothing."""
-        lines = [line.removeprefix(SAID) for line in self.text().splitlines() if line.startswith(SAID)]
+        lines = [line.removeprefix(SAID) for line in self.text().splitlines() if line.startswith(SAID) and line.endswith("}")]
         said = [str(fields[name]) for fields in map(json.loads, lines) if name in fields]
         return said[-1] if said else ""
