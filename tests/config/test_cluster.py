@@ -47,6 +47,13 @@ def test_a_step_of_a_job_cannot_change_the_job():
     assert all("inside job 12" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("options", [{"gpus": -1}, {"cpus": -1}])
+def test_numbers_that_ray_is_not_asked_for(options):
+    (name,) = options
+    problems = problems_of(StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(**options))), [])
+    assert any(problem.startswith(f"launch.ray.{name}: too small") for problem in problems)
+
+
 @pytest.mark.parametrize("address", ["local", "", "10.0.0.5", "host:port", "http://host:8265", "ray://host:10001", "a b:1"])
 def test_what_is_not_the_address_of_a_running_cluster(address):
     asked = StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(address=address)))

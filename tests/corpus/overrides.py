@@ -213,7 +213,6 @@ OVERRIDES: list[tuple[str, str]] = [
     ("launch.queue_minutes=0", "launch.queue_minutes: too small, got 0"),
     ("launch.ray.gpus=1", "launch.ray.gpus: has no effect with launcher=local, got 1. Give launcher=ray"),
     ("launch.ray.gpus=0.5", "launch.ray.gpus: wrong type, got 0.5. Allowed: a whole number or null"),
-    ("launch.ray.gpus=-1", "launch.ray.gpus: too small, got -1"),
     ("launch.slurm.partitoin=gpu", "Did you mean 'launch.slurm.partition'?"),
     ("launch.nproc=0", "launch.nproc: too small, got 0"),
     ("launch.nproc=-1", "launch.nproc: too small, got -1"),
