@@ -35,9 +35,10 @@ def launcher_on(ray: PrivateRay, where: Any, **options: Any) -> RayLauncher:
 
 
 @pytest.fixture
-def make(ray: PrivateRay, tmp_path: Path) -> Iterator[Make]:
-    """Makes launchers with the given options of Ray, and closes them."""
+def make(ray: PrivateRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes launchers with the given options of Ray, and closes them. Fails if one of them has started a cluster."""
     made: list[RayLauncher] = []
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
     def make_launcher(where: Any = None, **options: Any) -> RayLauncher:
         made.append(launcher_on(ray, where or place(tmp_path), **options))
@@ -46,6 +47,7 @@ def make(ray: PrivateRay, tmp_path: Path) -> Iterator[Make]:
     yield make_launcher
     for launcher in made:
         launcher.close()
+    assert not (tmp_path / "ray").exists()
 
 
 @pytest.fixture

@@ -93,7 +93,10 @@ class PrivateRay:
     def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
         hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
         argv = [*hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"TMPDIR": str(self.folder)}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
+            "TMPDIR": str(self.folder),
+            "RAY_AUTH_MODE": "disabled",  # whatever token this user has for other clusters
+        }
         with open(self.folder / f"{name}.out", "wb") as out:
             self._processes[name] = subprocess.Popen(
                 argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import subprocess
 import sys
 import time
 
 import pytest
 
 from autotune.errors import BadInput
+from autotune.launchers.environment import own_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.testing.launcher_contract import a_launch, wait
@@ -137,6 +139,7 @@ def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
 
 def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "files"))
     study = QuickStudy(tmp_path)
     process = study.start(*RAY)
     out, err = process.communicate(timeout=60)
@@ -144,6 +147,16 @@ def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, 
     assert not study.folder.path.exists()
     assert "Traceback" not in err
     assert "launch.ray.address: no Ray cluster can be reached there, got 'auto'" in err
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_call_after_the_end_of_the_connection_starts_no_cluster(ray, tmp_path):
+    code = "from autotune.launchers.ray import broker; ray = broker.import_ray(); ray.nodes()"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**own_environment(), "RAY_TMPDIR": str(tmp_path)}, capture_output=True
+    )
+    assert b"Ray has not been started yet" in told.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def wrapped(folder, *options):

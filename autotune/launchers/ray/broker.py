@@ -200,6 +200,7 @@ def plainly(error: Exception) -> str:
 
 def import_ray() -> Any:
     """Returns Ray, or ends this program."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call after the end of a connection would start a cluster
     try:
         import ray
     except ImportError as error:
@@ -223,7 +224,7 @@ def connect(address: str) -> None:
         leave(1, refused="address", words=f"{address}: {error}")
     except Exception as error:
         kind = "version" if "ersion mismatch" in str(error) else "address"
-        leave(1, refused=kind, words=plainly(error))
+        leave(1, refused=kind, words=f"{plainly(error)}: {plainly(error.__cause__ or error)}")
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:

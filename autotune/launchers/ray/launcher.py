@@ -6,6 +6,7 @@ Only the broker (broker.py) imports Ray. It lives as long as the node is kept, w
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ class RayLauncher(RemoteLauncher):
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
+        python = os.path.abspath(python)  # the broker starts in /; a link stays one, since it may name a virtual environment
         return Broker(ray, self._place.device, python, may_wait=ray.autoscaling or self._first is not None)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
