@@ -45,7 +45,7 @@ CLUSTER = "autotune"
 # The agent gets these variables of Ray's worker and no others; the tuner sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
-    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+    "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
 # Becomes the agent as a grandchild of the worker. What a process inherits is set as the tuner has it: Ray gives its workers
 # niceness 15 and to the kernel when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
@@ -76,15 +76,16 @@ os.execv(sys.argv[5], sys.argv[5:])
 class Relay:
     """The actor: starts the agent on its node, and passes bytes on. A call that is repeated has no further effect."""
 
-    def start(self, argv: list[str], inherited: list[int], has_gpus: bool, job: str) -> None:
+    def start(self, argv: list[str], inherited: list[int]) -> None:
         """Starts the agent.
 
         Args:
             argv: its command.
             inherited: what `inherited` returned where the tuner is.
-            has_gpus: whether Ray has given this actor GPUs.
-            job: Ray's number of the job.
         """
+        import ray
+
+        context = ray.get_runtime_context()
         theirs, self._in = os.pipe()
         self._out, ours = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the agent prints to standard error)
@@ -92,8 +93,9 @@ class Relay:
         self._unread = bytearray()
         self._writing, self._reading = threading.Lock(), threading.Lock()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        if not has_gpus:  # Ray lets an actor see the GPUs that it has not been given
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        # Ray itself leaves the variable alone if it gives no GPU, and if it is told to.
+        gpus = sorted(context.get_accelerator_ids().get("GPU", []), key=lambda each: (len(each), each))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         started = subprocess.run(
             [sys.executable, "-I", "-S", "-c", DETACH, *map(str, inherited), str(ours), *argv],
             stdin=theirs,
@@ -101,7 +103,7 @@ class Relay:
             pass_fds=[ours],
             stderr=self._log,
             cwd="/",
-            env={**environment, "RAY_JOB_ID": job},
+            env={**environment, "RAY_JOB_ID": context.get_job_id()},
             start_new_session=True,
             check=True,
         )
@@ -259,9 +261,8 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     """Returns the actor once the agent has been started on its node; ends this program if that fails or the tuner is gone."""
     asked = wanted(request)
     options = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_restarts": 0, "max_task_retries": 0}
-    relay = ray.remote(Relay).options(max_concurrency=4, **options).remote()
-    job = ray.get_runtime_context().get_job_id()
-    ready = relay.start.remote(request["agent"], inherited(), bool(asked["GPU"]), job)
+    relay = ray.remote(Relay).options(max_concurrency=8, **options).remote()
+    ready = relay.start.remote(request["agent"], inherited())
     said = ""
     while not ray.wait([ready], timeout=LOOK_S)[0]:
         if inbox.closed_s < math.inf:
