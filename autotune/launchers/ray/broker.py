@@ -221,12 +221,16 @@ def connect(address: str) -> None:
     try:
         if host:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        ray.init(address=address, namespace=CLUSTER, log_to_driver=False, logging_level="error")
     except (OSError, ValueError) as error:
         leave(1, refused="address", words=f"{address}: {error}")
+    try:
+        ray.init(address=address, namespace=CLUSTER, log_to_driver=False, logging_level="error")
     except Exception as error:
-        kind = "version" if "ersion mismatch" in str(error) else "address"
-        leave(1, refused=kind, words=f"{plainly(error)}: {plainly(error.__cause__ or error)}")
+        told = plainly(error)
+        if "ersion mismatch" in told:
+            leave(1, refused="version", words=told)
+        token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token" if "Failed to connect" in told else ""
+        leave(1, refused="address", words=told.rstrip(".") + token)
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
