@@ -48,7 +48,7 @@ _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.queue_minutes", "search_space", "tiers",
     "program.python", "study.name",
 )  # fmt: skip
-_SURROUNDING_GROUPS = ("study.budget.", "launch.slurm.", "search.", "tracker.", "record.", "explain.")
+_SURROUNDING_GROUPS = ("study.budget.", "launch.slurm.", "launch.ray.", "search.", "tracker.", "record.", "explain.")
 
 
 def is_setting(key: str) -> bool:

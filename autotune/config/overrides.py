@@ -32,7 +32,7 @@ COMMAND_KEYS = (
     GLOBAL_BATCH,
     "launch.warm",
     "launch.queue_minutes",
-    *(key for key in LEAVES if key.startswith("launch.slurm.")),
+    *(key for key in LEAVES if key.startswith(("launch.slurm.", "launch.ray."))),
 )
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
 # Library -> override. model=LIBRARY/NAME is short for this override and model.name=NAME.

@@ -21,11 +21,17 @@ def make_launcher(config: StudyConfig, command: CommandTemplate) -> Launcher:
         from autotune.launchers.local import LocalLauncher
 
         return LocalLauncher()
+    from autotune.launchers.remote import Place
+
+    minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
+    place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
+    patience_s = None if minutes is None else 60 * minutes
     if config.launcher == "slurm":
-        from autotune.launchers.remote import Place
         from autotune.launchers.slurm import SlurmLauncher
 
-        minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
-        place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
-        return SlurmLauncher(config.launch.slurm, place, patience_s=None if minutes is None else 60 * minutes)
+        return SlurmLauncher(config.launch.slurm, place, patience_s=patience_s)
+    if config.launcher == "ray":
+        from autotune.launchers.ray.launcher import RayLauncher
+
+        return RayLauncher(config.launch.ray, place, patience_s=patience_s)
     raise ValueError(f"no such launcher: {config.launcher}")

@@ -55,8 +55,8 @@ def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete,
 def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
     keys = re.findall(r'<figure id="([\w-]+)"', whole)
     assert keys == [
-        "rates", "changes", "findings", "baseline-findings", "use", "breakdown", "categories", "stages", "operators", "timeline",
-        "fastest", "trials", "settings", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet",
+        "rates", "changes", "findings", "baseline-findings", "use", "breakdown", "categories", "stages", "operators",
+        "timeline", "fastest", "trials", "settings", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet",
         "study-timeline", "environment",
     ]  # fmt: skip
     assert re.findall(r'<b id="([\w-]+)"', whole) == ["kernels", "ranks"]
