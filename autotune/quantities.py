@@ -69,11 +69,6 @@ def seconds_text(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def percent_text(share: float | None) -> str:
-    """Returns a share in whole percent: "31%"; a dash for None."""
-    return DASH if share is None else f"{share:.0%}"
-
-
 def clock_text(value: float) -> str:
     """Returns a remaining time as "7:32" or "1:07:32"; 0:00 once it is over."""
     minutes, seconds = divmod(max(0, int(value)), 60)

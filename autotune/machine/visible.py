@@ -47,7 +47,8 @@ def granted_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, st
     """Returns the GPUs that an engine granted a job by CUDA_VISIBLE_DEVICES; all if it names only what NVML does not list.
 
     Args:
-        gpus, environment: see `visible_gpus`.
+        gpus: see `visible_gpus`.
+        environment: see `visible_gpus`.
     """
     visible = visible_gpus(gpus, environment)
     return [gpu for gpu in visible if gpu] or [dict(gpu) for gpu in gpus if visible]

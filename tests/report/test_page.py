@@ -56,8 +56,8 @@ def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
     keys = re.findall(r'<figure id="([\w-]+)"', whole)
     assert keys == [
         "rates", "changes", "findings", "baseline-findings", "use", "breakdown", "categories", "stages", "operators",
-        "timeline", "fastest", "trials", "settings", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet",
-        "study-timeline", "environment",
+        "timeline", "fastest", "trials", "settings", "failures", "memory-by-batch", "memory", "memory-timeline",
+        "method", "quiet", "study-timeline", "environment",
     ]  # fmt: skip
     assert re.findall(r'<b id="([\w-]+)"', whole) == ["kernels", "ranks"]
     assert 'class="absent"><figcaption>' not in whole
