@@ -161,7 +161,7 @@ def test_figures_that_are_absent_for_one_reason_share_one_line(tmp_path):
     said = page_of(make_study(tmp_path / "runs"))
     line = part(said, "breakdown")
     assert line == part(said, "operators") == part(said, "timeline")
-    assert "Where does the time of a step go? Which operators" in line
+    assert "Where does the time of a step go? What is a step made of? Which operators" in line
     assert line.count("autotune explain resnet18") == 1
 
 
