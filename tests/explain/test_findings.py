@@ -14,6 +14,7 @@ from tests.explain import made
 FORWARD_LINE = made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD)
 BACKWARD_LINE = made.line("loss.backward()", 0.05, line=80, phase=BACKWARD)
 ENOUGH = {"loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"], "optimizer.implementation": ["default", "fused"]}
+GPU = HostContext(num_cores=8, has_cuda=True)
 SLOW_LOADER = {"num_workers": 1, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
 
 
@@ -74,6 +75,16 @@ def test_numbers_fetched_for_each_parameter(tmp_path):
     documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])
     assert top(made.evidence(documents)).cause == "item in the step"
     assert top(made.evidence(documents)).where == "train.py:40"
+
+
+def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gpu(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("for i in rows:\n    for j in rows:\n        if labels[i] == labels[j]:\n            pairs += 1\n")
+    line = made.line("if labels[i] == labels[j]:", 0.03, file=str(file), line=3)
+    documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("bool", 900.0, 0.002, at=line)])
+    assert causes(made.evidence(documents)) == ["Python in the step"]
+    busy = [Operations(count=9, busy_s=0.05)]
+    assert "item in the step" in causes(made.evidence(documents, host_context=GPU, operations=busy))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +218,13 @@ def products(narrow: float, casts: float = 0.0) -> list:
 def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
     seconds = {"aten::mm": 0.08, "aten::gelu": 0.02}
-    by_operator = [{"operator": name, "seconds": each, "phase": "forward", "count": 1.0} for name, each in seconds.items()]
-    by_operator.append({"operator": "aten::add_", "seconds": 0.05, "phase": "optimizer", "count": 1.0})
+    by_operator = [
+        {"operator": name, "kind": "matmul", "seconds": each, "phase": "forward", "count": 1.0}
+        for name, each in seconds.items()
+    ]
+    by_operator.append(
+        {**by_operator[0], "operator": "aten::add_", "kind": "elementwise", "seconds": 0.05, "phase": "optimizer"}
+    )
     traced = Operations(count=9, by_operator=by_operator)
     given = {
         "knobs": {"precision.amp": "off"}, "domains": ENOUGH, "operations": [traced],
@@ -335,9 +351,6 @@ def test_graph_breaks_cost_at_least_the_lines_that_break():
     assert finding.gain.low < finding.gain.mid < finding.gain.high
     cheap = made.lines(FORWARD_LINE, compiled=Compiled(graph_breaks=[entry]))
     assert causes(made.evidence(cheap)) == []
-
-
-GPU = HostContext(num_cores=8, has_cuda=True)
 
 
 def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():

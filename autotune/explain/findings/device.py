@@ -25,9 +25,10 @@ MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, i
 OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
 # A step is bound by launches if, for this share of it without its input, the GPU has nothing to do or the CPU calls operators.
 LAUNCH_FRAC = 0.6
+WORK_S = 50e-6  # a call that takes this long does work, even under a profiler and on a busy machine
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
-NOT_GROWING_FRAC = (0.4, 0.8, 1.0)  # of the time of calling operators, which does not grow with the batch
-COMPILED_FRAC = (0.2, 0.5, 0.9)  # of the time of calling operators, which compiled code saves
+NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # of the time of calling operators, which does not grow with the batch
+COMPILED_FRAC = (0.1, 0.5, 0.9)  # of the time of calling operators, which compiled code saves
 # How many times as fast 16-bit matrix products are if the program's own were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
 LEFT_FRAC = 0.5  # what remains at least of what products save alone: in a step, memory is new and caches are cold
@@ -167,11 +168,11 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     if knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
-        basis = f"at most {OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares"
+        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, which a larger batch shares"
     else:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")
-        basis = "compiled code usually saves a fifth to nine tenths of the calls"
+        basis = "compiled code usually saves a tenth to nine tenths of the calls"
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
@@ -186,11 +187,12 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
 def _calling_s(evidence: Evidence, operations: Operations) -> float:
     """Returns the seconds of a step in which the CPU calls operators: at most OPERATOR_S for each of them.
 
-    What an operator takes beyond that is its own work. Calling cannot take longer than the phases that call operators, less
-    this work.
+    What products take beyond that is their own work, and so it is for other operators that take WORK_S or more. Calling cannot
+    take longer than the phases that call operators, less this work.
     """
     rows = [row for row in operations.by_operator if row.get("phase") in CALLING]
-    work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in rows)
+    working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
+    work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
     phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in CALLING)
     return min(operations.count * OPERATOR_S, max(0.0, phases_s - work_s))
 
