@@ -106,6 +106,22 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("ok", "Nothing that is known to cost 3 % or more."),
+        ("timeout", "Not known, as no pass of it ended well. autotune explain"),
+    ],
+)
+def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
+    passes = {"lines": {"trial": 6, "outcome": outcome, "reason": "it took too long"}}
+    entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": {}, "findings": [], "notes": ["lines: see above"]}
+    explanation = {"explained": [entry], "checks": [], "accuracy": {"checked": 0, "held": 0}, "skipped": ""}
+    said = part(page_of(make_study(tmp_path / "runs"), explanation=explanation), "findings")
+    assert words in said
+    assert "Lines: see above" in said
+
+
 def test_the_code_to_paste_is_there_in_every_format_and_says_what_a_format_lacks(whole):
     for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
         assert f"<b>{name}</b>" in whole
