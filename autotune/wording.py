@@ -257,6 +257,13 @@ def machine_text(machine: dict[str, object]) -> str:
     return ", ".join(part for part in parts if part) or "unknown machine"
 
 
+def budget_text(budget_s: float | None, budget_trials: int | None) -> str:
+    """Returns a study's budget: "8 min", "30 trials", "8 min or 30 trials"; "" without one."""
+    parts = [seconds_text(budget_s)] if budget_s is not None else []
+    parts += [f"{budget_trials} trial{'' if budget_trials == 1 else 's'}"] if budget_trials is not None else []
+    return " or ".join(parts)
+
+
 def command_text(command: Iterable[str]) -> str:
     """Returns an argument list as typed in a shell."""
     return shlex.join(command)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune import wording
 from autotune.cli import verdict
 from autotune.cli.outlook import left_text, plan_text
 from autotune.quantities import bytes_text, number_text, rate_with_interval_text, seconds_text
@@ -138,11 +139,7 @@ def budget_text(study: StudyRecord) -> str:
         return f"{wanted['rounds']} rounds or {seconds_text(wanted['minutes'] * 60)}"
     if wanted := study.recording:
         return f"at most {wanted['configurations']} configurations, {wanted['repeats']} times each"
-    parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
-    parts += (
-        [f"{study.budget_trials} trial{'' if study.budget_trials == 1 else 's'}"] if study.budget_trials is not None else []
-    )
-    return " or ".join(parts) or "none"
+    return wording.budget_text(study.budget_s, study.budget_trials) or "none"
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 """What a report says, read from its HTML."""
 
+import dataclasses
 import html
 import json
 import re
@@ -106,6 +107,22 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("ok", "Nothing that is known to cost 3 % or more."),
+        ("timeout", "Not known, as no pass of it ended well. autotune explain"),
+    ],
+)
+def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
+    passes = {"lines": {"trial": 6, "outcome": outcome, "reason": "it took too long"}}
+    entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": {}, "findings": [], "notes": ["lines: see above"]}
+    explanation = {"explained": [entry], "checks": [], "accuracy": {"checked": 0, "held": 0}, "skipped": ""}
+    said = part(page_of(make_study(tmp_path / "runs"), explanation=explanation), "findings")
+    assert words in said
+    assert "Lines: see above" in said
+
+
 def test_the_code_to_paste_is_there_in_every_format_and_says_what_a_format_lacks(whole):
     for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
         assert f"<b>{name}</b>" in whole
@@ -155,6 +172,19 @@ def test_the_machine_s_use_has_steps_cores_and_arithmetic(whole):
     assert "a step, median 100 ms 100 ms" in said
     assert "CPU cores in use 2.00 of 4 2.00 of 4" in said
     assert re.search(r"arithmetic [\d.]+ GFLOP/s", said)
+
+
+def test_what_a_gpu_was_measured_to_do_is_shown_for_the_sides_and_the_fastest(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    for record in folder.read_trials():
+        if record.number in (0, 5):
+            numbers = {"gpu.utilisation_frac": 0.25 + record.number / 10, "gpu.power_w": 300.0}
+            folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, **numbers}))
+    said, listed = (part(page_of(folder), key) for key in ("use", "fastest"))
+    assert "time in which a kernel runs on the GPU 25.0 % 75.0 %" in said.replace("\xa0", " ")
+    assert "power of the GPU 300 W 300 W" in said
+    assert "GPU in use" in listed
+    assert listed.replace("\xa0", " ").endswith("25.0 %")
 
 
 def test_figures_that_are_absent_for_one_reason_share_one_line(tmp_path):

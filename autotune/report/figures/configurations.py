@@ -13,13 +13,14 @@ from autotune.quantities import DASH, bytes_text, number_text, rate_text, ratio_
 from autotune.records import Kind, KnobValue, Outcome
 from autotune.report.drawing import CROSS, MAX_TITLED, TRACK_PX, Bars, Row, Scale, dot, interval, line, mark
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import tick_text
+from autotune.report.figures.sides import share_text, tick_text
 from autotune.report.study import BASELINE, Study
 from autotune.wording import changes_phrase, knob_phrase, score_of, side_texts
 
 NUM_FASTEST = 5
 MAX_VALUES = 8  # values of a setting that are listed though no trial has them
 MIDDLE = TRACK_PX / 2
+BUSY = "gpu.utilisation_frac"  # share of the time in which a kernel runs
 Trials = Sequence[dict[str, Any]]
 
 
@@ -33,7 +34,11 @@ def fastest(study: Study) -> Figure:
         return Figure(key="fastest", title=title, absent="No configuration but the program's own has a rate.")
     shown += [trial for trial in ranked if trial["number"] == BASELINE]
     columns = ["trial ", "configuration", "rate ", "ratio ", "processes", "memory ", "step ", "step p95 "]
-    grid = Grid(columns=columns, rows=[_cells(study, trial) for trial in shown])
+    busy = {trial["number"]: _metrics(study, trial["number"]).get(BUSY) for trial in shown}
+    rows = [_cells(study, trial) for trial in shown]
+    if any(busy.values()):
+        columns, rows = [*columns, "GPU in use "], [[*row, share_text(busy[int(row[0])])] for row in rows]
+    grid = Grid(columns=columns, rows=rows)
     says = (
         "The search measures a configuration in one process, so its order is not sure; the finals measure the best few again. "
         "A slower one may be the better choice if it takes less memory or changes less."
@@ -72,13 +77,17 @@ def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
     rate = rate_text(statistics.geometric_mean(finals) if finals else trial.get("value"), study.unit)
     if side := _side(study, number):
         rate = side_texts(study.summary, side)[0]
-    metrics = study.records[number].metrics if number in study.records else {}
+    metrics = _metrics(study, number)
     steps = [step_time_text(value) if (value := metrics.get(key)) else DASH for key in ("step_p50_s", "step_p95_s")]
     return [
         f"{number:04d}", changes_phrase(trial.get("changed") or {}, none="as it is today"), rate, _ratio(study, trial),
         f"{times} in the finals" if times else "1 in the search",
         bytes_text(trial.get("peak_memory_bytes")), *steps,
     ]  # fmt: skip
+
+
+def _metrics(study: Study, number: int) -> dict[str, float]:
+    return study.records[number].metrics if number in study.records else {}
 
 
 def _ratio(study: Study, trial: dict[str, Any]) -> str:

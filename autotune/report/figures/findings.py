@@ -41,6 +41,9 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         *([f"Explanations so far: {accuracy}."] if accuracy else []),
     ]
     notes += [sentence(note) for note in entry.get("notes") or []]
+    if not found and not any(one["outcome"] == "ok" for one in (entry.get("passes") or {}).values()):
+        absent = f"Not known, as no pass of it ended well. `{_command(study, number)}` runs them again."
+        return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
     says = "How many more samples a second the training makes without each cost. Gains do not add up."
@@ -51,8 +54,11 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
     why = f" It was left out of the study: {skipped}." if skipped else ""
-    command = f"autotune explain {study.name}" + (" --trial 0" if number == BASELINE else "")
-    return f"Where the time goes was not looked at.{why} `{command}` does it."
+    return f"Where the time goes was not looked at.{why} `{_command(study, number)}` does it."
+
+
+def _command(study: Study, number: int) -> str:
+    return f"autotune explain {study.name}" + (" --trial 0" if number == BASELINE else "")
 
 
 def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:

@@ -11,14 +11,22 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
-from autotune.quantities import DASH, bytes_text, number_text, percent_text, seconds_text, step_time_text
+from autotune.quantities import DASH, bytes_text, number_text, percent_text, step_time_text
 from autotune.records import Kind, TrialRecord, objective_names
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence, share_text
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
-from autotune.wording import aims_text, command_text, communication_text, cycles_text, machine_text, warm_start_text
+from autotune.wording import (
+    aims_text,
+    budget_text,
+    command_text,
+    communication_text,
+    cycles_text,
+    machine_text,
+    warm_start_text,
+)
 
 
 def ranks(study: Study) -> Figure:
@@ -89,7 +97,7 @@ def environment(study: Study) -> Figure:
     facts = {
         "study": f"{summary['study']}, {summary.get('status')}, in {study.folder.path}",
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(summary["started_at"] or 0.0))),
-        "budget": _budget(summary),
+        "budget": budget_text(summary.get("budget_s"), summary.get("budget_trials")),
         "goal": aims_text(summary.get("objective") or "throughput", summary.get("terms") or {}),
         "program": command_text(map(str, summary.get("command") or [])),
         "folder": str(summary.get("cwd") or ""),
@@ -106,12 +114,6 @@ def environment(study: Study) -> Figure:
     files = [f"{name}: {said}" for name, said in file_lines(summary)]
     grid = Grid(columns=["what", "value"], rows=[[name, value] for name, value in facts.items() if value.strip(": ")])
     return Figure(key="environment", title="What do the numbers hold for?", grid=grid, is_open=True, notes=files)
-
-
-def _budget(summary: dict[str, Any]) -> str:
-    parts = [seconds_text(summary["budget_s"])] if summary.get("budget_s") else []
-    parts += [f"{summary['budget_trials']} trials"] if summary.get("budget_trials") else []
-    return " or ".join(parts)
 
 
 def method(study: Study) -> Figure:
