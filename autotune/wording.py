@@ -34,6 +34,7 @@ GAINS = {
     ENERGY: "less energy per sample",
     COST: "lower cost per epoch",
 }
+NO_TIME = "no time"  # reason of an effect that is missing for lack of time, which one line says for all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 
 
@@ -197,6 +198,8 @@ def search_cost_text(summary: Summary) -> str:
     if not found:
         return ""
     num = found["trials"]
+    if not num:
+        return f"{seconds_text(found['seconds'])}, no trial searched"
     took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
     if found["repaid_after_s"] is None:
         what, _, why = str(found["why_not"]).partition(": ")
@@ -299,9 +302,9 @@ def effect_number(entry: Mapping[str, Any]) -> str:
 
 
 def effect_doubt(entry: Mapping[str, Any]) -> str:
-    """Returns the note on a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured clearly."""
+    """Returns the note on a factor: "ambiguous", "estimated", "not measured"; "" if it was measured clearly."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
     if verdict in ("needed", "not measured", "not separated"):  # "not separated": the name in older summaries
-        return f"{verdict}: {reason}" if reason else verdict
+        return f"{verdict}: {reason}" if reason not in ("", NO_TIME) else verdict
     words = [verdict] if verdict in ("ambiguous", "slower") else []
     return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])

@@ -122,7 +122,8 @@ class Agent:
         self._launcher = LocalLauncher(Graces(**message["graces"]))
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
-        return {"facts": {**facts, "gpus": visible_gpus(facts["gpus"], os.environ)}}
+        gpus = visible_gpus(facts["gpus"], os.environ)
+        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}  # NVML does not list instances of MIG
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])

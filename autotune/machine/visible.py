@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -23,20 +23,21 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     return found
 
 
-def visible_gpus(gpus: list[dict[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the GPUs that a program sees, in CUDA's order; {} for a GPU that is not among those of NVML.
 
     Args:
-        gpus: every GPU of the machine, from `machine.gpus.gpus()`.
-        environment: the environment. If its entries are not GPUs of that list, such as instances of MIG, all are returned.
+        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
+        environment: CUDA_VISIBLE_DEVICES in it may hold numbers, UUIDs or the beginnings of UUIDs.
     """
-    entries = visible_devices(environment)
-    if not entries:
-        return gpus if entries is None else []
-    found = [
-        gpu
-        for entry in entries
-        for number, gpu in enumerate(gpus)
-        if entry == str(number) or (entry.startswith("GPU-") and str(gpu["uuid"]).startswith(entry))
-    ]
-    return found or gpus
+    visible = visible_devices(environment)
+    if visible is None:
+        return [dict(gpu) for gpu in gpus]
+
+    def named(entry: str) -> dict[str, Any]:
+        if entry.isdigit():
+            return dict(gpus[int(entry)]) if int(entry) < len(gpus) else {}
+        found = [gpu for gpu in gpus if str(gpu.get("uuid")).startswith(entry)]
+        return dict(found[0]) if len(found) == 1 else {}
+
+    return [named(entry) for entry in visible]

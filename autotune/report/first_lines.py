@@ -9,7 +9,16 @@ from autotune.explained import why_lines
 from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
-from autotune.report.verdict import ADVICE, has_winner, headline, next_commands, objective_lines, reason_of, verdict_of
+from autotune.report.verdict import (
+    ADVICE,
+    has_winner,
+    headline,
+    more_time,
+    next_commands,
+    objective_lines,
+    reason_of,
+    verdict_of,
+)
 from autotune.wording import changes_phrase, parity_lines, search_cost_text, side_texts
 
 OWN = ("autotune report", "autotune show", "autotune ui")  # commands that show what a reader of the report sees already
@@ -85,8 +94,7 @@ def _next(study: Study) -> FirstLine:
         lead = "make the program train, then start again"
     elif not is_compared(summary):
         lead = "give the study more time: nothing was compared yet"
-        minutes = f" study.budget.minutes={summary['budget_s'] / 30:g}" if summary.get("budget_s") else ""
-        commands = [f"autotune resume {study.name}{minutes}"]
+        commands = [f"autotune resume {study.name}{more_time(summary)}"]
     else:
         lead = "keep the program as it is"
     if told and (summary.get("explanation") or {}).get("explained"):

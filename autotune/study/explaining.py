@@ -30,7 +30,8 @@ from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer ...
+PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}  # ... but no longer than the pass itself allows
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # most findings of one trial that are tried
 # How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
@@ -93,7 +94,8 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
 
 def pass_s(record: TrialRecord, which: str) -> float:
     """Returns the expected seconds of a trial that runs one pass of a configuration."""
-    return without_window_s(record) + max(PASS_S[which], PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0))
+    steps_s = PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0)
+    return without_window_s(record) + max(PASS_S[which], min(steps_s, PASS_MAX_S[which]))
 
 
 def planned_s(baseline: TrialRecord) -> list[float]:

@@ -304,6 +304,19 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
 
 
+def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+
+    def gain(busy_s):
+        lines = made.lines(FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03})  # the whole step, as always
+        evidence = made.evidence(lines, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
+        return next((one.gain.mid for one in found(evidence) if one.where == "train.py:55"), 0.0)
+
+    assert gain(0.02) == pytest.approx(1 / 0.7 - 1)
+    assert gain(0.09) == pytest.approx(1 / 0.9 - 1)
+    assert gain(0.1) == 0.0
+
+
 def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_would_help():
     def of(busy_s=0.05, **more):
         document = {"device": "cuda", "peak_bytes": 7 * 10**9, "capacity_bytes": 10**10, "fragmentation_frac": 0.3, **more}

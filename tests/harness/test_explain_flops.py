@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from autotune.harness.explain import peaks as peaks_of_device
 from autotune.harness.explain.documents import BACKWARD, BYTES, CASTS, FORWARD, NARROW, OTHER, TIMED_FRAC, WIDE
 from autotune.harness.explain.flops import StepFlops
-from autotune.harness.explain.peaks import peaks
+from autotune.harness.explain.peaks import least_s, peaks
 
 WITHIN = 0.02
 
@@ -123,3 +125,23 @@ def test_peaks_of_this_device_are_rates() -> None:
     assert set(found) == {WIDE, NARROW, BYTES}
     assert found[WIDE] > 1e9
     assert found[BYTES] > 1e8
+
+
+class Queue:
+    """A GPU's clock and the host's: a call takes 30 us there and 5 us here, a wait 10 us more than what is queued."""
+
+    now_s = busy_until_s = 0.0
+
+    def call(self) -> None:
+        self.now_s += 5e-6
+        self.busy_until_s = max(self.busy_until_s, self.now_s) + 30e-6
+
+    def synchronize(self) -> None:
+        self.now_s = max(self.now_s, self.busy_until_s) + 10e-6
+
+
+def test_short_calls_on_a_gpu_are_timed_without_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue()
+    monkeypatch.setattr(torch.cuda, "synchronize", queue.synchronize)
+    monkeypatch.setattr(peaks_of_device, "time", SimpleNamespace(perf_counter=lambda: queue.now_s))
+    assert least_s(queue.call, "cuda") == pytest.approx(30e-6, rel=0.05)

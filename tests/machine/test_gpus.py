@@ -54,17 +54,17 @@ def test_a_driver_shows_in_the_devices(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("variable", "left"),
+    ("visible", "expected"),
     [
-        (None, [0, 1, 2]),
+        (None, ["GPU-ab1", "GPU-ab2", "GPU-c3"]),
+        ("2,0", ["GPU-c3", "GPU-ab1"]),
+        ("GPU-c", ["GPU-c3"]),
+        ("GPU-ab,GPU-ab2", [None, "GPU-ab2"]),
+        ("7,MIG-1", [None, None]),
         ("", []),
-        ("2,0", [2, 0]),
-        ("GPU-b1", [1]),
-        ("1,-1,2", [1]),
-        ("MIG-c", [0, 1, 2]),  # instances are not listed
     ],
 )
-def test_gpus_of_a_job_are_those_that_the_engine_lets_it_see(variable: str | None, left: list[int]) -> None:
-    three = [{"uuid": f"GPU-{letter}1"} for letter in "abc"]
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert visible_gpus(three, environment) == [three[index] for index in left]
+def test_the_gpus_that_a_program_sees_are_those_of_its_environment(visible: str | None, expected: list[str | None]) -> None:
+    gpus = [{"uuid": uuid} for uuid in ("GPU-ab1", "GPU-ab2", "GPU-c3")]
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.get("uuid") for gpu in visible_gpus(gpus, environment)] == expected

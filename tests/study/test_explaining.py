@@ -249,3 +249,10 @@ def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
     entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
     assert entry["findings"] == []
     assert entry["notes"][0].startswith("lines: not known, rank 0: explained.lines.rank0.json: not JSON, or cut short")
+
+
+def test_a_slow_program_leaves_time_for_a_pass_because_a_pass_ends_although_it_has_seen_few_steps(bench, tiny):
+    slow = Surface(documents=documents, step_s=lambda knobs: 2.2, start_s=6.0)
+    one = bench(slow, AUTO, *tiny, minutes=8)
+    assert one.run()["status"] == "complete"
+    assert [which for _, which in passes(one)][:1] == ["lines"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
@@ -140,9 +139,8 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
 
 
 def _busy_s(evidence: Evidence) -> float | None:
-    found = [one.busy_s for one in evidence.operations if one.busy_s is not None]
-    phases = evidence.first.device_phases_s
-    return max(itertools.chain(found, [math.fsum(phases.values())] if phases else []), default=None)
+    # `Lines.device_phases_s` does not say: a phase also holds the time in which the device waits for the phase's first kernel.
+    return max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=None)
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:

@@ -65,7 +65,7 @@ class LinesPass(Pass):
         """See the base class."""
         context = self.context
         self._marks = marks = Marks(context)
-        self._device: Optional[DevicePhases] = DevicePhases() if context.device == "cuda" else None
+        self._device: Optional[DevicePhases] = DevicePhases(context.device_index) if context.device == "cuda" else None
         if self._device is not None:
             context.clock.open_window()  # waits for the device
             marks.on_change = self._device.note

@@ -229,7 +229,7 @@ class MemoryPass(Pass):
         self._syncs = SyncSites(context, self._marks, Sources())  # marks copies to the device as a phase
         self._syncs.install()
         self._marks.install()
-        self._allocations = allocations.recorder(context.device)
+        self._allocations = allocations.recorder(context.device, context.device_index)
         self._allocations.begin()
 
     def _noted(self, phase: str, result: Any) -> None:

@@ -65,7 +65,7 @@ class TracePass(Pass):
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            _synchronize()
+            self._synchronize()
         with quiet(self.notes):
             self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
             self._profiler.start()
@@ -87,10 +87,15 @@ class TracePass(Pass):
 
     def _stop(self) -> None:
         if self.context.device == "cuda":
-            _synchronize()
+            self._synchronize()
         self._seconds = time.perf_counter() - self._begun_s
         with quiet(self.notes):
             self._profiler.stop()
+
+    def _synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.context.device_index)
 
     def _num_events(self) -> int:
         results = self._profiler.profiler.kineto_results
@@ -175,9 +180,3 @@ def _num_wanted(step_s: float, num_events: int) -> int:
     """Returns how many steps to trace, given the seconds of a step and the number of its events."""
     wanted = max(MIN_STEPS, min(MAX_STEPS, int(WANTED_S / max(step_s, 1e-6))))
     return max(1, min(wanted, MAX_EVENTS // max(1, num_events)))
-
-
-def _synchronize() -> None:
-    import torch
-
-    torch.cuda.synchronize()

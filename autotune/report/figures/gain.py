@@ -16,7 +16,7 @@ from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, dot, interv
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ROLES, sentence, tick_text
 from autotune.report.study import Study
-from autotune.report.verdict import no_interval_text
+from autotune.report.verdict import no_interval_text, origin_text
 from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, knob_phrase, side_texts
 
 MIDDLE = TRACK_PX / 2
@@ -37,7 +37,7 @@ def rates_of(studies: Sequence[Study]) -> Figure:
     title = "How sure is it?"
     if not drawing:
         return Figure(key="rates", title=title, absent=_why_no_ratio(studies[0]))
-    notes = [note for study in studies for note in _ratio_notes(study)]
+    notes = [*(_origins(alone) if alone else []), *(note for study in studies for note in _ratio_notes(study))]
     return Figure(
         key="rates", title=title, says=INTERVALS, drawing=drawing, grid=_claimed(alone) if alone else None,
         notes=list(dict.fromkeys(notes)),
@@ -119,6 +119,12 @@ def _ratio_notes(study: Study) -> list[str]:
     return notes
 
 
+def _origins(study: Study) -> list[str]:
+    """Returns which measurement each rate is; [] for a verification, which says it itself."""
+    sides = [] if study.summary.get("verification") else [(name, study.summary.get(name) or {}) for name in study.sides]
+    return [f"{sentence(ROLES[name])}: {origin_text(study.summary, side)}." for name, side in sides if side.get("value")]
+
+
 def _why_no_ratio(study: Study) -> str:
     status = study.summary.get("status")
     if status == "interrupted":
@@ -155,7 +161,7 @@ def changes(study: Study) -> Figure:
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
-    notes = [*(words.removeprefix("-: ") for words in basis_lines(summary)), *dropped_lines(summary)]
+    notes = [*basis_lines(summary), *dropped_lines(summary)]
     return Figure(
         key="changes",
         title=title,
