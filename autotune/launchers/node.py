@@ -40,7 +40,7 @@ from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
-from autotune.machine.visible import granted_gpus
+from autotune.machine.visible import visible_gpus
 from autotune.monitors.watch import MachineWatch, configured_device
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
@@ -122,7 +122,8 @@ class Agent:
         self._launcher = LocalLauncher(Graces(**message["graces"]))
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
-        return {"facts": {**facts, "gpus": granted_gpus(facts["gpus"], os.environ)}}
+        gpus = visible_gpus(facts["gpus"], os.environ)
+        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}  # NVML does not list instances of MIG
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])

@@ -41,14 +41,3 @@ def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, st
         return dict(found[0]) if len(found) == 1 else {}
 
     return [named(entry) for entry in visible]
-
-
-def granted_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that an engine granted a job by CUDA_VISIBLE_DEVICES; all if it names only what NVML does not list.
-
-    Args:
-        gpus: see `visible_gpus`.
-        environment: see `visible_gpus`.
-    """
-    visible = visible_gpus(gpus, environment)
-    return [gpu for gpu in visible if gpu] or [dict(gpu) for gpu in gpus if visible]

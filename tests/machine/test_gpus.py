@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from autotune.machine.gpus import gpus, has_gpu_driver
-from autotune.machine.visible import granted_gpus, visible_gpus
+from autotune.machine.visible import visible_gpus
 from tests.machine.fakes import fake_nvml, refuse
 
 ABLE = {"has_energy_counter": True, "has_power_reading": True}
@@ -68,20 +68,3 @@ def test_the_gpus_that_a_program_sees_are_those_of_its_environment(visible: str 
     gpus = [{"uuid": uuid} for uuid in ("GPU-ab1", "GPU-ab2", "GPU-c3")]
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.get("uuid") for gpu in visible_gpus(gpus, environment)] == expected
-
-
-@pytest.mark.parametrize(
-    ("variable", "left"),
-    [
-        (None, [0, 1, 2]),
-        ("", []),
-        ("2,0", [2, 0]),
-        ("GPU-b1", [1]),
-        ("1,-1,2", [1]),
-        ("MIG-c", [0, 1, 2]),  # instances are not listed
-    ],
-)
-def test_gpus_of_a_job_are_those_that_the_engine_lets_it_see(variable: str | None, left: list[int]) -> None:
-    three = [{"uuid": f"GPU-{letter}1"} for letter in "abc"]
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert granted_gpus(three, environment) == [three[index] for index in left]
