@@ -174,6 +174,8 @@ class TrialRecord:
         losses: losses of the first optimizer steps, at most 64, averaged over ranks; None in place of a loss that is not
             finite; [] if no loss was seen.
         ranks: summary of several ranks together and one by one, see `ranks.joined`; {} for a single rank.
+        slot, host: name of the slot that the trial ran on, and of its machine; "" if it had the machine to itself.
+        neighbours: largest number of trials that ran beside it at the same time.
     """
 
     number: int
@@ -209,6 +211,9 @@ class TrialRecord:
     violations: dict[str, float] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)
     ranks: dict[str, Any] = field(default_factory=dict)
+    slot: str = ""
+    host: str = ""
+    neighbours: int = 0
     schema: int = SCHEMA
 
     @property
@@ -283,6 +288,8 @@ class StudyRecord:
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
+        slots: how many search trials run beside each other, and the calibration: {"num", "ratio" (rate beside others over rate
+            alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
     """
 
     name: str
@@ -312,6 +319,7 @@ class StudyRecord:
     recording: dict[str, Any] = field(default_factory=dict)
     warm_start: dict[str, Any] = field(default_factory=dict)
     noise: dict[str, Any] = field(default_factory=dict)
+    slots: dict[str, Any] = field(default_factory=dict)
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -337,7 +345,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
     "start": (str,), "spared_s": _NUMBER,
-    "losses": (list,), "ranks": (dict,),
+    "losses": (list,), "ranks": (dict,), "slot": (str,), "host": (str,), "neighbours": (int,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
@@ -346,7 +354,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
     "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
     "warm_start": (dict,),
-    "noise": (dict,),
+    "noise": (dict,), "slots": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),

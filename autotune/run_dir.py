@@ -46,6 +46,7 @@ class StudyFolder:
         self.base, self.sequence = base or path.name, sequence
         self.mask: Callable[[str], str] = str
         self._claim: Claim | None = None
+        self._next: int | None = None  # number of the next trial, once it is known
 
     @property
     def study_file(self) -> Path:
@@ -64,7 +65,7 @@ class StudyFolder:
 
     @property
     def summary_file(self) -> Path:
-        """Summary, rewritten after every trial."""
+        """Summary, rewritten while the study runs."""
         return self.path / "summary.json"
 
     @property
@@ -139,6 +140,7 @@ class StudyFolder:
         except OSError as error:
             raise self.lost(error) from error
         self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
+        self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
         """Writes a finished trial's record, which makes the trial count."""
@@ -172,8 +174,10 @@ class StudyFolder:
 
     def next_number(self) -> int:
         """Returns the first trial number that has no folder yet."""
-        taken = [int(folder.name) for folder in self.path.glob("trials/[0-9]*") if folder.name.isdigit()]
-        return max(taken, default=-1) + 1
+        if self._next is None:
+            taken = [int(folder.name) for folder in self.path.glob("trials/[0-9]*") if folder.name.isdigit()]
+            self._next = max(taken, default=-1) + 1
+        return self._next
 
     def write_summary(self, summary: Summary) -> None:
         """Writes summary.json."""

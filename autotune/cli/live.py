@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,6 +28,7 @@ from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
 REFRESHES_PER_S = 4
+MAX_SHOWN = 4  # running trials that are shown
 PHASE_WORDS = {
     "spawn": "starting",
     "import": "importing",
@@ -38,6 +41,17 @@ PHASE_WORDS = {
 }
 
 
+@dataclass
+class _Running:
+    """A trial that runs now."""
+
+    kind: Kind
+    knobs: Knobs
+    why: str
+    since_s: float
+    progress: Progress | None = None
+
+
 class LiveView(View):
     """Shows a study on a terminal."""
 
@@ -48,9 +62,8 @@ class LiveView(View):
         self._baseline: TrialRecord | None = None
         self._best: TrialRecord | None = None
         self._counts: dict[str, int] = {}
-        self._now: tuple[int, Kind, Knobs, str] | None = None
-        self._now_since = 0.0
-        self._progress: Progress | None = None
+        self._running: dict[int, _Running] = {}
+        self._slots: dict[str, Any] = {}  # as known when the columns were chosen
         self._outlook: tuple[Outlook, float] | None = None  # the latest outlook, and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
@@ -64,8 +77,9 @@ class LiveView(View):
     def started(self, study: StudyRecord) -> None:
         """Prints the header and starts the live part."""
         if self._study is None:
+            self._slots = dict(study.slots)
             self._console.print(_header(study))
-            self._console.print(trials.table(self._console.width, about={"objective": study.objective}))
+            self._console.print(trials.table(self._console.width, about={"objective": study.objective, "slots": self._slots}))
             self._live.start()
         elif taken_over := warm_start_text(study.warm_start):
             self._console.print(Text(f"warm start: {taken_over}", style="quiet"))
@@ -86,12 +100,15 @@ class LiveView(View):
         self._outlook = (outlook, self._clock())
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """Shows the configuration of the current trial."""
-        self._now, self._now_since, self._progress = (number, kind, knobs, why), self._clock(), None
+        """Shows the configuration of a trial that begins."""
+        self._running[number] = _Running(kind=kind, knobs=knobs, why=why, since_s=self._clock())
 
-    def progress(self, progress: Progress) -> None:
-        """Shows the phase and step of the current trial."""
-        self._progress = progress
+    def progress(self, progress: Progress, number: int | None = None) -> None:
+        """Shows the phase and step of a trial."""
+        if number is None:
+            number = next(reversed(self._running), -1)
+        if number in self._running:
+            self._running[number].progress = progress
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """Adds the trial's row above the live part."""
@@ -106,7 +123,7 @@ class LiveView(View):
         best = self._best.number if self._best and self._best is not self._baseline else None
         row = trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best, before=before)
         self._console.print(row)
-        self._now = None
+        self._running.pop(trial.number, None)
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a line between the search and the finals."""
@@ -140,8 +157,14 @@ class LiveView(View):
         grid.add_column(width=7, no_wrap=True, style="quiet")
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         grid.add_row("best", self._best_line())
-        grid.add_row("now", self._now_line())
-        grid.add_row("", self._what_line())
+        if not self._running:
+            grid.add_row("now", Text("choosing what to try", style="quiet"))
+            grid.add_row("", Text())
+        for place, (number, running) in enumerate(list(self._running.items())[:MAX_SHOWN]):
+            grid.add_row("" if place else "now", self._now_line(number, running))
+            grid.add_row("", self._what_line(running))
+        if (num_more := len(self._running) - MAX_SHOWN) > 0:
+            grid.add_row("", Text(f"and {num_more} more", style="quiet"))
         grid.add_row("so far", self._outcomes_line())
         time_row = self._time_row(width)
         return Group(Rule(style="quiet"), grid, *([time_row] if time_row is not None else []))
@@ -160,16 +183,12 @@ class LiveView(View):
             rates = f"  {own} against {base}  "
         return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(self._best.changed), "default"))
 
-    def _now_line(self) -> Text:
-        if self._now is None:
-            return Text("choosing what to try", style="quiet")
+    def _now_line(self, number: int, running: _Running) -> Text:
         frame = self._spinner.render(self._clock())
-        return Text.assemble(frame if isinstance(frame, Text) else "", f" trial {self._now[0]:04d} {self._phase_words()}")
+        return Text.assemble(frame if isinstance(frame, Text) else "", f" trial {number:04d} {self._phase_words(running)}")
 
-    def _what_line(self) -> Text:
-        if self._now is None:
-            return Text()
-        _, kind, knobs, why = self._now
+    def _what_line(self, running: _Running) -> Text:
+        kind, knobs, why = running.kind, running.knobs, running.why
         what = "the program, unchanged" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
         if kind in (Kind.parity, Kind.explain, Kind.check):
             return Text(why)
@@ -177,17 +196,18 @@ class LiveView(View):
             f"{kind.value}: " if kind in (Kind.attribution, Kind.final) else "", what, (f"  {why}" if why else "", "quiet")
         )
 
-    def _phase_words(self) -> str:
-        words = [PHASE_WORDS["spawn"]]
-        if self._progress is not None:
-            words = [PHASE_WORDS.get(self._progress.phase, self._progress.phase)]
-            words += [f"step {self._progress.step}"] if self._progress.step else []
-            words += [rate_text(self._progress.rate_per_s, self._unit)] if self._progress.rate_per_s else []
-        return ", ".join([*words, _elapsed_text(self._clock() - self._now_since)])
+    def _phase_words(self, running: _Running) -> str:
+        words, progress = [PHASE_WORDS["spawn"]], running.progress
+        if progress is not None:
+            words = [PHASE_WORDS.get(progress.phase, progress.phase)]
+            words += [f"step {progress.step}"] if progress.step else []
+            words += [rate_text(progress.rate_per_s, self._unit)] if progress.rate_per_s else []
+        return ", ".join([*words, _elapsed_text(self._clock() - running.since_s)])
 
     @property
     def _about(self) -> Summary:
-        return {"objective": self._study.objective if self._study else THROUGHPUT, "unit": self._unit}
+        study = self._study
+        return {"objective": study.objective if study else THROUGHPUT, "slots": self._slots, "unit": self._unit}
 
     @property
     def _unit(self) -> str:

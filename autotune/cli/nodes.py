@@ -27,7 +27,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     from autotune.config.schema import LOCAL
     from autotune.launchers import make_launcher
 
-    launcher = make_launcher(composed.config, composed.command)
+    launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
     try:
@@ -51,5 +51,6 @@ def _slot(launcher: Launcher) -> Slot:
                 if not out.is_terminal:
                     out.print(f"autotune: waiting: {why}", markup=False)
             time.sleep(LOOK_S)
-    out.print(f"autotune: trials run on node {slots[0].name}", markup=False, style="quiet")
+    names = "; ".join(slot.name for slot in slots)
+    out.print(f"autotune: trials run on node{'s' if len(slots) > 1 else ''} {names}", markup=False, style="quiet")
     return slots[0]

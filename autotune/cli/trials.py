@@ -34,6 +34,8 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
     is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
     made.add_column("trial", width=5, no_wrap=True)
+    if _has_slots(about):
+        made.add_column("slot", width=4, no_wrap=True, style="quiet")
     made.add_column("outcome", width=11, no_wrap=True)
     made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
     for name in _others(about):
@@ -76,6 +78,7 @@ def add(
     values = trial.get("objectives") or {}
     cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
+        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *(_cell_text(name, values.get(name)) for name in _others(about)),
@@ -136,6 +139,11 @@ def row(
         Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
     )  # not shortened: the place of an error is often at the end
     return Group(made, below)
+
+
+def _has_slots(about: Summary) -> bool:
+    """Whether search trials run beside each other."""
+    return int((about.get("slots") or {}).get("num") or 1) > 1
 
 
 def _others(about: Summary) -> list[str]:

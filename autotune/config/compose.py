@@ -39,6 +39,7 @@ from autotune.config.parts import problems_of_parts
 from autotune.config.program import ELSEWHERE
 from autotune.config.recipe import is_recipe
 from autotune.config.schema import LOCAL, StudyConfig
+from autotune.config.slots import problems_of_slots
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
@@ -138,6 +139,7 @@ def compose(
         return again(node=UNKNOWN_NODE)
     here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
     found.add(problems_of(config, None if facts is UNKNOWN_NODE else facts.get("gpus") or []))
+    found.add(problems_of_slots(config, facts))
     if command is None and not found.problems:  # this imports the user's modules, which takes seconds
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))

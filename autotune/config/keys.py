@@ -45,7 +45,7 @@ GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 # Keys that say where, how long and over what to search. Studies that differ only in these keys measure the same thing.
 _SURROUNDINGS = (
-    "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.queue_minutes", "search_space", "tiers",
+    "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.slots", "launch.queue_minutes", "search_space", "tiers",
     "program.python", "study.name",
 )  # fmt: skip
 _SURROUNDING_GROUPS = ("study.budget.", "launch.slurm.", "launch.ray.", "search.", "tracker.", "record.", "explain.")

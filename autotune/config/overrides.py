@@ -31,6 +31,7 @@ GLOBAL_BATCH = "train.global_batch"
 COMMAND_KEYS = (
     GLOBAL_BATCH,
     "launch.warm",
+    "launch.slots",
     "launch.queue_minutes",
     *(key for key in LEAVES if key.startswith(("launch.slurm.", "launch.ray."))),
 )

@@ -281,6 +281,9 @@ class LaunchOptions:
             data, and a GPU (from `device.index` on) or a share of the cores. Batch size and loader workers are per process.
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
+        slots: how many search trials may run beside each other on this machine, each with GPUs and cores of its own; auto is
+            one for each GPU if the program uses a single GPU, else one. They do only where a calibration shows that
+            neighbours do not slow a trial down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
         slurm: what autotune asks Slurm for.
         ray: what autotune asks Ray for.
@@ -288,6 +291,7 @@ class LaunchOptions:
 
     nproc: int = 1
     warm: str = "auto"
+    slots: int | str = "auto"
     queue_minutes: float | None = 60
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     ray: RayOptions = field(default_factory=RayOptions)

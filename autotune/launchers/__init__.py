@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -10,26 +10,34 @@ if TYPE_CHECKING:
     from autotune.launchers.base import Launcher
 
 
-def make_launcher(config: StudyConfig, command: CommandTemplate) -> Launcher:
+def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
     """Returns the launcher that `launcher=` names. Imports only its module; other modules may need missing packages.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
         command: the program.
+        facts: `machine.host_facts()` of this machine; None for a launcher that runs one trial at a time.
     """
     if config.launcher == "local":
+        from autotune.config.slots import gpus_of, num_slots
         from autotune.launchers.local import LocalLauncher
+        from autotune.launchers.slots import SlotsLauncher, slots_of
 
-        return LocalLauncher()
+        if facts is None or (num := num_slots(config, command, facts)) == 1:
+            return LocalLauncher()
+        return SlotsLauncher(slots_of(num, [gpu["uuid"] for gpu in gpus_of(config, facts)], facts))
     from autotune.launchers.remote import Place
+    from autotune.launchers.remote_slots import RemoteSlots
 
     minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
     place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
-    patience_s = None if minutes is None else 60 * minutes
+    asked, patience_s = config.launch.slots, None if minutes is None else 60 * minutes
     if config.launcher == "slurm":
         from autotune.launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(config.launch.slurm, place, patience_s=patience_s)
+        num = asked if isinstance(asked, int) else 1
+        parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s) for _ in range(num)]
+        return parts[0] if len(parts) == 1 else RemoteSlots(parts)
     if config.launcher == "ray":
         from autotune.launchers.ray.launcher import RayLauncher
 

@@ -50,6 +50,7 @@ class Launch:
         folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
+        slot: name of the slot that starts it, a part of the marks of its processes; "" for the whole machine.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
             then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
     """
@@ -61,6 +62,7 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
     warm: tuple[str, ...] = ()
+    slot: str = ""
 
 
 @dataclass(kw_only=True)
@@ -171,10 +173,10 @@ class Running(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A place on another machine where trials run, one at a time, for the whole study.
+    """A place where trials run, one at a time, for the whole study: another machine, or a part of this one.
 
     Attributes:
-        name: for messages: "n1, job 12".
+        name: for messages: "n1, job 12", or the number of a part, "2".
         host: name of the machine.
         gpus: UUIDs of the GPUs that its trials may use.
         cores: numbers of the CPUs that they may use.
@@ -193,9 +195,11 @@ class Launcher(ABC):
 
     Attributes:
         clock: clock of the study. It stands still while the launcher waits for a machine.
+        slot: the part of the machine that its trials share with no other trial; None for the whole machine.
     """
 
     clock = Clock()
+    slot: Slot | None = None
 
     @abstractmethod
     def start(self, launch: Launch) -> Running:
@@ -214,10 +218,17 @@ class Launcher(ABC):
     def slots(self) -> list[Slot]:
         """Returns at once the slots on other machines that are ready now; the first call asks for them.
 
-        A launcher that starts trials on this machine has none.
+        A launcher that starts trials on this machine has none; its parts are `beside`.
 
         Raises:
             BadInput: no such machine can be had, or it cannot run the study's trials.
+        """
+        return []
+
+    def beside(self) -> list[Launcher]:
+        """Returns a launcher for each slot, on which trials can run beside each other; [] if there is one slot only.
+
+        `start` of this launcher itself gives a trial the whole machine: no other trial may run then. `close` closes all.
         """
         return []
 

@@ -27,15 +27,30 @@ def own_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def mark_of(study: Path, whose: int | str) -> str:
-    """Returns the value of MARK_VARIABLE in the processes of a trial (given by number) or helper (SUPERVISOR, ...)."""
-    return f"{study.resolve()}:{whose}"
+def mark_of(study: Path, whose: int | str, slot: str = "") -> str:
+    """Returns the value of MARK_VARIABLE in the processes of a trial (given by number) or helper (SUPERVISOR, ...).
+
+    Args:
+        study: the study's folder.
+        whose: the trial's number, or the helper.
+        slot: name of the slot that it belongs to; "" for the whole machine.
+    """
+    return f"{study.resolve()}:{slot}{'/' if slot else ''}{whose}"
 
 
-def is_mark_of(study: Path, mark: str) -> bool:
-    """Whether `mark` marks a process of this study: a trial's, or the supervisor, server or keeper."""
+def is_mark_of(study: Path, mark: str, slot: str | None = None) -> bool:
+    """Whether `mark` marks a process of this study: a trial's, or the supervisor, server or keeper.
+
+    Args:
+        study: the study's folder.
+        mark: the mark.
+        slot: only those of this slot, "" for the whole machine; None for all.
+    """
     prefix = mark_of(study, "")
-    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER, KEEPER))
+    if not mark.startswith(prefix):
+        return False
+    own, _, whose = mark[len(prefix) :].rpartition("/")
+    return slot in (None, own) and (whose.isdigit() or whose in (SUPERVISOR, SERVER, KEEPER))
 
 
 def study_of(folder: Path) -> Path:
@@ -52,7 +67,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
     environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
-    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial)
+    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial, launch.slot)
     return environment
 
 
@@ -65,7 +80,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
-    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), SERVER)
+    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), SERVER, launch.slot)
     return environment
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import psutil
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness import protocol
 from autotune.launchers import deadlines, hangs, process_tree, shared_memory
-from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
+from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.launchers.environment import SERVER, is_mark_of, mark_of, study_of, trial_environment
 from autotune.launchers.injection import AGAIN_S, LATE_S, why_shut_out, with_harness
 from autotune.launchers.progress_file import ProgressFile
@@ -58,16 +59,28 @@ class LocalLauncher(Launcher):
 
     Args:
         graces: the grace periods.
+        slot: the part of the machine that its trials may use; None for all of it.
+        made: files that trials have made, shared with the other slots.
+        temporary: TMPDIR of the slot's trials, unless the configuration sets it; None for this process's own.
     """
 
-    def __init__(self, graces: Graces | None = None) -> None:
+    def __init__(
+        self,
+        graces: Graces | None = None,
+        *,
+        slot: Slot | None = None,
+        made: set[Path] | None = None,
+        temporary: Path | None = None,
+    ) -> None:
+        self.slot, self._temporary_folder = slot, temporary
         self._graces = graces or Graces()
         self._supervisor: SupervisorProcess | None = None
         self._server = WarmServer()
-        self._files = UserFiles()
+        self._files = UserFiles(slot.name if slot else "", made)
 
     def start(self, launch: Launch) -> Running:
         """Starts the trial and returns it. See `Launcher.start`."""
+        launch = self._on_slot(launch)
         if not os.path.isdir(launch.cwd):
             raise BadInput(f"cwd: no such folder, got {launch.cwd!r}. Start autotune from the folder the program runs in.")
         try:
@@ -83,10 +96,11 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process that carries this study's mark. See `Launcher.sweep`."""
-        found = _left_by(study)
+        """Ends every process that carries this study's mark, or that of the slot. See `Launcher.sweep`."""
+        name = self.slot.name if self.slot else None
+        found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
-        _end_and_clean(lambda: _left_by(study), self._graces)
+        _end_and_clean(lambda: _left_by(study, name), self._graces)
         return lines
 
     def close(self) -> None:
@@ -94,6 +108,15 @@ class LocalLauncher(Launcher):
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
+
+    def _on_slot(self, launch: Launch) -> Launch:
+        """Returns a launch with what its slot adds to the environment."""
+        if self.slot is None:
+            return launch
+        env = {"TMPDIR": str(self._temporary_folder), **launch.env} if self._temporary_folder else dict(launch.env)
+        if self.slot.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.slot.gpus)
+        return dataclasses.replace(launch, env=env, slot=self.slot.name)
 
     def _start(self, launch: Launch) -> Running:
         study = study_of(launch.folder)
@@ -104,14 +127,17 @@ class LocalLauncher(Launcher):
                 if server is not None:
                     server.prepare(launch, supervisor)
                 return LocalRunning(launch, self._graces, supervisor, files=self._files, server=server)
-            self.sweep(study)
+            _end_and_clean(lambda: _left_by(study, launch.slot), self._graces)
         raise AutotuneError(f"the process that watches over the trials cannot be kept running: it was {supervisor.end}")
 
     def _supervisor_of(self, study: Path) -> SupervisorProcess:
         if self._supervisor is None or self._supervisor.end is not None or not self._supervisor.close.alive:
             graces = self._graces
             try:
-                self._supervisor = SupervisorProcess(study, terminate_s=graces.terminate_s, kill_s=graces.kill_s)
+                name, cores = (self.slot.name, self.slot.cores) if self.slot else ("", ())
+                self._supervisor = SupervisorProcess(
+                    study, terminate_s=graces.terminate_s, kill_s=graces.kill_s, slot=name, cores=cores
+                )
             except OSError as error:
                 raise AutotuneError(f"the process that watches over the trials cannot be started ({error})") from error
         return self._supervisor
@@ -274,7 +300,7 @@ class LocalRunning(Running):
 
         A forked process has its warm server's mark. So, without a supervisor, the server counts as the trial's, too.
         """
-        marks = {self._mark, mark_of(study_of(self._folder), SERVER)} if self._is_warm else {self._mark}
+        marks = {self._mark, mark_of(study_of(self._folder), SERVER, self._launch.slot)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
 
     def _lose(self, how: str) -> None:
@@ -361,8 +387,9 @@ def _prepare(launch: Launch) -> None:
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)
 
 
-def _left_by(study: Path) -> list[psutil.Process]:
-    return process_tree.members(lambda mark: is_mark_of(study, mark))
+def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:
+    """Returns the processes of a study, or of one of its slots."""
+    return process_tree.members(lambda mark: is_mark_of(study, mark, slot))
 
 
 def _end_and_clean(

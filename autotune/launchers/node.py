@@ -34,7 +34,7 @@ from typing import Any
 import autotune
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
-from autotune.launchers.base import Running
+from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
@@ -119,7 +119,9 @@ class Agent:
         take_over(message["environment"])
         if problems := missing(message):
             raise BadInput(problems)
-        self._launcher = LocalLauncher(Graces(**message["graces"]))
+        name = message["slot"]
+        slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
+        self._launcher = LocalLauncher(Graces(**message["graces"]), slot=slot)
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
         gpus = visible_gpus(facts["gpus"], os.environ)

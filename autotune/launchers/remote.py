@@ -76,6 +76,17 @@ class RemoteLauncher(Launcher):
         self._first: Slot | None = None  # on which the study has begun
         self._study: Path | None = None
         self._asked_s = 0.0
+        self._name = ""
+
+    def join(self, name: str, clock: PausableClock) -> None:
+        """Makes this launcher one of several slots of a study; called before any other method.
+
+        Args:
+            name: name of the slot.
+            clock: the study's clock.
+        """
+        self._name, self.clock = name, clock
+        self.watched = NodeWatch(lambda: self.node, clock)
 
     @abstractmethod
     def transport(self) -> Transport:
@@ -190,10 +201,12 @@ class RemoteLauncher(Launcher):
         name = f"{hello['host']}, job {hello['job']}" if hello["job"] else hello["host"]
         slot = Slot(name=name, host=hello["host"], gpus=gpus, cores=tuple(hello["cores"]), facts=facts)
         self._first = self._first or slot
-        if problems := _unlike(self._first, slot):
+        if problems := unlike(self._first, slot):
             self.close()
             raise BadInput(problems)
         self._slot, self.node = slot, node
+        if self._name:
+            self.slot = dataclasses.replace(slot, name=f"{self._name}: {slot.name}")
         self.clock.go_on()
 
     def _ask_to_open(self, node: Node) -> Message:
@@ -208,6 +221,7 @@ class RemoteLauncher(Launcher):
                 token=token,
                 device=list(self._place.device),
                 graces=dataclasses.asdict(self._graces),
+                slot=self._name,
             )
 
 
@@ -301,7 +315,7 @@ class RemoteRunning(Running):
         )
 
 
-def _unlike(first: Slot, slot: Slot) -> list[str]:
+def unlike(first: Slot, slot: Slot) -> list[str]:
     """Returns what makes rates of two nodes incomparable, a problem each."""
     one, other = comparable(first.facts), comparable(slot.facts)
     return [

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,10 +40,12 @@ class SupervisorProcess:
 
     Args:
         study: the study's folder, from which the mark is derived.
+        slot: name of the slot whose trials it starts, a part of the mark; "" for the whole machine.
+        cores: the cores that its trials may use; () for all.
         terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
 
-    def __init__(self, study: Path, *, terminate_s: float, kill_s: float) -> None:
+    def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
         argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
@@ -50,13 +53,15 @@ class SupervisorProcess:
             self._process = subprocess.Popen(
                 argv,
                 cwd="/",  # so that it does not keep a disk from being unmounted
-                env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR)},
+                env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR, slot)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor a hangup may reach it
             )
+            if cores:  # what it starts inherits them
+                os.sched_setaffinity(self._process.pid, cores)
         except BaseException:
             ours.close()
             log.close()

@@ -59,11 +59,16 @@ class Report:
 
 
 class UserFiles:
-    """Guards the user's files during the trials of a study, one trial at a time."""
+    """Guards the user's files during the trials of a study, one trial at a time.
 
-    def __init__(self) -> None:
+    Args:
+        slot: name of the slot whose trials it watches; "" for the whole machine.
+        made: files that earlier trials made; shared by all slots.
+    """
+
+    def __init__(self, slot: str = "", made: set[Path] | None = None) -> None:
         self._keeper: Keeper | None = None
-        self._made: set[Path] = set()  # made by earlier trials
+        self._slot, self.made = slot, set() if made is None else made
         self._folders: Folders | None = None
         self._asked: list[str] = []
 
@@ -77,7 +82,7 @@ class UserFiles:
         """
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
-        files = [path for path in folders.checkpoints() if path not in self._made]
+        files = [path for path in folders.checkpoints() if path not in self.made]
         self._asked = [str(path) for path in files]
         self._ask(
             place,
@@ -85,7 +90,7 @@ class UserFiles:
                 "do": "begin",
                 "files": self._asked,
                 "folders": [str(path) for path in dict.fromkeys([*folders.watched(), *(path.parent for path in files)])],
-                "own": [str(path) for path in self._made],
+                "own": [str(path) for path in self.made],
                 "place": str(place),
             },
         )
@@ -102,8 +107,9 @@ class UserFiles:
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
         wrote = [Path(path) for path in said.get("wrote", [])]
         made, new = folders.new(wrote)
-        self._made.update(wrote)
-        self._made.update(made)
+        new = [path for path in new if path not in self.made]  # made by a trial on another slot
+        self.made.update(wrote)
+        self.made.update(made)
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -120,7 +126,7 @@ class UserFiles:
     def _ask(self, place: Path, message: dict[str, Any]) -> None:
         for _ in range(2):  # the keeper may have been killed since the last trial
             if self._keeper is None:
-                self._keeper = Keeper(study_of(place))
+                self._keeper = Keeper(study_of(place), self._slot)
             if self._keeper.ask(message, "ready") is not None:
                 return
             self._keeper.close()
@@ -132,14 +138,15 @@ class Keeper:
 
     Args:
         study: the study's folder, from which the marks are derived.
+        slot: name of the slot whose processes it watches; "" for all processes of the study.
     """
 
-    def __init__(self, study: Path) -> None:
+    def __init__(self, study: Path, slot: str = "") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.launchers.keeper", mark_of(study, "")],
+            [sys.executable, "-m", "autotune.launchers.keeper", mark_of(study, "", slot)],
             cwd="/",
-            env={**own_environment(), MARK_VARIABLE: mark_of(study, KEEPER)},
+            env={**own_environment(), MARK_VARIABLE: mark_of(study, KEEPER, slot)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -69,7 +69,7 @@ class WarmServer:
         if self.why_not:
             return
         key = Key(interpreter=launch.argv[0], modules=launch.warm, cwd=launch.cwd, environment=server_environment(launch))
-        mark = mark_of(study_of(launch.folder), SERVER)
+        mark = mark_of(study_of(launch.folder), SERVER, launch.slot)
         if self._key is None or not self._is_there(mark, supervisor):
             self._start(key, mark, supervisor, patience_s=min(READY_S, launch.deadlines.total_s))
         elif key != self._key:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class CpuLook:
         processes: all visible processes, by id.
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
+        own: ids of this study's processes, without those of other slots; None for the tuner and all its descendants.
     """
 
     time_s: float
@@ -82,6 +83,7 @@ class CpuLook:
     processes: Mapping[int, Process]
     read_bytes: tuple[int, int] | None = None
     by_core: Mapping[int, Times] = field(default_factory=dict)
+    own: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +142,13 @@ class CpuMonitor:
     Args:
         root: id of the tuner's process, the root of the study's process tree.
         proc, cgroups: folders of the kernel's files; replaced in tests.
+        slot: cores of the slot that is watched; processes bound to other cores belong to other slots. Empty without slots.
     """
 
-    def __init__(self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-        self._root, self._proc = root or os.getpid(), proc
+    def __init__(
+        self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS, slot: Collection[int] = ()
+    ) -> None:
+        self._root, self._proc, self._slot = root or os.getpid(), proc, frozenset(slot)
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         found = cgroup_quota(proc, cgroups)
         self._quota = found if found and found.cores < len(self._cores) else None
@@ -155,6 +160,7 @@ class CpuMonitor:
             now_s: monotonic clock.
         """
         processes, by_core = read_processes(self._proc), self._times()
+        own = frozenset(pid for pid in tree(processes, self._root) if _may_use(pid, self._slot))
         busy_s, idle_s, steal_s = _sums(by_core, self._cores)
         if self._quota and busy_s is not None:
             busy_s, idle_s = self._quota.used_s(), None
@@ -165,13 +171,14 @@ class CpuMonitor:
             idle_s=idle_s,
             steal_s=steal_s,
             processes=processes,
-            read_bytes=self._read_bytes(tree(processes, self._root)),
+            read_bytes=self._read_bytes(own),
             by_core={} if self._quota else by_core,
+            own=own,
         )
 
     def own(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of this study's processes."""
-        return tree(look.processes, self._root)
+        """Returns the ids of this study's processes, without those of other slots."""
+        return tree(look.processes, self._root) if look.own is None else look.own
 
     def trial(self, look: CpuLook) -> frozenset[int]:
         """Returns the ids of the trial's processes: all descendants of the tuner except its children, which are helpers."""
@@ -190,7 +197,7 @@ class CpuMonitor:
         seconds = after.time_s - before.time_s
         if seconds <= 0:
             return None
-        own = tree(before.processes, self._root), tree(after.processes, self._root)
+        own = self.own(before), self.own(after)
         own_s = _total_s(after.processes, own[1]) - _total_s(before.processes, own[0])
         here = cores if cores <= before.by_core.keys() & after.by_core.keys() else frozenset()
         here = here or frozenset(self._cores)

@@ -77,7 +77,7 @@ def _is_training(study: Path) -> bool:
             variables = environment.read_bytes().split(b"\0")
         except OSError:  # exited, or another user's
             continue
-        if any(variable.startswith(mark) and variable[len(mark) :].isdigit() for variable in variables):
+        if any(variable.startswith(mark) and variable[len(mark) :].rpartition(b"/")[2].isdigit() for variable in variables):
             return True
     return False
 

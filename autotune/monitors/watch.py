@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autotune.clock import Clock
 from autotune.harness.protocol import Progress, RankResult
@@ -33,10 +33,13 @@ class MachineWatch:
         device: monitor of the device, or of several.
         clock: source of time.
         cpu: monitor of the CPU.
+        cores: the cores of the slot that is watched. Empty without slots.
     """
 
-    def __init__(self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None) -> None:
-        self._clock, self._cpu = clock, cpu or CpuMonitor()
+    def __init__(
+        self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None, *, cores: Collection[int] = ()
+    ) -> None:
+        self._clock, self._cpu = clock, cpu or CpuMonitor(slot=cores)
         self._host = HostMonitor(read_times, clock.monotonic)
         self._looked_s = 0.0
         self._opened: CpuLook | None = None
@@ -169,7 +172,7 @@ class MachineWatch:
             self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
-def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
+def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
     NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
@@ -178,9 +181,12 @@ def configured_device(kind: str, index: int, num: int) -> DeviceMonitor:
         kind: `device.kind`.
         index: `device.index`, the first device.
         num: how many devices; each process of a recipe has its own.
+        uuids: the devices of a slot, which are watched instead.
     """
     if kind == "cpu":
         return NoDevice()
+    if uuids:
+        return as_one([open_device(uuid=uuid) for uuid in uuids])
     visible, wanted = visible_devices(os.environ), range(index, index + num)
     entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
     if not entries:

@@ -10,7 +10,7 @@ from typing import Any
 from autotune import stats
 from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
-from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
+from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.records import Knobs, Outcome
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Measurement, Table, key_of
@@ -47,23 +47,38 @@ class ReplayLauncher(Launcher):
         table: the recording.
         world: chooses which repeats to serve.
         clock: advanced by the recorded seconds.
+        num_slots: how many trials can run beside each other; they do not disturb each other.
     """
 
-    def __init__(self, table: Table, world: World, clock: ReplayClock) -> None:
+    def __init__(self, table: Table, world: World, clock: ReplayClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
+        self._slots = [_ReplaySlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
         first = next(one for one in table.measurements if one.number == 0)
         self._program = [{name: result.get(name, {}) for name in OF_THE_PROGRAM} for result in first.results]
         self._losses = [result.get("loss") for result in first.results]
 
     def start(self, launch: Launch) -> Running:
         """Returns a trial that is already over."""
+        ended = self.answer(launch)
+        self._clock.sleep(ended.seconds)
+        return _Over(ended)
+
+    def beside(self) -> list[Launcher]:
+        """Returns the launchers of the slots."""
+        return list(self._slots)
+
+    def start_on_slot(self, launch: Launch) -> Running:
+        """Returns a trial that is over once its recorded seconds have passed."""
+        ended = self.answer(launch)
+        return _Later(ended, self._clock, self._clock.monotonic() + ended.seconds)
+
+    def answer(self, launch: Launch) -> Ended:
+        """Returns how a trial ends."""
         measurement = self._world.serve(self._key(launch.spec))
         if measurement is None:  # the table is incomplete and lacks this configuration
             measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
             measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
-        ended = self._ended(measurement, launch)
-        self._clock.sleep(ended.seconds)
-        return _Over(ended)
+        return self._ended(measurement, launch)
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
@@ -192,7 +207,7 @@ class _Over(Running):
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
 
-    def poll(self) -> Ended:
+    def poll(self) -> Ended | None:
         return self._ended
 
     def progress(self) -> Progress | None:
@@ -200,3 +215,21 @@ class _Over(Running):
 
     def stop(self, reason: str) -> None:
         return None
+
+
+class _Later(_Over):
+    def __init__(self, ended: Ended, clock: ReplayClock, due_s: float) -> None:
+        super().__init__(ended)
+        self._clock, self._due_s = clock, due_s
+
+    def poll(self) -> Ended | None:
+        return self._ended if self._clock.monotonic() >= self._due_s else None
+
+
+class _ReplaySlot(Launcher):
+    def __init__(self, whole: ReplayLauncher, name: str) -> None:
+        self._whole = whole
+        self.slot = Slot(name=name, host="replay", gpus=(), cores=(), facts={})
+
+    def start(self, launch: Launch) -> Running:
+        return self._whole.start_on_slot(launch)

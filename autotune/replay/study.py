@@ -28,6 +28,11 @@ from autotune.replay.strategies import Strategy
 from autotune.replay.table import Key, Table, key_of
 from autotune.replay.world import Use, World
 from autotune.study import Listener, StudyInputs, run_study
+from autotune.study.interference import Uncalibrated
+from autotune.study.proposals import Search
+from autotune.trials.session import Session
+
+POLL_S = 1.0  # recorded seconds between two looks at trials that run beside each other
 
 VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"
@@ -118,6 +123,12 @@ class Replayed:
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
+def _search_beside(session: Session) -> Search:
+    """Returns a search that uses all slots at once."""
+    session.schedule.num_slots = len(session.runner.beside)
+    return Search(session, Uncalibrated(session))
+
+
 class _Watcher(Listener):
     """Records the trials of search, choosing rounds and attribution, with their end times, and what was chosen."""
 
@@ -174,7 +185,16 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
     return config
 
 
-def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None) -> Replayed:
+def replay(
+    table: Table,
+    grid: Grid,
+    strategy: Strategy,
+    *,
+    seed: int,
+    limits: Limits,
+    world: World | None = None,
+    num_slots: int = 1,
+) -> Replayed:
     """Runs the real study loop on a recorded table of measurements instead of a machine.
 
     Args:
@@ -184,6 +204,7 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
         world: serves the measurements, for example those of a simulated machine; None for those of the table.
+        num_slots: how many search trials run beside each other, without a calibration. Only for searches of autotune.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()
@@ -196,13 +217,14 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         yaml="",
         space=grid.space,
         command=CommandTemplate(parts=["replayed"], placeholders=table.placeholders, is_recipe=table.is_recipe, cwd="/"),
-        launcher=ReplayLauncher(table, world, clock),
+        launcher=ReplayLauncher(table, world, clock, num_slots=num_slots),
         machine=table.machine,
         device=NoDevice(),
         hidden=HiddenValues(),
         secrets=Secrets(),
         clock=clock,
-        search=strategy.search,
+        search=strategy.search or (_search_beside if num_slots > 1 else None),
+        poll_s=POLL_S,
     )
     try:
         summary = run_study(inputs, NoFolder(), watcher)

@@ -1,6 +1,6 @@
 """Runs a study: baseline, search, finals with attribution.
 
-The summary on disk is updated after every trial, so an interrupted study can be resumed.
+Every trial's record is on disk once it is over, so an interrupted study can be resumed. The summary follows within seconds.
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.quarantine import quarantine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Ending, OutOfTime, Session
+from autotune.trials.schedule import Ending
+from autotune.trials.session import OutOfTime, Session
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # Python's own message
 DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
+# While trials run, the summary is written at most this often, and takes at most this share of the tuner's time: it grows with
+# the number of trials. It is made from the records again if the tuner is killed before it was written.
+SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
 
@@ -143,6 +147,7 @@ class _Study:
             budget=self._budget,
             about=_about_at_first(inputs, folder, earlier),
             after_trial=self._note_progress,
+            while_waiting=self._write_when_due,
             records=list(earlier.records) if earlier else [],
         )
         self._executable: str | None = None  # the program's own interpreter, from the baseline
@@ -151,6 +156,7 @@ class _Study:
         self._attributor = Attributor(self._session)
         self._tiers = TierFinals(self._session)
         self._explaining = Explaining(self._session, folder.read_explanation() if earlier else None)
+        self._is_summary_old, self._next_summary_s = False, 0.0
 
     def run(self) -> Summary:
         if self._earlier:
@@ -191,6 +197,7 @@ class _Study:
                 self._confirm_others(self._decision)
                 self._explain()
         except (Ending, KeyboardInterrupt) as ending:
+            self._session.schedule.stop()
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
             return "failed", str(failure).partition("\n")[0], failure
@@ -370,6 +377,7 @@ class _Study:
         if status != "running":  # before the summary: the tracker reads the folder for the last time once that is final
             self._report(summary)
         self._folder.write_summary(summary)
+        self._is_summary_old = False
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
@@ -384,8 +392,15 @@ class _Study:
             self._listener.notice(f"No report was written ({error}). `autotune report {self._folder.name}` makes it.")
 
     def _note_progress(self) -> None:
-        if self._folder.is_kept:
+        self._is_summary_old = self._folder.is_kept
+        self._write_when_due()
+
+    def _write_when_due(self) -> None:
+        clock = self._inputs.clock
+        if self._is_summary_old and (began_s := clock.monotonic()) >= self._next_summary_s:
             self._write("running")
+            now_s = clock.monotonic()
+            self._next_summary_s = now_s + max(SUMMARY_EVERY_S, (now_s - began_s) / SUMMARY_FRAC)
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._inputs.launcher.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -23,11 +24,13 @@ from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
+from autotune.study.interference import Interference
 from autotune.study.oom_frontier import Frontier
 from autotune.study.sampling import inform, machine_of
 from autotune.study.single_changes import SingleChanges
 from autotune.trials.budget import CONFIRMING_ROUNDS
-from autotune.trials.session import ConfigurationKey, Ending, Session, configuration_key
+from autotune.trials.schedule import Ending
+from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
@@ -61,7 +64,8 @@ class Search:
     earlier run could not finish come first.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, interference: Interference | None = None) -> None:
+        self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
@@ -88,6 +92,7 @@ class Search:
         self._culprits = Culprits(space)
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
+        self._pending: dict[ConfigurationKey, Proposal] = {}  # what runs now
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit
         self._reason = OUT_OF_TIME
@@ -125,10 +130,21 @@ class Search:
         Raises:
             NothingWorked: the first configurations all failed in the same way, other than by running out of memory.
         """
-        for proposal in self._with_questions(self._proposals()):
-            self._measure(proposal)
-            self._keep_for_finals()
-            self._check_failures()
+        schedule, interference = self._session.schedule, self._interference
+        try:
+            interference.check(self._session.baseline)
+            for proposal in self._with_questions(self._proposals()):
+                self._begin(proposal)
+                schedule.make_room()
+                self._keep_for_finals()
+                self._check_failures()
+                interference.check(self._incumbent)
+            schedule.drain()
+        except (Ending, NothingWorked):
+            schedule.drain()  # what still runs counts, too
+            for proposal in self._pending.values():
+                self._forget(proposal)
+            raise
         return self._why_nothing_was_tried() or self._reason
 
     def _keep_for_finals(self) -> None:
@@ -167,11 +183,13 @@ class Search:
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
+        self._session.schedule.drain()
         self._compare_losses()
         if self._is_led:  # the late part then only restricts the best to lower tiers, to report these next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
+            self._session.schedule.drain()
             self._hold_what_is_best()
             yield from self._cheap(until=lambda: False)
 
@@ -206,9 +224,10 @@ class Search:
         """Yields cheap proposals until it is time for the next step, the budget ends, or there is nothing new."""
         while self._may_go_on() and not until():
             proposal = self._next()
-            if proposal is None:
+            if proposal is not None:
+                yield proposal
+            elif not self._session.schedule.wait_for_one():  # else what has just ended may give new ideas
                 return
-            yield proposal
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields the proposals that are new and fit the budget; notifies the user of those that do not fit."""
@@ -256,6 +275,7 @@ class Search:
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
+        self._session.schedule.drain()
         if self._sampler_name != "grid" and (trimmed := self._trimmed()):
             yield trimmed
         for tier in (Tier.numerics, Tier.exact):
@@ -284,12 +304,12 @@ class Search:
         best, costs = self._incumbent, self._session.costs
         costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
         late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * len(Tier)]
-        return self._session.budget.is_time_for_late(self._num_searched, late_s)
+        return self._session.budget.is_time_for_late(self._num_begun, late_s)
 
     def _is_time_for_tiers(self) -> bool:
         best = self._incumbent
         each_s = self._session.costs.expected_s(best.knobs, best.changed)
-        return self._session.budget.is_time_for_late(self._num_searched, [each_s] * len(Tier), late_frac=1.0)
+        return self._session.budget.is_time_for_late(self._num_begun, [each_s] * len(Tier), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None if there is none, with the reason in `_reason`."""
@@ -332,7 +352,7 @@ class Search:
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
-        return is_tpe and (is_starting or self._num_searched % 2 == 0)
+        return is_tpe and (is_starting or self._num_begun % 2 == 0)
 
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
@@ -358,6 +378,9 @@ class Search:
             known = self._known_as(proposal.knobs)
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
+                num_known += 1
+            elif self._is_known(proposal.knobs):  # it runs now
+                self._forget(proposal)
                 num_known += 1
             elif not self._fits(proposal.knobs):
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again, except in a grid
@@ -400,19 +423,23 @@ class Search:
 
     # Results ---------------------------------------------------------------------------------------------------
 
-    def _measure(self, proposal: Proposal) -> None:
-        trial = proposal.trial
-        try:
-            record = self._session.measure(proposal.knobs, proposal.why, origin=proposal.origin)
-        except Ending:
-            if trial is not None:
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may be proposed again
-            raise
+    def _begin(self, proposal: Proposal) -> None:
+        self._pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
+        take = functools.partial(self._take, proposal)
+        self._session.begin(proposal.knobs, proposal.why, origin=proposal.origin, take=take)
+
+    def _take(self, proposal: Proposal, record: TrialRecord) -> None:
+        self._pending.pop(configuration_key(record.changed), None)
         self._note(record)
-        if trial is None:
+        if proposal.trial is None:
             self._teach(record)
         else:
-            tell(self._study, trial, record, **self._limits())
+            tell(self._study, proposal.trial, record, **self._limits())
+
+    def _forget(self, proposal: Proposal) -> None:
+        """Tells the sampler that a proposal was not measured: it may be proposed again."""
+        if proposal.trial is not None:
+            self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)
 
     def _note(self, record: TrialRecord) -> None:
         """Marks a configuration as tried, unless its trial was disturbed or cut off."""
@@ -433,7 +460,8 @@ class Search:
         return {"worst": worst, "memory_capacity_bytes": self._session.memory_capacity_bytes}
 
     def _is_known(self, knobs: Knobs) -> bool:
-        return self._known_as(knobs) is not None
+        """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
+        return configuration_key(self._space.changed(knobs)) in self._pending or self._known_as(knobs) is not None
 
     def _known_as(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
@@ -480,9 +508,14 @@ class Search:
     def _num_searched(self) -> int:
         return sum(record.outcome is not Outcome.interrupted for record in self._session.searched) - 1
 
+    @property
+    def _num_begun(self) -> int:
+        """How many configurations were searched, or are measured now."""
+        return self._num_searched + self._session.schedule.num_running
+
     def _may_go_on(self) -> bool:
         limit = self._session.budget.max_trials
-        if limit is not None and self._num_searched >= limit:
+        if limit is not None and self._num_begun >= limit:
             self._reason = OUT_OF_TRIALS
             return False
         self._reason = OUT_OF_TIME

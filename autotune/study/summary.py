@@ -124,6 +124,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "explanation": standing.explanation,
         "cycles": _cycles(records),
         "trials": [trial_entry(record) for record in everything],
+        **({"slots": about.slots} if about.slots else {}),
     }
 
 
@@ -414,4 +415,5 @@ def _cycles(records: list[TrialRecord]) -> str | None:
 
 def trial_entry(record: TrialRecord) -> dict[str, Any]:
     """Returns a trial's entry in a summary."""
-    return {name: getattr(record, name) for name in _TRIAL_FIELDS}
+    entry = {name: getattr(record, name) for name in _TRIAL_FIELDS}
+    return {**entry, "slot": record.slot, "neighbours": record.neighbours} if record.slot else entry

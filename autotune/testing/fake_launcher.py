@@ -11,7 +11,7 @@ from typing import Any
 from autotune.clock import Clock
 from autotune.harness.explain.documents import document_file
 from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
-from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
+from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 
@@ -62,6 +62,8 @@ class Surface:
         losses: called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen.
         failures: called with (trial, knobs); returns how the trial fails, or None.
         documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
+        files_left: files that each trial leaves in the working directory, name -> bytes.
+        beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
     """
 
     gains: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class Surface:
     losses: Callable[[Knobs, int | None], list[float | None]] = lambda _, __: []
     failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
+    files_left: dict[str, int] = field(default_factory=dict)
+    beside: Callable[[int], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
         """Returns the true rate of a configuration, samples per second."""
@@ -162,26 +166,43 @@ class FakeLauncher(Launcher):
 
     Attributes:
         launches: every launch, in order.
-        num_running: number of running trials; never more than one.
+        running: the running trials; never more than one, unless each has a slot.
         is_closed: whether `close` was called.
+
+    Args:
+        surface: what the program is like.
+        clock: on which time passes.
+        seed: of the noise.
+        num_slots: number of slots; 1 for a machine that is not divided.
     """
 
-    def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0) -> None:
+    def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1) -> None:
         self.surface, self.clock = surface, clock
         self.launches: list[Launch] = []
-        self.num_running = 0
+        self.running: list[_FakeRunning] = []
         self.is_closed = False
+        self._slots = [_FakeSlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
         self._random = random.Random(seed)
         self._compiled: set[Any] = set()
 
     def start(self, launch: Launch) -> Running:
         """Starts no process; the result is ready once enough time has passed on the clock."""
-        assert self.num_running == 0, "two trials at once disturb each other"
-        self.num_running += 1
+        assert not self.running, "two trials at once disturb each other"
+        return self.begin(launch)
+
+    def beside(self) -> list[Launcher]:
+        """Returns the launchers of the slots."""
+        return list(self._slots)
+
+    def begin(self, launch: Launch) -> _FakeRunning:
+        """Starts a trial on a slot, or on the whole machine."""
         self.launches.append(launch)
         launch.folder.mkdir(parents=True, exist_ok=True)
         write_json(str(launch.folder / "spec.json"), launch.spec)
-        return _FakeRunning(self, launch)
+        self.running.append(begun := _FakeRunning(self, launch))
+        for running in self.running:
+            running.most_at_once = max(running.most_at_once, len(self.running))
+        return begun
 
     def close(self) -> None:
         """Sets `is_closed`."""
@@ -203,6 +224,20 @@ class FakeLauncher(Launcher):
         return self._random.lognormvariate(0.0, frac)
 
 
+class _FakeSlot(Launcher):
+    """Starts trials on one slot of a fake machine, one at a time."""
+
+    def __init__(self, whole: FakeLauncher, name: str) -> None:
+        self._whole, self.clock = whole, whole.clock
+        self.slot = Slot(name=name, host="fake", gpus=(), cores=(), facts={})
+        self._running: _FakeRunning | None = None
+
+    def start(self, launch: Launch) -> Running:
+        assert self._running is None or self._running.poll() is not None, "two trials at once on one slot"
+        self._running = self._whole.begin(launch)
+        return self._running
+
+
 class MadeUpDevice(NoDevice):
     """A GPU whose power comes from the launcher's surface."""
 
@@ -219,7 +254,7 @@ class MadeUpDevice(NoDevice):
 
 class _FakeRunning(Running):
     def __init__(self, launcher: FakeLauncher, launch: Launch) -> None:
-        self._launcher, self._launch = launcher, launch
+        self._launcher, self._launch, self.most_at_once = launcher, launch, 1
         self._knobs = launcher.knobs_of(launch)
         surface = launcher.surface
         self._failure = surface.failures(launch.spec.trial, self._knobs)
@@ -275,7 +310,7 @@ class _FakeRunning(Running):
         return self._launcher.surface.rate_per_s(self._knobs)
 
     def _finish(self, cause: Cause | None, seconds: float) -> None:
-        self._launcher.num_running -= 1
+        self._launcher.running.remove(self)
         failure = self._failure
         cause = cause or (failure.cause if failure else "result")
         has_answer = cause == "result" and not (failure and failure.signal)
@@ -287,6 +322,7 @@ class _FakeRunning(Running):
             "is_harness_seen": True,
             "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
+            "files_left": dict(self._launcher.surface.files_left),
             **({"hang": {"kind": failure.hang, "summary": f"{failure.hang}: made up"}} if failure and failure.hang else {}),
             "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
@@ -332,7 +368,7 @@ class _FakeRunning(Running):
 
     def _measure(self, result: RankResult, *, is_steady: bool) -> None:
         surface, noise = self._launcher.surface, self._launcher.noise
-        rate = self._rate() * noise(surface.noise_frac)
+        rate = self._rate() * noise(surface.noise_frac) * surface.beside(self.most_at_once)
         blocks = [rate * noise(surface.noise_frac / 3) for _ in range(NUM_BLOCKS)]
         result.throughput_per_s = sum(blocks) / NUM_BLOCKS
         result.window = Window(

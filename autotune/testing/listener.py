@@ -42,7 +42,7 @@ class RecordingListener(Listener):
         """Records (number, kind, knobs, why)."""
         self.calls.append(("trial_started", (number, kind, knobs, why)))
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Progress, number: int | None = None) -> None:
         """Counts the call."""
         self.num_progress += 1
 

@@ -299,7 +299,9 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
 
-def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: float, is_searching: bool = True) -> Outlook:
+def outlook(
+    budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: float, is_searching: bool = True, num_slots: int = 1
+) -> Outlook:
     """Returns what is left of a study.
 
     Args:
@@ -307,6 +309,7 @@ def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: fl
         records: trials so far, at least the baseline, which comes first.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
+        num_slots: how many search trials run beside each other.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s)
     if not is_searching:
@@ -315,7 +318,7 @@ def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: fl
     baseline_s = max(1.0, records[0].attempt_s - warm_spares_s)
     trial_s = median(record.seconds for record in searched) if searched else baseline_s
     search_s = None if budget.total_s is None else max(0.0, budget.search_left_s)
-    fitting = math.inf if search_s is None else search_s / max(trial_s, 1e-9)
+    fitting = math.inf if search_s is None else num_slots * search_s / max(trial_s, 1e-9)
     allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(searched))
     num_trials = min(fitting, allowed)
     return Outlook(

@@ -52,9 +52,10 @@ class Listener:
     """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order.
 
     `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
-    `trial_started`, `progress` (several times a second) and `trial_ended`; `planned` once before the search; `finals_started`
-    before the finals' trials; `attribution_started` among them when the ablation begins; `finished` at the end, also after an
-    interrupt or if nothing worked, but not after a fault; `notice` at any time, for tracking even after `finished`.
+    `trial_started`, `progress` (several times a second) and `trial_ended`, mixed with those of the trials beside it; `planned`
+    once before the search; `finals_started` before the finals' trials; `attribution_started` among them when the ablation
+    begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` at any time,
+    for tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:
@@ -84,8 +85,13 @@ class Listener:
             why: one line on why it is tried.
         """
 
-    def progress(self, progress: Progress) -> None:
-        """The running trial has made progress."""
+    def progress(self, progress: Progress, number: int | None = None) -> None:
+        """A running trial has made progress.
+
+        Args:
+            progress: its newest progress.
+            number: the trial's number; None for the trial that began last.
+        """
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """A trial is over and its record is on disk."""

@@ -81,6 +81,7 @@ def about(
         target=first.target if first else before.target if before else None,
         warm_start=before.warm_start if before else {},
         noise=before.noise if before else {},
+        slots=before.slots if before else {"num": num} if (num := len(inputs.launcher.beside())) else {},
         verifies=inputs.secrets.document(inputs.verify.as_json()) if inputs.verify else {},
         recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
     )

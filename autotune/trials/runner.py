@@ -1,4 +1,4 @@
-"""Runs one configuration to its end and records the outcome."""
+"""Runs configurations to their end and records the outcomes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.failures import classify, not_finite, root
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
-from autotune.launchers.base import Ended, Launch, Running
-from autotune.monitors.disturbances import THERMAL, Disturbance, own_share
+from autotune.launchers.base import Ended, Launch
+from autotune.monitors.disturbances import THERMAL, own_share
 from autotune.monitors.sealing import first_attempt, seal
-from autotune.monitors.watch import MachineWatch, configured_device
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
@@ -27,6 +26,7 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.launching import launch, meaningful
 from autotune.trials.losses import exploded
 from autotune.trials.objective import Goal
+from autotune.trials.places import Place, beside
 from autotune.trials.quarantine import sticky_fault
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
@@ -104,7 +104,7 @@ class StoppedNow(Exception):
 
 
 class TrialRunner:
-    """Runs trials one after the other; no two are ever measured at once.
+    """Begins trials and records how they ended; whether several run at once is the schedule's decision (schedule.py).
 
     A trial whose window was disturbed from outside has no value. The next attempt, of this trial or another, waits a bounded
     time for the disturbance to end. A machine that never gets quiet is accepted as it is (see `health.Level`).
@@ -117,6 +117,10 @@ class TrialRunner:
         excused: what the unchanged program does not keep finite, see `Facts.excused`; no trial fails for that.
         cycle: `Spec.cycle` of all trials after the baseline, from which it is learned; None until then.
         leave_s: how long before its deadline a trial ends its window; learned from how long the baseline took to exit.
+        inputs: the study's inputs.
+        listener: receives the events.
+        alone: where a trial has the machine to itself.
+        beside: the slots, on which trials run beside each other; [] if there is one slot only.
 
     Args:
         inputs: the study's inputs.
@@ -135,101 +139,54 @@ class TrialRunner:
         self.warm = WarmStarts(inputs.config.launch.warm)
         self.cycle: dict[str, float] | None = None
         self.leave_s = LEAVE_S
-        self._inputs, self._folder, self._listener = inputs, folder, listener
-        self._watch = inputs.launcher.watch() or _watch_here(inputs)
+        self.inputs, self._folder, self.listener = inputs, folder, listener
+        self.alone = Place(inputs.launcher, inputs)
+        self.beside = beside(inputs)
         self._level = health.Level(earlier)
-        self._disturbed_by: list[Disturbance] = []  # what disturbed the last attempt; cleared by the wait for its end
         self._told_why_fresh: set[str] = set()
 
-    def run(self, request: Request) -> Finished:
-        """Runs a trial and writes its record. Makes a second attempt if the first may have failed by chance.
+    def begin(self, request: Request, place: Place | None = None) -> RunningTrial:
+        """Starts a trial.
+
+        Args:
+            request: what to measure.
+            place: the slot it runs on; None for the whole machine.
 
         Raises:
-            StoppedNow: on KeyboardInterrupt while it ran; the trial was ended and recorded as interrupted.
+            StoppedNow: on KeyboardInterrupt; the trial was recorded as interrupted.
             FolderLost: the trial cannot be recorded, and so does not count.
-            BadInput: the trial ran another program than the study's other trials.
+            BadInput: the program cannot be started.
         """
-        self._folder.write_request(_asked(request, self._inputs.clock.time()))
-        self._listener.trial_started(request.number, request.kind, request.changed, request.why)
-        finished = self._attempt(request)
-        record = finished.record
-        is_doubtful = self.warm.is_doubtful(record)
-        is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
-        if (is_doubtful or is_by_chance) and self._may_be_repeated(request, record):
-            self._tell_second_attempt(record)
-            self._keep_logs(record)
-            finished = self._attempt(request, earlier=record)
-            if is_doubtful and (notice := self.warm.judge(record, finished.record)):
-                self._listener.notice(notice)
-        self._check_program(finished)
-        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
-            self._disturbed_by = []
-            self._listener.notice(self._level.accept(finished.record))
-        if request.kind is Kind.baseline and finished.results:
-            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._inputs, finished.results[0]))
-        # Last, when the numbers are final.
-        self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
-        return self._keep(finished)
+        self._folder.write_request(_asked(request, self.inputs.clock.time()))
+        self.listener.trial_started(request.number, request.kind, request.changed, request.why)
+        return RunningTrial(self, request, place or self.alone)
 
     def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
         """Returns a runner of another program that knows what this runner has learned."""
         other = copy.copy(self)
-        other._inputs = inputs
+        other.inputs = inputs
         return other
 
     def close(self) -> None:
         """Releases the monitors of the machine."""
-        self._watch.close()
+        for place in (self.alone, *self.beside):
+            place.close()
 
-    def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
-        try:
-            self._await_quiet(request.ends_s)
-        except KeyboardInterrupt:
-            if earlier is None:
-                raise
-            raise StoppedNow(self._keep(Finished(record=earlier))) from None
-        left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
-        if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
-            self._listener.notice(held)
-        prepared = self._launch(request, earlier)  # only now: the spec holds the time that is left
-        started_at = self._inputs.clock.time()
-        try:
-            running, is_stopped = self._inputs.launcher.start(prepared), False
-        except KeyboardInterrupt:  # a warm server may take seconds to start
-            unstarted = _unstarted(self._inputs.clock.time() - started_at)
-            record = self._record(request, prepared.spec, unstarted)
-            record.started_at = started_at
-            raise StoppedNow(self._keep(Finished(record=record))) from None
-        try:
-            ended = self._wait(running, request.ends_s)
-        except KeyboardInterrupt:
-            is_stopped = True
-            running.stop("interrupted by the user")
-            ended = self._wait(running)
-        except BaseException:
-            running.stop("autotune failed")
-            raise
-        record = self._record(request, prepared.spec, ended)
-        self._tell_why_fresh(record)
-        if not request.first_steps:  # such a run measures nothing
-            self._judge(record, ended.results)
-        record.started_at = earlier.started_at if earlier else started_at
-        if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
-            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
-        self._watch.follow(ended.results)
-        if held:
-            record.evidence["device_held"] = held
-        if "seed" in request.first_steps:
-            record.evidence["seed"] = request.first_steps["seed"]
-        if earlier:
-            _join(record, earlier)
-        finished = Finished(record=record, results=list(ended.results))
-        if is_stopped:
-            raise StoppedNow(self._keep(finished))
-        return finished
+    def finish(self, request: Request, finished: Finished, place: Place) -> Finished:
+        """Judges a trial whose last attempt is over, and writes its record."""
+        self._check_program(finished)
+        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
+            place.disturbed_by = []
+            self.listener.notice(self._level.accept(finished.record))
+        if request.kind is Kind.baseline and finished.results:
+            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self.inputs, finished.results[0]))
+        # Last, when the numbers are final.
+        self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
+        return self.keep(finished)
 
-    def _record(self, request: Request, spec: Spec, ended: Ended) -> TrialRecord:
-        facts = ended.facts(spec, device_used_frac=self._watch.used_frac())
+    def record(self, request: Request, spec: Spec, ended: Ended, place: Place) -> TrialRecord:
+        """Returns the record of an attempt that is over."""
+        facts = ended.facts(spec, device_used_frac=place.watch.used_frac())
         facts.excused = self.excused if request.changed else EXCUSABLE
         outcome, reason = classify(facts)
         record = TrialRecord(
@@ -248,7 +205,7 @@ class TrialRunner:
             start=ended.start,
             spared_s=ended.spared_s,
             evidence=_evidence(ended, root(facts)),
-            metrics=metrics(ended.results, self._watch.metrics()),
+            metrics=metrics(ended.results, place.watch.metrics()),
             **numbers(ended.results),
         )
         if outcome.has_value and (lost := not_finite(facts)):
@@ -257,28 +214,28 @@ class TrialRunner:
             record.value, record.ci, record.why_no_ci = None, None, ""
         return record
 
-    def _tell_second_attempt(self, first: TrialRecord) -> None:
+    def tell_second_attempt(self, first: TrialRecord) -> None:
         """Announces the second attempt after a lost node, or after a timeout, which may take just as long without progress."""
         if NODE_LOST in first.evidence:
-            self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
+            self.listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
-            self._listener.notice(text)
+            self.listener.notice(text)
 
-    def _keep_logs(self, first: TrialRecord) -> None:
+    def keep_logs(self, first: TrialRecord) -> None:
         """Renames the first attempt's logs, which the second would overwrite."""
         folder = self._folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):
                 (folder / name).replace(folder / first_attempt(name))
 
-    def _tell_why_fresh(self, record: TrialRecord) -> None:
+    def tell_why_fresh(self, record: TrialRecord) -> None:
         """Notifies, once per reason, why a trial that was allowed to start warm did not."""
         why = str(record.evidence.get("why_fresh") or "")
         if why and why not in self._told_why_fresh:
             self._told_why_fresh.add(why)
-            self._listener.notice(f"Trial {record.number} starts in a fresh interpreter: {why}.")
+            self.listener.notice(f"Trial {record.number} starts in a fresh interpreter: {why}.")
 
     def learn_leaving(self, baseline: TrialRecord) -> None:
         """Learns from the baseline how long a trial's processes take to exit."""
@@ -290,86 +247,75 @@ class TrialRunner:
             return None
         if request.ends_s is None:  # the baseline: both attempts share its time
             return request.max_s - (earlier.seconds if earlier else 0.0)
-        return min(request.max_s, max(0.0, request.ends_s - self._inputs.clock.monotonic()) + LEAVE_MAX_S)
+        return min(request.max_s, max(0.0, request.ends_s - self.inputs.clock.monotonic()) + LEAVE_MAX_S)
 
-    def _wait(self, running: Running, ends_s: float | None = None) -> Ended:
-        waiting = ""
-        while (ended := running.poll()) is None:
-            if (why := self._inputs.launcher.why_waiting()) != waiting:
-                waiting = why
-                self._listener.notice(f"Waiting for a node: {why}." if why else "A node is ready.")
-            if ends_s is not None and self._inputs.clock.monotonic() >= ends_s:
-                running.stop(TIME_UP)
-                continue
-            progress = running.progress()
-            self._watch.look(progress)
-            if progress:
-                self._listener.progress(progress)
-            self._inputs.clock.sleep(self._inputs.poll_s)
-        self._watch.ended()
-        return ended
-
-    def _judge(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
+    def judge(self, record: TrialRecord, results: Sequence[RankResult], place: Place) -> None:
         """Records disturbances from the machine; voids the measurement if they exceed the accepted level."""
-        found = self._watch.disturbances()
+        found, use = place.watch.disturbances(), place.watch.cpu_use
         health.note(record, found)
-        if why := own_share(self._watch.cpu_use):
+        if why := own_share(use):
             record.evidence[health.OWN_SHARE] = why
-        is_repeated = self._inputs.command.is_recipe and not self._inputs.config.data.root  # a recipe's own data fit in memory
-        memory_bytes = int(self._inputs.machine.get("memory_bytes") or 0)
-        if not is_repeated and (why := health.page_cache(self._watch.cpu_use, results, memory_bytes)):
+        is_repeated = self.inputs.command.is_recipe and not self.inputs.config.data.root  # a recipe's own data fit in memory
+        memory_bytes = int(self.inputs.machine.get("memory_bytes") or 0)
+        if not is_repeated and (why := health.page_cache(use, results, memory_bytes)):
             record.evidence[health.PAGE_CACHE] = why
-        if self._inputs.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
+        if self.inputs.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
             health.disturb(record, beyond)
-            self._disturbed_by = beyond
+            place.disturbed_by = beyond
         self._level.note(record.outcome)
 
-    def _may_be_repeated(self, request: Request, first: TrialRecord) -> bool:
+    def may_be_repeated(self, request: Request, first: TrialRecord) -> bool:
+        """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
         if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
             return False
         if request.max_s is not None and first.seconds >= request.max_s:
             return False  # it used up all its time, which is no accident
-        if request.ends_s is not None and self._inputs.clock.monotonic() + first.seconds > request.ends_s:
+        if request.ends_s is not None and self.inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
-            minutes = self._inputs.config.study.budget.minutes  # the time left is worth more than a quieter baseline
+            minutes = self.inputs.config.study.budget.minutes  # the time left is worth more than a quieter baseline
             return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
-    def _await_quiet(self, ends_s: float | None) -> None:
+    def await_quiet(self, place: Place, ends_s: float | None) -> None:
         """Waits a bounded time for the last trial's disturbance to end, and announces the wait.
 
-        Does not wait if little time is left.
+        Does not wait if little time is left, or if trials run beside: they could not be looked after.
         """
-        disturbed_by, self._disturbed_by = self._disturbed_by, []
-        if not disturbed_by:
+        disturbed_by, place.disturbed_by = place.disturbed_by, []
+        if not disturbed_by or place is not self.alone:
             return
-        clock, minutes = self._inputs.clock, self._inputs.config.study.budget.minutes
+        clock, minutes = self.inputs.clock, self.inputs.config.study.budget.minutes
         max_s = QUIET_MAX_S if minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * minutes)
         if ends_s is not None and ends_s - clock.monotonic() < max_s / QUIET_LEFT_FRAC:
             return
         words = "; ".join(one.words for one in disturbed_by)
-        self._listener.notice(f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most.")
+        self.listener.notice(f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most.")
         kinds, begun_s = {one.kind for one in disturbed_by}, clock.monotonic()
         rest_s = min(COOL_DOWN_S, max_s) if THERMAL in kinds else 0.0
         while (waited_s := clock.monotonic() - begun_s) < max_s:
-            is_over = not any(one.kind in kinds for one in self._level.beyond(self._watch.at_rest()))
+            is_over = not any(one.kind in kinds for one in self._level.beyond(place.watch.at_rest()))
             if is_over and waited_s >= rest_s:
                 return
 
-    def _keep(self, finished: Finished) -> Finished:
+    def keep(self, finished: Finished) -> Finished:
+        """Writes a trial's record.
+
+        Raises:
+            StoppedNow: on KeyboardInterrupt; the record is written.
+        """
         record = finished.record
         # Before the record is written, since a trial with a record may be shown.
-        seal(self._folder.trial_path(record.number), self._inputs.secrets)
-        record.reason = self._inputs.secrets.text(record.reason)
-        record.evidence = self._inputs.secrets.document(record.evidence)
-        record.knob_reports = self._inputs.secrets.document(record.knob_reports)
+        seal(self._folder.trial_path(record.number), self.inputs.secrets)
+        record.reason = self.inputs.secrets.text(record.reason)
+        record.evidence = self.inputs.secrets.document(record.evidence)
+        record.knob_reports = self.inputs.secrets.document(record.knob_reports)
         try:
             self._folder.write_trial(record)
         except KeyboardInterrupt:  # interrupted while writing: write it again, so that nothing measured is lost
             self._folder.write_trial(record)
             raise StoppedNow(finished) from None
-        self._listener.trial_ended(record)
+        self.listener.trial_ended(record)
         return finished
 
     def _check_program(self, finished: Finished) -> None:
@@ -386,8 +332,9 @@ class TrialRunner:
                 "cannot be compared with the old ones. Start a new study with `autotune run`, or undo the change and resume."
             )
 
-    def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
-        inputs, is_seeded = self._inputs, "seed" in request.first_steps and "PYTHONHASHSEED" not in os.environ
+    def launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
+        """Returns the launch of an attempt; `earlier` is the record of the first one, if this is the second."""
+        inputs, is_seeded = self.inputs, "seed" in request.first_steps and "PYTHONHASHSEED" not in os.environ
         pinned = meaningful(inputs.space.pinned, {**inputs.command.placeholders, **request.knobs})
         return launch(
             inputs.config,
@@ -413,10 +360,121 @@ class TrialRunner:
         )
 
 
-def _watch_here(inputs: StudyInputs) -> MachineWatch:
-    """Returns the watch of this machine."""
-    device, nproc = inputs.config.device, inputs.config.launch.nproc
-    return MachineWatch(inputs.device or configured_device(device.kind, device.index, nproc), inputs.clock, inputs.cpu)
+class RunningTrial:
+    """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
+
+    Attributes:
+        request: what it measures.
+        place: where it runs.
+        neighbours: largest number of trials that ran beside it at the same time; counted by the schedule.
+
+    Args:
+        runner: launches and records it.
+        request: what to measure.
+        place: where to run it.
+    """
+
+    def __init__(self, runner: TrialRunner, request: Request, place: Place) -> None:
+        self.request, self.place, self.neighbours = request, place, 0
+        self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
+        self._first: TrialRecord | None = None  # the first attempt, once the second has begun
+        self._waiting = ""
+        self._attempt()
+
+    def look(self) -> Finished | None:
+        """Returns None while the trial runs; after that, the finished trial, whose record is written.
+
+        Raises:
+            StoppedNow: on KeyboardInterrupt between two attempts, or while the record was written.
+            FolderLost: the trial cannot be recorded, and so does not count.
+            BadInput: the trial ran another program than the study's other trials.
+        """
+        if (ended := self._poll()) is None:
+            return None
+        finished, first = self._finished(ended), self._first
+        record, runner, request = finished.record, self._runner, self.request
+        if first is None:
+            is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
+            if (runner.warm.is_doubtful(record) or is_by_chance) and runner.may_be_repeated(request, record):
+                runner.tell_second_attempt(record)
+                runner.keep_logs(record)
+                self._first = record
+                self._attempt()
+                return None
+        elif runner.warm.is_doubtful(first) and (notice := runner.warm.judge(first, record)):
+            self._listener.notice(notice)
+        return runner.finish(request, finished, self.place)
+
+    def stop(self) -> Finished:
+        """Ends the trial because the user asked to, and returns it; its record is written."""
+        self._running.stop("interrupted by the user")
+        while (ended := self._poll(is_ending=True)) is None:
+            self._inputs.clock.sleep(self._inputs.poll_s)
+        return self._runner.keep(self._finished(ended))
+
+    def abandon(self) -> None:
+        """Ends the trial's processes after a fault; nothing is recorded."""
+        self._running.stop("autotune failed")
+
+    def _attempt(self) -> None:
+        runner, request, place, first = self._runner, self.request, self.place, self._first
+        try:
+            runner.await_quiet(place, request.ends_s)
+            left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
+            self._held = place.watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s)))
+        except KeyboardInterrupt:
+            if first is None:
+                raise
+            raise StoppedNow(runner.keep(Finished(record=first))) from None
+        if self._held:
+            self._listener.notice(self._held)
+        prepared = runner.launch(request, first)  # only now: the spec holds the time that is left
+        self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
+        try:
+            self._running = place.launcher.start(prepared)
+        except KeyboardInterrupt:  # a warm server may take seconds to start
+            unstarted = _unstarted(self._inputs.clock.time() - self._started_at)
+            record = runner.record(request, self._spec, unstarted, place)
+            record.started_at = self._started_at
+            raise StoppedNow(runner.keep(Finished(record=record))) from None
+
+    def _poll(self, *, is_ending: bool = False) -> Ended | None:
+        """Looks at the processes and the machine; ends the trial when its time is up."""
+        running, watch, ends_s, clock = self._running, self.place.watch, self.request.ends_s, self._inputs.clock
+        while (ended := running.poll()) is None:
+            if (why := self.place.launcher.why_waiting()) != self._waiting:
+                self._waiting = why
+                self._listener.notice(f"Waiting for a node: {why}." if why else "A node is ready.")
+            if not is_ending and ends_s is not None and clock.monotonic() >= ends_s:
+                running.stop(TIME_UP)
+                continue
+            progress = running.progress()
+            watch.look(progress)
+            if progress:
+                self._listener.progress(progress, self.request.number)
+            return None
+        watch.ended()
+        return ended
+
+    def _finished(self, ended: Ended) -> Finished:
+        """Returns the attempt that is over, with its record, which is not written yet."""
+        runner, request, place, first = self._runner, self.request, self.place, self._first
+        record = runner.record(request, self._spec, ended, place)
+        runner.tell_why_fresh(record)
+        if not request.first_steps:  # such a run measures nothing
+            runner.judge(record, ended.results, place)
+        record.started_at = first.started_at if first else self._started_at
+        if record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
+            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
+        place.watch.follow(ended.results)
+        if self._held:
+            record.evidence["device_held"] = self._held
+        if "seed" in request.first_steps:
+            record.evidence["seed"] = request.first_steps["seed"]
+        record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
+        if first:
+            _join(record, first)
+        return Finished(record=record, results=list(ended.results))
 
 
 def leave_s(record: TrialRecord) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,24 +21,23 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.objective import cold_compile_s
 from autotune.trials.quarantine import Quarantine
-from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
+from autotune.trials.runner import Finished, Request, TrialRunner
+from autotune.trials.schedule import Ending, Schedule
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
+SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
 LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
 MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
 BASELINE_WINDOW_TIMES = 3.0
+NEIGHBOURS = "neighbours"  # `origin` of the trials that measure whether trials beside each other disturb each other
 OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 
 class OutOfTime(Exception):
     """A trial was not started: even the shortest useful one would not have ended within the budget."""
-
-
-class Ending(Exception):
-    """The study ends early and keeps what was measured. Holds the reason, "" if the user requested the end."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
@@ -64,6 +64,8 @@ class Session:
         budget: the time left.
         about: study.json.
         after_trial: callback for when a trial's record is on disk; rewrites the summary.
+        while_waiting: callback for while trials run.
+        schedule: when trials run.
         records: finished trials, by number.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
@@ -82,6 +84,7 @@ class Session:
     budget: Budget
     about: StudyRecord
     after_trial: Callable[[], None] = lambda: None
+    while_waiting: Callable[[], None] = lambda: None
     records: list[TrialRecord] = field(default_factory=list)
     space: ResolvedSpace | None = None
     host_context: HostContext | None = None
@@ -89,6 +92,12 @@ class Session:
     costs: Costs = field(default_factory=lambda: Costs({}))
     memory_capacity_bytes: int | None = None
     earlier_noise: Noise | None = None
+    schedule: Schedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._searched = [record for record in self.records if record.kind in SEARCHED]
+        clock, poll_s = self.inputs.clock, self.inputs.poll_s
+        self.schedule = Schedule(self.runner, self._add, lambda: self.while_waiting(), clock=clock, poll_s=poll_s)
 
     @property
     def resolved(self) -> ResolvedSpace:
@@ -104,13 +113,14 @@ class Session:
     @property
     def searched(self) -> list[TrialRecord]:
         """The search trials and the baseline."""
-        return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
+        return list(self._searched)
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
         """Returns what is left of the study; valid only after the baseline."""
         is_warm = not self.runner.warm.why_never
         spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
-        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching)
+        num = self.schedule.num_slots
+        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching, num_slots=num)
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns its ranks' results."""
@@ -143,26 +153,46 @@ class Session:
             repeats: in a recording, number of the trial that measured the configuration before.
             round_number: round of the recording.
         """
+        record = self._run(self._searching(knobs, why, origin, repeats=repeats, round=round_number)).record
+        self.costs.learn(record)
+        return record
+
+    def begin(self, knobs: Knobs, why: str, *, origin: str, take: Callable[[TrialRecord], None]) -> None:
+        """Starts a search trial as soon as a slot is free.
+
+        Args:
+            knobs: the configuration.
+            why: one line on why it is tried.
+            origin: what proposed it.
+            take: called with the finished trial, once the schedule has waited for it.
+        """
+
+        def taken(finished: Finished) -> None:
+            self.costs.learn(finished.record)
+            take(finished.record)
+
+        self.schedule.make_room()
+        self._prepare(request := self._searching(knobs, why, origin))
+        self.schedule.begin(request, self._noting(taken))
+
+    def _searching(self, knobs: Knobs, why: str, origin: str, **more: Any) -> Request:
+        """Returns the request of a search trial."""
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
-        request = self._request(
+        return self._request(
             Kind.search,
             knobs,
             changed,
             why=why,
             origin=origin,
-            repeats=repeats,
-            round=round_number,
             rules=self.budget.screening_rules(self.inputs.config.measure.screening),
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
             max_s=self._most_s(expected_s),
             ends_s=self.budget.search_ends_s(expected_s),
             retry_max_s=self.budget.search_left_s / 4,
+            **more,
         )
-        record = self._run(request).record
-        self.costs.learn(record)
-        return record
 
     def _request(self, kind: Kind, knobs: Knobs, changed: Knobs, **more: Any) -> Request:
         """Returns a request for the next trial, filling in what all but the baseline have in common."""
@@ -194,7 +224,7 @@ class Session:
         A trial races only against proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
         worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
         """
-        rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
+        rivals = [r for r in self._rivals() if r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
         is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
@@ -203,7 +233,12 @@ class Session:
         """Returns the rate above which a trial is measured to a narrower interval: the best lower bound so far."""
         if not self.runner.goal.follows_rate:
             return None
-        return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
+        return max((r.ci[0] for r in self._rivals() if r.ci), default=None)
+
+    def _rivals(self) -> list[TrialRecord]:
+        """Returns the search trials with an interval that ran as the next one will: alone, or beside others."""
+        has_neighbours = self.schedule.num_slots > 1
+        return [r for r in self.searched if r.outcome.may_win and r.ci and bool(r.neighbours) == has_neighbours]
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a trial of the finals: measures the configuration of an earlier trial again in a fresh process.
@@ -325,22 +360,56 @@ class Session:
             why: one line that names the side.
             ends_s: as in `explain`.
         """
-        request = self._request(
+        return self._run(self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s)).record
+
+    def calibrate(self, first: TrialRecord, num: int, *, round_number: int) -> list[TrialRecord]:
+        """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.
+
+        Args:
+            first: the trial.
+            num: 1 for alone, or the number of slots.
+            round_number: round of the calibration.
+        """
+        finished: list[Finished] = []
+        why = "alone" if num == 1 else f"beside {num - 1} other{'s' if num > 2 else ''}"
+        ends_s = self.budget.search_ends_s(first.fresh_s)
+
+        def request() -> Request:
+            wanted = self._checking(first, first.knobs, NEIGHBOURS, round=round_number, why=why, ends_s=ends_s)
+            self._prepare(wanted)
+            return wanted
+
+        self.schedule.drain()
+        if num == 1:
+            self.schedule.run(request(), self._noting(finished.append))
+        else:
+            self.schedule.run_beside(request, num, self._noting(finished.append))
+        return [one.record for one in finished]
+
+    def _checking(self, first: TrialRecord, knobs: Knobs, origin: str, **more: Any) -> Request:
+        """Returns the request of a trial of kind `check`, which measures without being a candidate."""
+        return self._request(
             Kind.check,
             knobs,
             self.resolved.changed(knobs),
             repeats=first.number,
-            round=round_number,
-            why=why,
-            origin=cause,
+            origin=origin,
             rules=self.inputs.config.measure.screening,
             max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * first.fresh_s),
             retry_max_s=0.0,
-            ends_s=ends_s,
+            **more,
         )
-        return self._run(request).record
 
     def _run(self, request: Request) -> Finished:
+        """Runs a trial alone, and returns it."""
+        finished: list[Finished] = []
+        self.schedule.drain()
+        self._prepare(request)
+        self.schedule.run(request, self._noting(finished.append))
+        return finished[0]
+
+    def _prepare(self, request: Request) -> None:
+        """Checks that a trial may begin, and completes its request."""
         if self.interrupts.is_requested:
             raise Ending
         was = self.about.identity.get(SCRIPT)
@@ -351,21 +420,25 @@ class Session:
         if self.records:
             is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
-        try:
-            finished = self.runner.run(request)
-        except StoppedNow as stopped:
-            self._add(stopped.finished.record)
-            raise Ending from stopped
-        self._add(finished.record)
-        self.after_trial()
-        # A pass that fails says nothing about the device: the same configuration trained before.
-        if request.kind is not Kind.explain and (fault := self.quarantine.note(finished.record)):
-            raise Ending(fault)
-        return finished
 
-    def _add(self, record: TrialRecord) -> None:
-        self.records.append(record)
-        self.records.sort(key=lambda one: one.number)  # a baseline that is measured late still comes first
+    def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
+        """Returns what to do with a finished trial: everything that follows any trial, then `take`."""
+
+        def taken(finished: Finished) -> None:
+            self.after_trial()
+            # A pass that fails says nothing about the device: the same configuration trained before.
+            is_pass = finished.record.kind is Kind.explain
+            fault = "" if is_pass else self.quarantine.note(finished.record)
+            if fault:
+                raise Ending(fault)
+            take(finished)
+
+        return taken
+
+    def _add(self, finished: Finished) -> None:
+        record = finished.record
+        for records in (self.records, *([self._searched] if record.kind in SEARCHED else [])):
+            bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
         self.learn_excuses()
 
     def learn_excuses(self) -> None:

@@ -4,6 +4,7 @@
     python -m tests.benchmarks.search --held-out --seeds 20              # the ones to judge by
     python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
     python -m tests.benchmarks.search --own-time                         # seconds of one proposal after 100 to 3,000 trials
+    python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with so many trials beside each other
 
 The machines are in `tests/search/machines.py`. Fractions are of the optimum's true rate, by trials and by seconds of trials.
 """
@@ -67,6 +68,12 @@ class Job:
     trials: int | None
     minutes: float | None
     is_asked: bool = False
+    pending: int = 1
+
+    @property
+    def name(self) -> str:
+        """The strategy, and how many of its trials run beside each other."""
+        return self.strategy if self.pending == 1 else f"{self.strategy}, {self.pending} pending"
 
 
 def study_of(job: Job) -> tuple[Replayed, Forecasts]:
@@ -74,7 +81,8 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
     one = machine(job.machine)
     world = SimulatedWorld(one, seed=job.seed)
     limits, found = Limits(trials=job.trials, minutes=job.minutes), Forecasts()
-    run = functools.partial(replay, one.table(), one.grid(), strategy(job.strategy), seed=job.seed, limits=limits, world=world)
+    how = {"seed": job.seed, "limits": limits, "world": world, "num_slots": job.pending}
+    run = functools.partial(replay, one.table(), one.grid(), strategy(job.strategy), **how)
     made = _asking(run, world, found, job.seed) if job.is_asked else run()
     if "no improvement is expected" in made.reason:
         found.regret = 1 - made.steps[-1].fraction
@@ -122,6 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
     parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
+    parser.add_argument("--pending", default="1", help="numbers of trials beside each other, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(words)
     if options.own_time:
@@ -130,9 +139,10 @@ def main(words: Sequence[str] | None = None) -> int:
     names = ["default"] if options.calibration else options.strategies.split(",")
     limit = {"trials": None if options.minutes else options.trials, "minutes": options.minutes}
     jobs = [
-        Job(machine=seed, strategy=name, seed=number, is_asked=options.calibration, **limit)
+        Job(machine=seed, strategy=name, seed=number, is_asked=options.calibration, pending=pending, **limit)
         for seed in seeds
         for name in names
+        for pending in map(int, options.pending.split(","))
         for number in range(options.seeds)
     ]
     found = _studies(jobs, options.jobs)
@@ -141,8 +151,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     by: dict[tuple[int, str], list[Replayed]] = {}
     for job, (made, _) in zip(jobs, found, strict=True):
-        by.setdefault((job.machine, job.strategy), []).append(made)
-    _print_tables(by, seeds, names)
+        by.setdefault((job.machine, job.name), []).append(made)
+    _print_tables(by, seeds, list(dict.fromkeys(job.name for job in jobs)))
     return 0
 
 

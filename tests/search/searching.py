@@ -16,7 +16,7 @@ from autotune.study import StudyInputs, run_study
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher
 from autotune.testing.listener import RecordingListener
-from autotune.trials.session import Ending
+from autotune.trials.schedule import Ending
 from tests.search.landscapes import Landscape
 from tests.study.conftest import FakeCpu
 

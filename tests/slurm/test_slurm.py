@@ -133,3 +133,22 @@ def test_without_slurm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^launcher: srun is not installed here"):
         SlurmLauncher(SlurmOptions(), place(tmp_path)).slots()
+
+
+def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    asked = [word for word in SLURM if not word.startswith("study.budget")]
+    given = ("launch.slots=2", "study.budget.minutes=8", "study.budget.trials=20", "measure.quiet=false")
+    out, err = study.start(*asked, *given).communicate(timeout=500)
+    assert "verdict" in out, err
+    assert "trials run on nodes " in err
+    assert "2 trials at a time: beside 1 other, a trial ran at 1.000 of its rate alone" in out
+    trials = study.folder.read_trials()
+    by_kind = {
+        kind: {trial.evidence["node"]["job"] for trial in trials if trial.kind.value == kind} for kind in ("search", "final")
+    }
+    assert len(by_kind["search"]) == 2
+    assert len(by_kind["final"]) == 1
+    assert {trial.neighbours for trial in trials if trial.kind.value == "search"} >= {1}
+    assert study.none_is_left()
+    assert slurm.is_idle()

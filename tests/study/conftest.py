@@ -45,11 +45,20 @@ class Bench:
     """A study on the fake launcher, ready to run."""
 
     def __init__(
-        self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), machine=MACHINE, **inputs
+        self,
+        folder,
+        surface=None,
+        *overrides,
+        seed=0,
+        minutes=4,
+        command=("python", "-c", "pass"),
+        machine=MACHINE,
+        num_slots=1,
+        **inputs,
     ):
         self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
-        self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
+        self.launcher = FakeLauncher(self.surface, self.clock, seed=seed, num_slots=num_slots)
         # Studies of a test lie in one folder: what they know of each other is tried in test_warm_start.py.
         own = [f"search.sampler={SAMPLER}", "search.warm_start=off", "explain.auto=false"]
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]

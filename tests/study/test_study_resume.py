@@ -59,7 +59,7 @@ def resume(study, folder, *overrides, **inputs):
     study.folder = folder
     study.listener.calls.clear()
     study.launcher.launches.clear()
-    study.launcher.num_running = 0
+    study.launcher.running.clear()
     return resume_study(study.inputs, folder, study.listener)
 
 

@@ -168,7 +168,7 @@ def test_nothing_measured_is_lost_on_keyboard_interrupt(bench, number):
     assert [trial.number for trial in study.trials] == list(range(number + 1))
     assert study.trials[-1].outcome is Outcome.interrupted
     assert all(trial.outcome is Outcome.ok for trial in study.trials[:-1])
-    assert study.launcher.num_running == 0
+    assert not study.launcher.running
     assert study.folder.read_summary() == summary
     if number:
         assert summary["speedup"]["verdict"] == "ambiguous"

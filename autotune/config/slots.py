@@ -1,0 +1,86 @@
+"""Decides into how many slots a machine is divided, and checks what is asked of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.config.cluster import JOB
+from autotune.config.command import CommandTemplate
+from autotune.config.program import program_of
+from autotune.config.schema import AUTO, LOCAL, SLURM, StudyConfig
+from autotune.knobs.values import shown
+from autotune.machine.visible import visible_gpus
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with `launch.slots`.
+
+    Args:
+        config: the configuration.
+        facts: `machine.host_facts()` of the machine that trials run on.
+    """
+    asked = config.launch.slots
+    if asked == AUTO or asked == 1:
+        return []
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        return [
+            f"launch.slots: not a number of slots, got {shown(asked)}. Allowed: auto, or a number from 1. Give one of them."
+        ]
+    if config.launcher == SLURM:
+        if JOB in os.environ and config.launch.slurm.cpus is None:
+            return [
+                f"launch.slots: the first would take all CPUs of job {os.environ[JOB]}, got {asked}. Give each its share: "
+                "launch.slurm.cpus=N."
+            ]
+        return []
+    if config.launcher != LOCAL:
+        return [f"launch.slots: launcher={config.launcher} runs one trial at a time, got {asked}. Give launch.slots=1."]
+    if VISIBLE in config.env:
+        return [f"launch.slots: env.{VISIBLE} pins all trials to the same GPUs, got {asked}. Leave one of the two out."]
+    nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)
+    most = len(gpus) // nproc if gpus else num_cores
+    if gpus and asked > most:
+        each = "one GPU" if nproc == 1 else f"{nproc} GPUs"
+        return [
+            f"launch.slots: more slots than GPUs, got {asked}. Allowed: auto, or 1 to {max(1, most)}, with {each} each. Give "
+            "fewer."
+        ]
+    if asked > num_cores:
+        return [f"launch.slots: more slots than CPU cores, got {asked}. Allowed: auto, or 1 to {num_cores}. Give fewer."]
+    if len(kinds := sorted({str(gpu["name"]) for gpu in gpus})) > 1:
+        return [
+            f"launch.slots: rates of unlike GPUs cannot be compared, got {asked} on {' and '.join(kinds)}. Choose GPUs of one "
+            f"kind with {VISIBLE}, or give launch.slots=1."
+        ]
+    return []
+
+
+def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
+    """Returns into how many slots this machine is divided; 1 unless several are asked for, or each can have a GPU.
+
+    Args:
+        config: the configuration, without problems.
+        command: the program.
+        facts: `machine.host_facts()`.
+    """
+    asked = config.launch.slots
+    if isinstance(asked, int):
+        return asked
+    gpus = gpus_of(config, facts)
+    has_one_process = config.launch.nproc == 1 and not program_of(command.parts).starter
+    is_alike = len({(gpu.get("name"), gpu.get("memory_bytes")) for gpu in gpus}) == 1
+    if not has_one_process or not is_alike or VISIBLE in config.env:
+        return 1
+    return max(1, min(len(gpus), int(facts["num_cores"])))
+
+
+def gpus_of(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Returns the GPUs that trials may use, as in `facts`; [] if trials run on the CPU, or a GPU has no UUID."""
+    if config.device.kind == "cpu":
+        return []
+    there = visible_gpus(facts.get("gpus") or [], os.environ)
+    return [gpu for gpu in there[config.device.index :] if gpu.get("uuid")]

@@ -1,0 +1,97 @@
+"""Runs trials beside each other on several nodes, or in several jobs on one node: an agent for each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.clock import PausableClock
+from autotune.errors import BadInput
+from autotune.launchers.base import Launch, Launcher, Running, Slot
+from autotune.launchers.remote import RemoteLauncher, unlike
+from autotune.monitors.watch import MachineWatch
+
+
+class RemoteSlots(Launcher):
+    """Several remote launchers as one. A trial that runs alone runs on the first of them.
+
+    Args:
+        parts: the launchers of the slots, not used yet.
+    """
+
+    def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
+        self.clock: PausableClock = PausableClock()
+        self._parts, self._are_ready = list(parts), False
+        waiting: set[int] = set()
+        for index, part in enumerate(self._parts):
+            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts)))
+
+    def beside(self) -> list[Launcher]:
+        """Returns the launchers of the slots."""
+        return list(self._parts)
+
+    def slots(self) -> list[Slot]:
+        """Returns the slots once all are ready for the first time, later those that are. See `Launcher.slots`."""
+        found = [slot for part in self._parts for slot in part.slots()]
+        if self._are_ready:
+            return found
+        if len(found) < len(self._parts):
+            self.clock.pause()  # waiting for the others costs no budget either
+            return []
+        if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot)]:
+            self.close()
+            raise BadInput(problems)
+        self._are_ready = True
+        self.clock.go_on()
+        return found
+
+    def why_waiting(self) -> str:
+        """Returns why the first slot that has no node waits for one."""
+        return next(filter(None, (part.why_waiting() for part in self._parts)), "")
+
+    def watch(self) -> MachineWatch:
+        """Returns the watch of the first slot's node."""
+        return self._parts[0].watch()
+
+    def start(self, launch: Launch) -> Running:
+        """Starts the trial on the first slot."""
+        return self._parts[0].start(launch)
+
+    def sweep(self, study: Path) -> list[str]:
+        """Ends what an earlier run has left on the nodes."""
+        return [line for part in self._parts for line in part.sweep(study)]
+
+    def close(self) -> None:
+        """Ends all agents."""
+        for part in self._parts:
+            part.close()
+
+
+class _Share(PausableClock):
+    """The study's clock as one of several slots uses it: it stands still only while no slot has a node.
+
+    Args:
+        whole: the study's clock.
+        waiting: the slots without a node; shared by all.
+        index: of this slot.
+        num: how many slots there are.
+    """
+
+    def __init__(self, whole: PausableClock, waiting: set[int], index: int, num: int) -> None:
+        super().__init__()
+        self._whole, self._waiting, self._index, self._num = whole, waiting, index, num
+
+    def monotonic(self) -> float:
+        """Returns the study's seconds."""
+        return self._whole.monotonic()
+
+    def pause(self) -> None:
+        """Notes that this slot has no node."""
+        self._waiting.add(self._index)
+        if len(self._waiting) == self._num:
+            self._whole.pause()
+
+    def go_on(self) -> None:
+        """Notes that this slot has a node, or needs none."""
+        self._waiting.discard(self._index)
+        self._whole.go_on()

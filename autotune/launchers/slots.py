@@ -1,0 +1,69 @@
+"""Divides this machine into slots, on which trials run beside each other: each has GPUs and cores of its own, and a TMPDIR."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.harness.knobs.affinity import SYSTEM, cores_of
+from autotune.launchers.base import Launcher, Slot
+from autotune.launchers.local import Graces, LocalLauncher
+
+
+class SlotsLauncher(LocalLauncher):
+    """Starts a trial on the whole machine, as `LocalLauncher`, or trials beside each other through the launchers of its slots.
+
+    Args:
+        slots: the parts of the machine.
+        graces: the grace periods.
+    """
+
+    def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
+        super().__init__(graces)
+        # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
+        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
+
+    def beside(self) -> list[Launcher]:
+        """Returns the launchers of the slots."""
+        return list(self._parts)
+
+    def close(self) -> None:
+        """Ends whatever still runs, on the slots as well."""
+        for part in self._parts:
+            part.close()
+        super().close()
+        self._temporary.cleanup()
+
+    def _folder(self, slot: Slot) -> Path:
+        folder = Path(self._temporary.name, slot.name)
+        folder.mkdir(mode=0o700)
+        return folder
+
+
+def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
+    """Returns the slots of this machine, with as many GPUs and cores each.
+
+    Args:
+        num: how many.
+        gpus: UUIDs of the GPUs to divide; () for trials on the CPU.
+        facts: `machine.host_facts()`.
+    """
+    # Those of one NUMA node lie together, and in it the threads of one core.
+    cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
+    each = len(gpus) // num
+    share = max(1, len(cores) // num)
+    return [
+        Slot(
+            name=str(index + 1),
+            host=str(facts.get("hostname") or platform.node()),
+            gpus=tuple(gpus[index * each : (index + 1) * each]),
+            cores=tuple(sorted(cores[index * share : (index + 1) * share])),
+            facts=facts,
+        )
+        for index in range(num)
+    ]

@@ -1,0 +1,213 @@
+"""Decides whether search trials may run beside each other: only if neighbours do not slow a trial down.
+
+A configuration is measured alone and on all slots at once, in turn. Finals, attribution and verification always run alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune import stats
+from autotune.quantities import seconds_text
+from autotune.records import Kind, TrialRecord
+from autotune.trials.session import Session
+
+MIN_PAIRS, MAX_PAIRS = 4, 8
+# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider, up to a limit. It
+# is twice the margin of the finals: neighbours slow all configurations alike, and the finals measure the best of them alone.
+MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
+# A calibration ends after this many pairs in all of which neighbours cost more than this share of the rate.
+CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
+SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
+MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
+AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # again once the best is this much faster, or after this many trials
+AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How a trial's rate beside neighbours compares with its rate alone.
+
+    Attributes:
+        ratio: beside over alone.
+        margin: the ratio may fall below 1 by this share.
+        slowest: name of the slowest slot, and its ratio.
+    """
+
+    ratio: stats.Ratio
+    margin: float
+    slowest: tuple[str, float]
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether neighbours certainly cost no more than the margin, on every slot.
+
+        A trial that is certainly faster beside others is not the same program: it has fewer threads on a slot's cores.
+        """
+        num, ci = self.ratio.num_rounds, self.ratio.ci
+        is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
+        return is_even and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin
+
+    @property
+    def is_over(self) -> bool:
+        """Whether further pairs would not change the answer."""
+        num, ci = self.ratio.num_rounds, self.ratio.ci
+        if num < CLEAR_PAIRS or ci is None:
+            return False
+        is_clear = ci[1] < 1 - self.margin or ci[0] > 1 + self.margin
+        return self.is_allowed or num >= MAX_PAIRS or (num >= MIN_PAIRS and is_clear)
+
+
+class Interference:
+    """Sets how many trials of a study may run at once.
+
+    Args:
+        session: the study, whose baseline is measured.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._num = session, len(session.runner.beside)
+        self._calibrated: TrialRecord | None = None  # configuration of the last calibration
+        self._num_searched, self._ended_s, self._took_s = 0, 0.0, 0.0
+
+    def check(self, best: TrialRecord) -> None:
+        """Calibrates if that is due, and tells the user what follows; does nothing with one slot.
+
+        Args:
+            best: the best trial so far.
+        """
+        if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
+            return
+        if why := self._why_not(best):
+            if self._is_unlike(best):
+                self._use_one(why)
+            return
+        began_s, first = self._session.inputs.clock.monotonic(), self._calibrated is None
+        found = self._measured(best)
+        self._calibrated, self._num_searched = best, len(self._session.searched)
+        self._ended_s = self._session.inputs.clock.monotonic()
+        self._took_s = self._ended_s - began_s
+        self._session.about.slots = self._as_json(found)
+        if found is None:
+            self._use_one(f"trial {best.number}'s configuration could not be measured beside itself")
+        elif not found.is_allowed:
+            self._use_one(self._words(found))
+        else:
+            self._session.schedule.num_slots = self._num
+            self._session.folder.write_study(self._session.about)
+            if first:
+                self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
+
+    def _is_unlike(self, best: TrialRecord) -> bool:
+        """Whether the last calibration says nothing about a configuration as fast as the best one; True before the first."""
+        known = self._calibrated
+        return known is None or (best.score or 0.0) >= AGAIN_FACTOR * (known.score or math.inf)
+
+    @property
+    def _is_long_ago(self) -> bool:
+        session = self._session
+        is_long_ago = session.inputs.clock.monotonic() - self._ended_s >= self._took_s / AGAIN_FRAC
+        return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
+
+    def _why_not(self, best: TrialRecord) -> str:
+        """Returns why trials cannot run beside each other, without measuring; "" if they might.
+
+        A calibration must leave time for more trials than one slot has time for without it.
+        """
+        session = self._session
+        evidence = session.baseline.evidence
+        if left := [*evidence.get("files_left", {}), *evidence.get("files_kept", [])]:
+            return f"the program writes {left[0]}, which trials beside each other would share"
+        if session.baseline.ranks:
+            return "the program starts several processes"
+        each_s = max(best.fresh_s, 1e-9)
+        needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
+        if (left_s - needed_s) * self._num < left_s:
+            return f"to find out whether neighbours disturb takes {seconds_text(needed_s)}, too much of what is left"
+        return ""
+
+    def _left_s(self, each_s: float) -> float:
+        """Returns the time that the search has left on one slot."""
+        budget = self._session.budget
+        num_left = math.inf if budget.max_trials is None else budget.max_trials - (len(self._session.searched) - 1)
+        left_s = min(budget.search_left_s, num_left * each_s)
+        return left_s if math.isfinite(left_s) else 1e12
+
+    def _use_one(self, why: str) -> None:
+        self._num, self._session.schedule.num_slots = 1, 1
+        self._session.about.slots |= {"num": 1, "why_one": why}
+        self._session.folder.write_study(self._session.about)
+        self._session.listener.notice(f"One trial at a time: {why}.")
+
+    def _measured(self, best: TrialRecord) -> Calibration | None:
+        """Measures pairs of alone and beside until the answer is known; None if there are none."""
+        session, found, num_lost = self._session, None, 0
+        pairs: list[tuple[float, dict[str, float]]] = []
+        while num_lost < MAX_LOST and not (found and found.is_over):
+            number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
+            alone, beside = [_rates(session.calibrate(best, num, round_number=number)) for num in _order(number, self._num)]
+            if number % 2 == 0:
+                alone, beside = beside, alone
+            if len(alone) != 1 or len(beside) != self._num:
+                num_lost += 1
+                continue
+            pairs.append((next(iter(alone.values())), beside))
+            found = calibration(pairs)
+            if len(pairs) >= CLEAR_PAIRS and all(_mean(others) < (1 - CLEAR_FRAC) * rate for rate, others in pairs):
+                break
+        return found
+
+    def _words(self, found: Calibration) -> str:
+        ci = found.ratio.ci
+        interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs)" if ci else ""
+        others = "1 other" if self._num == 2 else f"{self._num - 1} others"
+        slot, ratio = found.slowest
+        slower = f"; slot {slot} ran at {ratio:.3f}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
+        return f"beside {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
+
+    def _as_json(self, found: Calibration | None) -> dict[str, Any]:
+        """Returns the entry of study.json."""
+        num = len(self._session.runner.beside)
+        if found is None:
+            return {"num": num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
+        ratio = found.ratio
+        return {"num": num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}
+
+
+class Uncalibrated(Interference):
+    """Leaves the number of slots as it is, for replays: recorded trials have no neighbours."""
+
+    def check(self, best: TrialRecord) -> None:
+        """Does nothing."""
+
+
+def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
+    """Returns what some pairs show.
+
+    Args:
+        pairs: rate alone and, by name of the slot, the rates beside each other.
+    """
+    alone = [rate for rate, _ in pairs]
+    ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)
+    by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in pairs[0][1]}
+    slowest = min(by_slot.items(), key=lambda pair: pair[1])
+    margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
+    return Calibration(ratio=ratio, margin=margin, slowest=slowest)
+
+
+def _mean(rates: Mapping[Any, float]) -> float:
+    """Returns the geometric mean."""
+    return math.exp(sum(map(math.log, rates.values())) / len(rates))
+
+
+def _order(number: int, num: int) -> tuple[int, int]:
+    """Returns how many trials run at once in the two halves of a pair; the halves change places from pair to pair."""
+    return (1, num) if number % 2 else (num, 1)
+
+
+def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Returns the rates by slot, without trials that have none."""
+    return {record.slot: record.value for record in records if record.value and record.outcome.may_win}

@@ -1,0 +1,60 @@
+"""Where trials run: the whole machine for a trial that runs alone, or slots that share it."""
+
+from __future__ import annotations
+
+from autotune.launchers.base import Launcher
+from autotune.monitors.disturbances import Disturbance
+from autotune.monitors.watch import MachineWatch, configured_device
+from autotune.trials.inputs import StudyInputs
+
+
+class Place:
+    """Runs one trial at a time.
+
+    Attributes:
+        launcher: starts trials here.
+        disturbed_by: what disturbed the last attempt; cleared by the wait for its end.
+
+    Args:
+        launcher: starts trials here.
+        inputs: the study's inputs.
+    """
+
+    def __init__(self, launcher: Launcher, inputs: StudyInputs) -> None:
+        self.launcher = launcher
+        self.disturbed_by: list[Disturbance] = []
+        self._inputs = inputs
+        self._watch: MachineWatch | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the slot; "" for the whole machine."""
+        return self.launcher.slot.name if self.launcher.slot else ""
+
+    @property
+    def host(self) -> str:
+        """Name of the slot's machine; "" for the whole machine."""
+        return self.launcher.slot.host if self.launcher.slot else ""
+
+    @property
+    def watch(self) -> MachineWatch:
+        """The watch of the machine, or of the slot's part of it; opened when it is first needed."""
+        if self._watch is None:
+            self._watch = self.launcher.watch() or self._watch_here()
+        return self._watch
+
+    def close(self) -> None:
+        """Releases the monitors."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _watch_here(self) -> MachineWatch:
+        inputs, slot = self._inputs, self.launcher.slot
+        kind, index, nproc = inputs.config.device.kind, inputs.config.device.index, inputs.config.launch.nproc
+        device = inputs.device or configured_device(kind, index, nproc, slot.gpus if slot else ())
+        return MachineWatch(device, inputs.clock, inputs.cpu, cores=slot.cores if slot else ())
+
+
+def beside(inputs: StudyInputs) -> list[Place]:
+    """Returns the slots of the study's launcher; [] if it has one only."""
+    return [Place(launcher, inputs) for launcher in inputs.launcher.beside()]

@@ -1,0 +1,145 @@
+"""Decides when trials run: search trials beside each other where that does not disturb them, all others alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from autotune.clock import Clock
+from autotune.trials.places import Place
+from autotune.trials.runner import Finished, Request, RunningTrial, StoppedNow, TrialRunner
+
+Take = Callable[[Finished], None]
+T = TypeVar("T")
+
+
+class Ending(Exception):
+    """The study ends early and keeps what was measured. Holds the reason, "" if the user requested the end."""
+
+
+class Schedule:
+    """Runs the trials of a study. With one slot, no two trials ever run at once.
+
+    Attributes:
+        num_slots: how many trials may run beside each other; 1 until a calibration allows more (study/interference.py).
+
+    Args:
+        runner: begins the trials.
+        add: called with every trial that was recorded, finished or stopped by the user.
+        while_waiting: called whenever no trial has ended since the last look.
+        clock, poll_s: the study's clock, and the pause between two looks.
+    """
+
+    def __init__(
+        self, runner: TrialRunner, add: Take, while_waiting: Callable[[], None], *, clock: Clock, poll_s: float
+    ) -> None:
+        self.num_slots = 1
+        self._runner, self._add, self._while_waiting = runner, add, while_waiting
+        self._clock, self._poll_s = clock, poll_s
+        self._running: list[tuple[RunningTrial, Take]] = []
+
+    @property
+    def num_running(self) -> int:
+        """How many trials run now."""
+        return len(self._running)
+
+    def run(self, request: Request, take: Take) -> None:
+        """Runs a trial alone, after those that still run. `take` is called when it has finished.
+
+        Raises:
+            Ending: the user stopped it; what ran was ended and recorded.
+            FolderLost, BadInput: as `RunningTrial.look`.
+        """
+        self.drain()
+        self._begin(request, take, self._runner.alone)
+        self.drain()
+
+    def begin(self, request: Request, take: Take) -> None:
+        """Starts a trial once a slot is free. `take` is called when it has finished, during one of the later calls.
+
+        Raises:
+            Ending, FolderLost, BadInput: as `run`.
+        """
+        self.make_room()
+        self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
+
+    def run_beside(self, request: Callable[[], Request], num: int, take: Take) -> None:
+        """Runs a trial on each of the first `num` slots, all at once. `take` is called for each that has finished.
+
+        Raises:
+            Ending, FolderLost, BadInput: as `run`.
+        """
+        self.drain()
+        for place in self._runner.beside[:num]:
+            self._begin(request(), take, place)
+        self.drain()
+
+    def make_room(self) -> None:
+        """Waits until a slot is free."""
+        while len(self._running) >= self.num_slots:
+            self._look()
+
+    def wait_for_one(self) -> bool:
+        """Waits until one of the running trials has finished; returns False if none runs."""
+        num = len(self._running)
+        while num and len(self._running) >= num:
+            self._look()
+        return num > 0
+
+    def drain(self) -> None:
+        """Waits until no trial runs."""
+        while self._running:
+            self._look()
+
+    def _free(self) -> Place:
+        taken = [trial.place for trial, _ in self._running]
+        return next(place for place in self._runner.beside if place not in taken)
+
+    def _begin(self, request: Request, take: Take, place: Place) -> None:
+        self._running.append((self._guarded(lambda: self._runner.begin(request, place)), take))
+        for trial, _ in self._running:
+            trial.neighbours = max(trial.neighbours, len(self._running) - 1)
+
+    def _look(self) -> None:
+        """Looks at each running trial once, and passes on those that have finished."""
+        over: list[tuple[Finished, Take]] = []
+        for entry in list(self._running):
+            trial, take = entry
+            if (finished := self._guarded(trial.look)) is not None:
+                self._running.remove(entry)
+                self._add(finished)
+                over.append((finished, take))
+        for finished, take in over:
+            take(finished)
+        if not over:
+            self._while_waiting()
+            self._guarded(lambda: self._clock.sleep(self._poll_s))
+
+    def stop(self) -> None:
+        """Ends and records every running trial, because the user asked to."""
+        running, self._running = self._running, []
+        for trial, _ in running:
+            try:
+                self._add(trial.stop())
+            except StoppedNow as stopped:
+                self._add(stopped.finished)
+
+    def _guarded(self, step: Callable[[], T]) -> T:
+        """Returns the result of a step; if the user interrupts it, or it fails, ends everything that runs."""
+        try:
+            return step()
+        except StoppedNow as stopped:
+            self._running = [entry for entry in self._running if entry[0].request.number != stopped.finished.record.number]
+            self._add(stopped.finished)
+            self.stop()
+            raise Ending from stopped
+        except KeyboardInterrupt:
+            if not self._running:  # before the trial's first process
+                raise
+            self.stop()
+            raise Ending from None
+        except BaseException:
+            running, self._running = self._running, []
+            for trial, _ in running:
+                trial.abandon()
+            raise

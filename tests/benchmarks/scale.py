@@ -1,0 +1,153 @@
+"""Prints the tuner's own time per trial and how busy it keeps its slots: many trials on a fake launcher, in simulated time.
+
+    python -m tests.benchmarks.scale                                          # 100 and 1,000 trials on 1 to 512 slots
+    python -m tests.benchmarks.scale --trials 10000 --slots 512 --sampler random
+
+A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
+slots leaves them idle. Own time includes the calibration of the slots, all files, and the fake launcher itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+from autotune.config.compose import compose
+from autotune.monitors.nvml import NoDevice
+from autotune.records import TrialRecord
+from autotune.run_dir import create
+from autotune.study import StudyInputs, run_study
+from autotune.testing.clock import VirtualClock
+from autotune.testing.fake_launcher import FakeLauncher, Surface
+from autotune.trials.events import Listener
+from autotune.trials.schedule import Ending
+from tests.study.conftest import FakeCpu
+
+START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
+TIMES = 10  # the own time of the first and of the last tenth of the trials shows whether it grows
+MACHINE = {
+    "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4096, "num_cpus": 4096, "memory_bytes": 2**40,
+    "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True, "gpus": [],
+}  # fmt: skip
+
+
+class OwnTimeClock(VirtualClock):
+    """A virtual clock to which the processor time of this process is added, whenever the tuner waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun_s, self._own_s = time.process_time(), 0.0
+
+    @property
+    def own_s(self) -> float:
+        """Processor time since the clock was made."""
+        self._own_s = time.process_time() - self._begun_s
+        return self._own_s
+
+    def monotonic(self) -> float:
+        """Returns simulated and own seconds together."""
+        return self.now_s + self._own_s
+
+    def sleep(self, seconds: float) -> None:
+        """Advances the simulated seconds, and adds the own ones."""
+        super().sleep(seconds)
+        self._own_s = time.process_time() - self._begun_s
+
+
+@dataclass
+class SearchOnly(Listener):
+    """Notes the own time after each trial, and ends the study where its finals would begin.
+
+    Attributes:
+        clock: the clock.
+        own_s: own time after each trial of the search.
+        busy_s: simulated seconds of all trials of the search.
+        begun_s, ended_s: first begin and last end of a trial of the search.
+    """
+
+    clock: OwnTimeClock
+    own_s: list[float] = field(default_factory=list)
+    busy_s: float = 0.0
+    begun_s: float = 0.0
+    ended_s: float = 0.0
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Notes a trial of the search."""
+        if trial.kind != "search":
+            return
+        self.own_s.append(self.clock.own_s)
+        self.busy_s += trial.seconds
+        self.begun_s = self.begun_s or self.clock.monotonic() - trial.seconds
+        self.ended_s = self.clock.monotonic()
+
+    def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
+        """Ends the study."""
+        raise Ending
+
+
+def run(num_trials: int, num_slots: int, sampler: str) -> str:
+    """Returns a line of the table."""
+    given = [
+        f"search.sampler={sampler}", "search.warm_start=off", "search.stop=false", "explain.auto=false",
+        "study.budget.minutes=null", f"study.budget.trials={num_trials}", "measure.racing=false",
+        "parity.steps=0", "compile.mode=off",
+    ]  # fmt: skip
+    composed = compose(given, command=["python", "-c", "pass"], facts=MACHINE)
+    clock = OwnTimeClock()
+    gains = {("precision.amp", "bf16"): 1.2}  # too little for another calibration
+    surface = Surface(
+        start_s=START_S, window_s=WINDOW_S, noise_frac=0.003, gains=gains, half_batch=0.01, loader_per_s=1e5, stop_s=0.0
+    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-scale-") as runs:
+        folder, listener = create(Path(runs), "s"), SearchOnly(clock)
+        inputs = StudyInputs(
+            title="a program",
+            config=composed.config,
+            yaml=composed.yaml,
+            space=composed.space,
+            command=composed.command,
+            launcher=FakeLauncher(surface, clock, num_slots=num_slots),
+            machine=MACHINE,
+            clock=clock,
+            poll_s=POLL_S,
+            device=NoDevice(),
+            cpu=FakeCpu(),
+        )
+        run_study(inputs, folder, listener)
+        summary_mib = folder.summary_file.stat().st_size / 2**20
+    own, num = listener.own_s, len(listener.own_s)
+    tenth = max(1, num // TIMES)
+    first, last = (own[tenth] - own[0]) / tenth, (own[-1] - own[-1 - tenth]) / tenth
+    busy = listener.busy_s / num_slots / max(listener.ended_s - listener.begun_s, 1e-9)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (
+        f"{sampler:8} {num:7,} {num_slots:6} {1e3 * (own[-1] - own[0]) / num:9.1f} {1e3 * first:8.1f} {1e3 * last:8.1f} "
+        f"{busy:7.1%} {peak_mib:7.0f} {summary_mib:9.1f}"
+    )
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", default="100,1000", help="numbers of trials")
+    parser.add_argument("--slots", default="1,16,128,512", help="numbers of slots")
+    parser.add_argument("--sampler", default="random,rates", help="samplers")
+    asked = parser.parse_args()
+    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'first':>8} {'last':>8} {'busy':>7} {'MiB':>7}"
+    print(f"{heads} {'summary':>9}")
+    for sampler in asked.sampler.split(","):
+        for num_trials in map(int, asked.trials.split(",")):
+            for num_slots in map(int, asked.slots.split(",")):
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # so that the peak is its own
+                    print(pool.submit(run, num_trials, num_slots, sampler).result(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

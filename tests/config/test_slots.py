@@ -1,0 +1,106 @@
+"""launch.slots: bad input is refused before anything is measured, and auto is one slot a GPU for a program with one GPU."""
+
+import pytest
+
+from autotune.config.command import CommandTemplate
+from autotune.config.compose import compose
+from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
+from autotune.config.slots import gpus_of, num_slots
+from autotune.errors import BadInput
+from autotune.launchers import make_launcher
+from tests.study.conftest import MACHINE
+
+A100 = {"name": "A100", "memory_bytes": 80 * 2**30}
+GPUS = [{**A100, "uuid": f"GPU-{n}"} for n in range(4)]
+UNLIKE = [*GPUS[:2], {"name": "T4", "memory_bytes": 16 * 2**30, "uuid": "GPU-9"}]
+COMMAND = CommandTemplate(parts=["python", "train.py"])
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def refusal(*overrides, gpus=(), num_cores=8, command=("python", "-c", "pass")):
+    facts = {**MACHINE, "gpus": list(gpus), "num_cores": num_cores}
+    with pytest.raises(BadInput) as caught:
+        compose(list(overrides), command=command and list(command), facts=facts)
+    return "\n".join(caught.value.problems)
+
+
+def slots(config=None, command=COMMAND, gpus=(), num_cores=8):
+    return num_slots(config or StudyConfig(), command, {**MACHINE, "gpus": list(gpus), "num_cores": num_cores})
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "''", "2.5", "[1,2]", "null"])
+def test_what_is_no_number_of_slots_is_refused(value):
+    assert refusal(f"launch.slots={value}").startswith("launch.slots: ")
+
+
+def test_more_slots_than_gpus_or_cores_are_refused():
+    said = "launch.slots: more slots than GPUs, got 5. Allowed: auto, or 1 to 4, with one GPU each. Give fewer."
+    assert refusal("launch.slots=5", gpus=GPUS) == said
+    assert "more slots than CPU cores, got 3. Allowed: auto, or 1 to 2." in refusal("launch.slots=3", num_cores=2)
+    assert "more slots than CPU cores, got 4" in refusal("launch.slots=4", gpus=GPUS, num_cores=2)
+    assert "got 4. Allowed: auto, or 1 to 3" in refusal("launch.slots=4", "device.index=1", gpus=GPUS)
+    assert "got 3. Allowed: auto, or 1 to 2, with 2 GPUs" in refusal(
+        "launch.slots=3", "launch.nproc=2", gpus=GPUS, command=None
+    )
+
+
+def test_gpus_that_are_hidden_do_not_count(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-1")
+    assert "got 3. Allowed: auto, or 1 to 2" in refusal("launch.slots=3", gpus=GPUS)
+    facts = {"gpus": GPUS, "num_cores": 8}
+    assert [gpu["uuid"] for gpu in gpus_of(StudyConfig(), facts)] == ["GPU-3", "GPU-1"]
+
+
+def test_pinned_and_unlike_gpus_are_refused():
+    said = refusal("launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'", gpus=GPUS)
+    assert "launch.slots: env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs, got 2" in said
+    assert "rates of unlike GPUs cannot be compared, got 3 on A100 and T4" in refusal("launch.slots=3", gpus=UNLIKE)
+
+
+def test_inside_an_allocation_each_slot_needs_a_share_of_the_cpus(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    said = refusal("launch.slots=2", "launcher=slurm")
+    assert "launch.slots: the first would take all CPUs of job 12, got 2. Give each its share: launch.slurm.cpus=N." in said
+
+
+def test_auto_is_one_slot_a_gpu_for_a_program_with_one_gpu():
+    assert slots(gpus=GPUS) == 4
+    assert slots(gpus=GPUS, num_cores=3) == 3
+    assert slots(gpus=GPUS[:1]) == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"gpus": ()},
+        {"gpus": UNLIKE},
+        {"gpus": GPUS, "config": StudyConfig(device=DeviceOptions(kind="cpu"))},
+        {"gpus": GPUS, "config": StudyConfig(launch=LaunchOptions(nproc=2))},
+        {"gpus": GPUS, "config": StudyConfig(launch=LaunchOptions(slots=1))},
+        {"gpus": GPUS, "config": StudyConfig(env={"CUDA_VISIBLE_DEVICES": "0"})},
+        {"gpus": GPUS, "command": CommandTemplate(parts=["torchrun", "--nproc_per_node=2", "train.py"])},
+        {"gpus": [{**A100, "uuid": None}, {**A100, "uuid": None}]},
+    ],
+)
+def test_everything_else_is_one_slot(how):
+    assert slots(**how) == 1
+
+
+def test_the_launcher_of_a_machine_with_one_slot_is_the_plain_one():
+    made = make_launcher(StudyConfig(), COMMAND, MACHINE)
+    try:
+        assert made.beside() == []
+    finally:
+        made.close()
+
+
+def test_the_launcher_of_a_machine_with_gpus_has_a_slot_for_each():
+    made = make_launcher(StudyConfig(), COMMAND, {**MACHINE, "gpus": GPUS[:2], "num_cores": 2})
+    try:
+        assert [part.slot.gpus for part in made.beside()] == [("GPU-0",), ("GPU-1",)]
+    finally:
+        made.close()

@@ -1,0 +1,95 @@
+"""Several agents as the slots of one study, all on this machine."""
+
+import signal
+
+import psutil
+import pytest
+
+from autotune.clock import PausableClock
+from autotune.errors import BadInput
+from autotune.launchers.remote_slots import RemoteSlots, _Share
+from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.testing.stub_programs import program
+from tests.launchers.agents import PipeLauncher, place, ready
+
+HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(2.0); "
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "runs" / "study"
+    (folder / "trials").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def parts(tmp_path):
+    return [PipeLauncher(place(tmp_path)) for _ in range(2)]
+
+
+@pytest.fixture
+def launcher(parts, study):
+    made = RemoteSlots(parts)
+    yield made
+    made.close()
+    assert not marked_processes(study)
+
+
+def launch_of(study, number, body):
+    launch = a_launch(study / "trials" / f"{number:04d}", program(body))
+    launch.spec.trial = number
+    return launch
+
+
+def test_trials_run_at_once_through_an_agent_each(launcher, study):
+    ready(launcher)
+    running = [part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1)]
+    pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
+    assert all(is_alive(pid) for pid in pids)
+    assert [wait(each).cause for each in running] == ["result", "result"]
+    assert [part.slot.name.partition(":")[0] for part in launcher.beside()] == ["1", "2"]
+
+
+def test_a_lost_agent_is_replaced_and_the_other_slot_is_left_alone(launcher, parts, study):
+    ready(launcher)
+    one, other = (part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1))
+    wait_for(study / "trials" / "0001" / "here")
+    psutil.Process(parts[0].started[0].process.pid).send_signal(signal.SIGKILL)
+    assert wait(one).evidence["node_lost"]
+    again = launcher.beside()[0].start(launch_of(study, 3, "result()"))  # its agent sweeps this very machine
+    assert wait(again).cause == "result"
+    assert wait(other).cause == "result"
+    assert [len(part.started) for part in parts] == [2, 1]
+
+
+def test_waiting_for_all_slots_costs_no_time(parts):
+    launcher = RemoteSlots(parts)
+    try:
+        stood_s = launcher.clock.monotonic()
+        assert launcher.slots() == []
+        stood_s = launcher.clock.monotonic()
+        ready(launcher)
+        assert launcher.clock.monotonic() - stood_s < 0.5
+    finally:
+        launcher.close()
+
+
+def test_the_clock_stands_still_only_while_no_slot_has_a_node():
+    whole, waiting = PausableClock(), set()
+    one, other = (_Share(whole, waiting, index, 2) for index in range(2))
+    one.pause()
+    assert whole._since_s is None
+    other.pause()
+    assert whole._since_s is not None
+    assert one.monotonic() == other.monotonic() == whole.monotonic()
+    one.go_on()
+    assert whole._since_s is None
+
+
+def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):
+    launcher = RemoteSlots(parts)
+    facts = iter([{"num_cores": 2}, {"num_cores": 4}, {"num_cores": 2}, {"num_cores": 4}])
+    monkeypatch.setattr("autotune.launchers.remote.comparable", lambda _: next(facts))
+    with pytest.raises(BadInput, match=r"is unlike node .* num_cores was 2, got 4"):
+        ready(launcher)
+    launcher.close()

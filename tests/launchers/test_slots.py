@@ -1,0 +1,125 @@
+"""Slots of this machine: real processes beside each other, on cores, GPUs and TMPDIRs of their own."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.slots import SlotsLauncher, slots_of
+from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.testing.stub_programs import program
+
+SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
+FACTS = {"hostname": "bench", "num_cores": 2}
+CORES = sorted(os.sched_getaffinity(0))
+SEEN = "result(detected={'cores': sorted(os.sched_getaffinity(0)), 'env': dict(os.environ)})"
+HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(1.5); "
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="this machine has a single core")
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "work").mkdir()
+    folder = tmp_path / "runs" / "study"
+    (folder / "trials").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def launcher(study):
+    made = SlotsLauncher(slots_of(2, ["GPU-a", "GPU-b"], FACTS), SHORT)
+    yield made
+    made.close()
+    assert not marked_processes(study)
+
+
+def launch_of(study, number, body, **more):
+    launch = a_launch(study / "trials" / f"{number:04d}", program(body), **more)
+    launch.cwd, launch.spec.trial = str(study.parent.parent / "work"), number
+    return launch
+
+
+def start_both(launcher, study, body):
+    return [part.start(launch_of(study, number, body)) for number, part in enumerate(launcher.beside(), 1)]
+
+
+def test_two_trials_run_at_once_each_with_its_own_cores_gpu_and_tmpdir(launcher, study):
+    running = start_both(launcher, study, HELD + SEEN)
+    pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
+    assert all(is_alive(pid) for pid in pids)
+    one, other = (wait(each).results[0].detected for each in running)
+    assert not set(one["cores"]) & set(other["cores"])
+    assert len(one["cores"]) == len(other["cores"]) == len(CORES) // 2
+    assert [seen["env"]["CUDA_VISIBLE_DEVICES"] for seen in (one, other)] == ["GPU-a", "GPU-b"]
+    folders = [seen["env"]["TMPDIR"] for seen in (one, other)]
+    assert folders[0] != folders[1]
+    assert all(os.path.isdir(folder) and len(folder) < 60 for folder in folders)
+    launcher.close()
+    assert not any(os.path.exists(folder) for folder in folders)
+
+
+def test_a_trial_on_the_whole_machine_sees_nothing_of_slots(launcher, study, monkeypatch):
+    monkeypatch.delenv("TMPDIR", raising=False)
+    seen = wait(launcher.start(launch_of(study, 0, SEEN))).results[0].detected
+    assert seen["cores"] == CORES
+    assert "TMPDIR" not in seen["env"]
+    assert seen["env"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert seen["env"]["AUTOTUNE_MARK"] == f"{study}:0"
+
+
+def test_a_killed_supervisor_takes_only_the_trial_of_its_own_slot(launcher, study):
+    one, other = start_both(launcher, study, HELD + "result()")
+    pid = int(wait_for(study / "trials" / "0001" / "here"))
+    psutil.Process(pid).parent().send_signal(signal.SIGKILL)
+    assert wait(one).cause == "lost"
+    assert not is_alive(pid)
+    first = launcher.beside()[0].start(launch_of(study, 3, "result()"))  # its sweep must spare the other slot
+    assert wait(first).cause == "result"
+    assert wait(other).cause == "result"
+
+
+def test_files_are_credited_to_the_trial_that_wrote_them(launcher, study):
+    body = "f = open(f'left{spec[\"trial\"]}.txt', 'w'); f.write('x'); f.flush(); time.sleep(1.0); result(); time.sleep(0.2)"
+    ended = [wait(each) for each in start_both(launcher, study, body)]
+    assert [list(one.evidence["files_left"]) for one in ended] == [["left1.txt"], ["left2.txt"]]
+
+
+def test_a_checkpoint_that_another_slot_made_is_not_taken_for_the_users(launcher, study):
+    body = "f = open('last.pt', 'wb'); f.write(b'\\0new'); f.flush(); time.sleep(1.0); result(); time.sleep(0.2)"
+    first, second = launcher.beside()
+    assert "last.pt" in wait(first.start(launch_of(study, 1, body))).evidence["files_left"]
+    assert wait(second.start(launch_of(study, 2, body))).evidence["files_kept"] == []
+
+
+def test_closing_ends_what_runs_on_every_slot(launcher, study):
+    start_both(launcher, study, HELD + "time.sleep(600)")
+    pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
+    launcher.close()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_sweep_of_the_study_ends_what_runs_on_any_slot(launcher, study):
+    start_both(launcher, study, HELD + "time.sleep(600)")
+    pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
+    lines = LocalLauncher(SHORT).sweep(study)
+    assert all(any(f"process {pid} (" in line for line in lines) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_the_users_tmpdir_and_a_slot_s_gpu_win(launcher, study):
+    launch = launch_of(study, 1, SEEN, env={"TMPDIR": str(study), "CUDA_VISIBLE_DEVICES": "7"})
+    env = wait(launcher.beside()[0].start(launch)).results[0].detected["env"]
+    assert (env["TMPDIR"], env["CUDA_VISIBLE_DEVICES"]) == (str(study), "GPU-a")
+
+
+def test_eight_gpus_and_the_cores_are_divided_evenly(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(20)))
+    slots = slots_of(8, [f"GPU-{n}" for n in range(8)], {"hostname": "dgx", "num_cores": 20})
+    assert [slot.gpus for slot in slots] == [(f"GPU-{n}",) for n in range(8)]
+    assert [len(slot.cores) for slot in slots] == [2] * 8
+    assert len({core for slot in slots for core in slot.cores}) == 16
+    assert [slot.name for slot in slots] == list("12345678")
+    assert {slot.host for slot in slots} == {"dgx"}

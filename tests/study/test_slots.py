@@ -1,0 +1,219 @@
+"""Studies whose trials run beside each other, on the fake launcher."""
+
+import collections
+import itertools
+
+import pytest
+
+from autotune.records import Kind, Outcome
+from autotune.study import resume_study
+from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, calibration
+from autotune.testing.fake_launcher import Failure, Surface
+from tests.study.conftest import Bench
+
+FEW = ["search.sampler=random", "study.budget.trials=14"]
+# Gains too small for another calibration.
+GAINS = {("precision.amp", "bf16"): 1.2, ("layout.channels_last", True): 1.1, ("loader.num_workers", 2): 1.05}
+QUIET = {"gains": GAINS, "noise_frac": 0.003, "half_batch": 0.1, "loader_per_s": 1e4}
+LOUD = {**QUIET, "beside": lambda at_once: 1.0 if at_once == 1 else 0.7}
+
+
+def notices(study):
+    return study.listener.named("notice")
+
+
+def of_kind(study, *kinds):
+    return [trial for trial in study.trials if trial.kind in kinds]
+
+
+def calibrating(study):
+    return [trial for trial in study.trials if trial.origin == "neighbours"]
+
+
+def spans(trials):
+    return [(trial.started_at, trial.started_at + trial.seconds, trial) for trial in trials]
+
+
+def most_at_once(trials):
+    moments = sorted([(begin, 1) for begin, _, _ in spans(trials)] + [(end - 1e-6, -1) for _, end, _ in spans(trials)])
+    now = most = 0
+    for _, change in moments:
+        now += change
+        most = max(most, now)
+    return most
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """A finished study on four slots, whose neighbours do not disturb; some of its configurations run out of memory."""
+    surface = Surface(**QUIET, max_batch=64)
+    study = Bench(
+        tmp_path_factory.mktemp("quiet"), surface, "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=4
+    )
+    study.summary = study.run()
+    return study
+
+
+def test_with_quiet_neighbours_search_trials_run_beside_each_other(quiet):
+    searched = of_kind(quiet, Kind.search)
+    assert quiet.summary["status"] == "complete"
+    assert most_at_once(searched) == 4
+    assert {trial.slot for trial in searched} == {"1", "2", "3", "4"}
+    assert max(trial.neighbours for trial in searched) == 3
+    assert any("4 trials at a time: beside 3 others" in line for line in notices(quiet))
+    assert quiet.summary["speedup"]["verdict"] == "faster"
+
+
+def test_four_slots_give_more_than_three_times_the_trials_an_hour(quiet):
+    all_searched = of_kind(quiet, Kind.search)
+    searched = spans(all_searched[: [trial.origin for trial in all_searched].index("late")])
+    took_s = max(end for _, end, _ in searched) - min(begin for begin, _, _ in searched)
+    assert sum(trial.seconds for _, _, trial in searched) / took_s > 3
+
+
+def test_a_trial_that_fails_leaves_its_neighbours_alone(quiet):
+    outcomes = collections.Counter(trial.outcome for trial in of_kind(quiet, Kind.search))
+    assert sum(count for outcome, count in outcomes.items() if outcome.is_memory) > 0
+    assert outcomes[Outcome.ok] + outcomes[Outcome.raced] > 8
+
+
+def test_everything_but_the_search_runs_alone(quiet):
+    alone = of_kind(quiet, Kind.baseline, Kind.final, Kind.attribution, Kind.parity)
+    assert len(alone) > 6
+    for begin, end, trial in spans(alone):
+        others = [other for b, e, other in spans(quiet.trials) if other is not trial and b < end - 1e-6 and e > begin + 1e-6]
+        assert [other.number for other in others if other.number != trial.number] == []
+        assert (trial.slot, trial.neighbours) == ("", 0)
+
+
+def test_the_calibration_measures_alone_and_beside_in_turn(quiet):
+    rounds = collections.defaultdict(list)
+    for trial in calibrating(quiet):
+        assert (trial.kind, trial.repeats) == (Kind.check, 0)
+        rounds[trial.round].append(trial.slot)
+    assert MIN_PAIRS <= len(rounds) <= MAX_PAIRS
+    assert rounds[1] == ["", "1", "2", "3", "4"]
+    assert rounds[2] == ["1", "2", "3", "4", ""]
+
+
+def test_no_configuration_is_measured_twice_in_a_search(quiet):
+    changes = [frozenset(trial.changed.items()) for trial in of_kind(quiet, Kind.search)]
+    assert len(changes) == len(set(changes)) == 24
+
+
+def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
+    study = bench(Surface(**LOUD), "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=2)
+    assert study.run()["status"] == "complete"
+    said = [line for line in notices(study) if line.startswith("One trial at a time: beside 1 other, a trial ran at 0.")]
+    assert len(said) == 1
+    assert "2 pairs)" in said[0]
+    assert most_at_once(of_kind(study, Kind.search)) == 1
+    assert {trial.slot for trial in of_kind(study, Kind.search)} == {""}
+    assert study.folder.read_study().slots["num"] == 1
+    assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
+
+
+def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=8)
+    study.run()
+    assert calibrating(study) == []
+    assert not any("at a time" in line for line in notices(study))
+    assert study.folder.read_study().slots == {}
+
+
+def test_a_budget_too_small_for_a_calibration_means_one_slot(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=3, num_slots=2)
+    study.run()
+    assert calibrating(study) == []
+    assert any("One trial at a time: to find out whether neighbours disturb takes" in line for line in notices(study))
+
+
+def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
+    study = bench(Surface(**QUIET, files_left={"last.pt": 10}), *FEW, minutes=60, num_slots=2)
+    study.run()
+    assert any("One trial at a time: the program writes last.pt" in line for line in notices(study))
+    assert most_at_once(study.trials) == 1
+
+
+def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench):
+    def failures(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if trial == 26 else None
+
+    study = bench(Surface(**QUIET, failures=failures), *FEW, minutes=60, num_slots=4)
+    assert study.run()["status"] == "interrupted"
+    before = {trial.number: trial for trial in study.trials}
+    stopped = [trial for trial in before.values() if trial.outcome is Outcome.interrupted]
+    assert 2 <= len(stopped) <= 4
+    assert not study.launcher.running
+    assert set(before) == set(range(len(before)))
+    study.surface.failures = lambda trial, knobs: None
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    again = [trial.changed for trial in study.trials if trial.why.startswith("again: trial")]
+    assert sorted(map(str, again)) == sorted(str(trial.changed) for trial in stopped if trial.kind is Kind.search)
+    assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
+
+
+def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
+    surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
+    study = bench(surface, "search.sampler=random", "study.budget.trials=40", minutes=60, num_slots=4)
+    study.run()
+    of = collections.Counter(trial.repeats for trial in calibrating(study))
+    fast = [trial for trial in study.trials if trial.number in of and trial.number]
+    assert of[0] >= 5 * MIN_PAIRS
+    assert [trial.changed["precision.amp"] for trial in fast] == ["bf16"]
+
+
+def test_a_budget_in_trials_counts_those_that_run(bench):
+    study = bench(Surface(**QUIET), "search.sampler=random", "study.budget.trials=23", minutes=60, num_slots=4)
+    study.run()
+    assert len(of_kind(study, Kind.search)) == 23
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_allowed"),
+    [
+        ([0.99, 1.0, 1.01, 1.0], True),
+        ([0.95, 0.96, 0.95, 0.96], False),
+        ([0.9, 1.1, 0.9, 1.1], False),
+        ([1.0, 1.0], False),
+        ([1.5] * 5, False),
+    ],
+)
+def test_neighbours_are_allowed_only_if_the_interval_is_within_the_margin(beside, is_allowed):
+    found = calibration([(100.0, {"1": 100 * ratio, "2": 100 * ratio}) for ratio in beside])
+    assert found.is_allowed is is_allowed
+
+
+def test_a_machine_that_is_never_quiet_does_not_allow_any_neighbour():
+    alone = [100.0, 150.0, 90.0, 160.0, 100.0, 150.0, 90.0, 160.0]
+    found = calibration([(rate, {"1": 0.9 * rate, "2": 0.9 * rate}) for rate in alone])
+    assert found.margin == 0.05
+    assert not found.is_allowed
+
+
+def test_a_single_slow_slot_is_not_hidden_by_the_others():
+    found = calibration([(100.0, {**{str(n): 100.5 for n in range(7)}, "8": 92.0})] * 8)
+    assert found.slowest == ("8", pytest.approx(0.92))
+    assert not found.is_allowed
+
+
+def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_the_end(bench):
+    study = bench(Surface(**{**QUIET, "start_s": 0.3, "window_s": 0.3}), *FEW, minutes=8)
+    written = []
+    write = study.folder.write_summary
+    study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, summary)), write(summary))
+    summary = study.run()
+    while_searching = [now_s for now_s, one in written if one["status"] == "running" and len(one["trials"]) > 1]
+    assert len(while_searching) < len(study.trials) / 2
+    assert all(later - earlier >= 4.9 for earlier, later in itertools.pairwise(while_searching))
+    assert len(summary["trials"]) == len(study.trials) == len(study.folder.read_summary()["trials"])
+
+
+def test_numbers_of_trials_are_counted_in_memory(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=8)
+    study.run()
+    num = len(study.trials)
+    assert study.folder.next_number() == num
+    (study.folder.path / "trials" / "9999").mkdir()
+    assert study.folder.next_number() == num  # the folder is listed once
+    assert type(study.folder)(study.folder.path).next_number() == 10000
