@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.knobs.base import value_text
@@ -13,7 +13,7 @@ ROLES = {"best": "the best", "baseline": "the baseline"}
 
 def signed(gain: float) -> str:
     """Returns a gain: "+38 %"."""
-    return f"{gain:+.0%}".replace("%", " %")
+    return f"{100 * gain:+.0f} %"
 
 
 def gain_text(gain: Mapping[str, Any]) -> str:
@@ -43,9 +43,13 @@ def remedy_text(finding: Mapping[str, Any]) -> str:
     return f"{remedy['knob']}={value_text(remedy['value'])}" if remedy.get("knob") else str(remedy.get("code") or "")
 
 
-def finding_text(finding: Mapping[str, Any]) -> str:
-    """Returns a finding in one line: cause, place and size."""
-    return f"{finding['cause']}, {finding['where']}: {size_text(finding)}"
+def advice_text(finding: Mapping[str, Any], unit: str) -> str:
+    """Returns a finding as a sentence: its cause and place, what to do, and what that gains.
+
+    "too few workers (training thread): set loader.num_workers=2 (predicted +6 % [0, 14] samples/s)".
+    """
+    do = f"set {remedy_text(finding)}" if finding["remedy"].get("knob") else remedy_text(finding)
+    return f"{finding['cause']} ({finding['where']}): {do} ({size_text(finding)} {unit}/s)"
 
 
 def accuracy_text(document: Mapping[str, Any]) -> str:
@@ -56,26 +60,53 @@ def accuracy_text(document: Mapping[str, Any]) -> str:
     return f"{accuracy['held']} of {accuracy['checked']} predicted gain{'s' * (accuracy['checked'] != 1)} held"
 
 
+def entry_of(document: Mapping[str, Any] | None, trial: int | None) -> dict[str, Any] | None:
+    """Returns the entry of a trial in a study's explanation; None if the trial was not explained."""
+    return next((entry for entry in (document or {}).get("explained") or [] if entry["trial"] == trial), None)
+
+
 def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the entry for a study's best trial in the study's explanation; None if that trial was not explained."""
-    document, best = summary.get("explanation") or {}, (summary.get("best") or {}).get("trial")
-    return next((entry for entry in document.get("explained") or [] if entry["trial"] == best), None)
+    """Returns the entry of a study's best trial; None if that trial was not explained."""
+    return entry_of(summary.get("explanation"), (summary.get("best") or {}).get("trial"))
+
+
+def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns a line on each check of some trials that is not shown with a finding, such as a check that refuted one.
+
+    Args:
+        document: the study's explanation.
+        entries: the entries of these trials.
+    """
+    trials = [entry["trial"] for entry in entries]
+    shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
+    others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]
+    return [f"{one['cause']}, {one['remedy']}: {check_text(one)}" for one in others]
+
+
+def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
+    return check["trial"], check["cause"], check["where"]
 
 
 def finding_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the largest findings on the best trial, a line each; [] if that trial was not explained."""
-    entry = best_entry(summary) or {}
-    return [finding_text(finding) for finding in (entry.get("findings") or [])[:MAX_SAID]]
+    entry, unit = best_entry(summary) or {}, str(summary.get("unit") or "samples")
+    return [advice_text(finding, unit) for finding in (entry.get("findings") or [])[:MAX_SAID]]
 
 
 def why_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known."""
-    entry, document = best_entry(summary), summary.get("explanation") or {}
-    if entry is None:
-        return []
-    if not entry["findings"] and any(one["outcome"] == "ok" for one in entry["passes"].values()):
+    entry = best_entry(summary)
+    if entry is not None and not entry["findings"] and any(one["outcome"] == "ok" for one in entry["passes"].values()):
         return ["nothing that is known to cost 3 % or more"]
-    said = finding_lines(summary)
-    if said and len(said) < MAX_SAID and (words := accuracy_text(document)):
-        said.append(f"explanations: {words}")
-    return said
+    return finding_lines(summary)
+
+
+def limit_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns `why_lines` or, if the best trial was not explained, what its own rates say of its input and its ranks."""
+    return why_lines(summary) or diagnosis_lines(summary)
+
+
+def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns what the best trial's rates say: "input-bound: Speed up the input pipeline: ... (trial 3: 16.8 samples/s)"."""
+    found = summary.get("diagnosis") or []
+    return [f"{one['finding']}: {str(one['advice']).rstrip('.')} ({one['evidence']})" for one in found]

@@ -7,7 +7,8 @@ import re
 # Exception classes and messages that always mean out of memory. torch.AcceleratorError and NCCL report it in the message only.
 OOM_CLASSES = frozenset({"OutOfMemoryError"})
 DEVICE_OOM = re.compile(
-    r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
+    r"(?:CUDA|HIP|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
+    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )

@@ -75,6 +75,11 @@ def clock_text(value: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
+def percent_text(fraction: float | None, *, digits: int = 0) -> str:
+    """Returns a fraction in percent: "38 %"; a dash for None."""
+    return DASH if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
 def ratio_text(ratio: float | None) -> str:
     """Returns a speed-up: "2.41x"."""
     return DASH if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{number_text(ratio)}x"
@@ -83,3 +88,13 @@ def ratio_text(ratio: float | None) -> str:
 def ratio_interval_text(interval: Sequence[float] | None) -> str:
     """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
     return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
+
+
+def ratio_with_interval_text(ratio: float | None, interval: Sequence[float] | None) -> str:
+    """Returns a speed-up and its interval: "2.41x [2.36, 2.46]", "2.41x"."""
+    return f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip()
+
+
+def rate_with_interval_text(value: float | None, interval: Sequence[float] | None, unit: str) -> str:
+    """Returns a rate with its unit and its interval: "56.8 samples/s [55.9, 57.7]", "56.8 samples/s"."""
+    return f"{rate_text(value, unit)} {interval_text(interval)}".strip()

@@ -143,8 +143,9 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; for kind explain, the
-            pass; for kind check, the cause that it tries to remove; "" for the baseline and the finals.
+            "late" (a costly value or a lower tier), "again" (its only rate is doubted); "attribution N" for the ablation of
+            trial N; for kind explain, the pass; for kind check, the cause that it tries to remove; "" for the baseline and the
+            finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -441,6 +442,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
+#  "effects_need": {"minutes": budget that lets the missing effects be measured, "more_minutes"} | null,
 #  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
 #    changes without effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],
@@ -455,7 +457,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
 #  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, if farther than noise explains | null,
+#  "drift": how far the baseline's measurements lie apart, if farther than noise explains, or how much slower or faster the
+#    machine became during the finals, if that is clear | null,
 #  "not_finite": a sentence saying that the unchanged program's loss or gradients are not finite, and what follows | null,
 #  "page_cache": why a long run may read data more slowly than the best trial did | null,
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],

@@ -9,7 +9,8 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,14 @@ class StudyFolder:
         self._write(self.study_file, as_json(record.as_json()))
 
     def read_study(self) -> StudyRecord:
-        """Returns the study's record.
+        """Returns the study's record. Where the folder is not the one that was written, its own name counts, as for a copy.
 
         Raises:
             OSError: it cannot be read.
             ValueError: study.json does not hold a study's record.
         """
-        return StudyRecord.from_json(read_json(self.study_file))
+        record = StudyRecord.from_json(read_json(self.study_file))
+        return record if record.name == self.name else replace(record, name=self.name, base=self.name)
 
     def write_config(self, yaml: str) -> None:
         """Writes the composed configuration."""
@@ -182,13 +184,13 @@ class StudyFolder:
         self._write(self.summary_file, as_json(summary))
 
     def read_summary(self) -> Summary:
-        """Returns summary.json as it is stored.
+        """Returns summary.json as it is stored, under the folder's name.
 
         Raises:
             OSError: it cannot be read.
             ValueError: it does not hold a summary.
         """
-        return checked_summary(read_json(self.summary_file))
+        return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def current_summary(self) -> Summary:
         """Returns summary.json, corrected: a "running" study that no process is working on was killed.
@@ -321,31 +323,62 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that `name` means: the latest study requested under this name, or else the one in the folder `name`.
+    """Returns the study that a name or a path means.
 
-    A name with the runs folder in front ("runs/resnet18") means exactly that folder. This is how to reach the first of two
-    studies of the same name.
+    A name means the latest study requested under it, or else the study in the folder of that name. A path means the study in
+    whose folder it lies, wherever that is: "runs/resnet18" reaches the first of two studies of the same name.
 
     Args:
         runs: the runs folder.
-        name: the name as typed.
-        without: folder of a study to leave out.
+        name: the name or path as typed.
+        without: folder of a study that a name does not mean.
 
     Raises:
         BadInput: there is no such study.
     """
-    is_folder = os.sep in name and Path(name).parent.resolve() == runs.resolve()
-    name = Path(name).name if is_folder else name
-    check_name(name)
+    if os.sep in name or name in (os.curdir, os.pardir):
+        return _at(name)
     there = [folder for folder in studies(runs) if folder.path != without]
     namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
-    if namesakes and not is_folder:
+    if namesakes:
         return max(namesakes, key=lambda pair: pair[0])[1]
     if exact := next((folder for folder in there if folder.name == name), None):
         return exact
+    if os.path.exists(name):
+        return _at(name)
+    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {_there_are(name, there)}")
+
+
+def _at(path: str) -> StudyFolder:
+    """Returns the study in whose folder a path lies.
+
+    Raises:
+        BadInput: it lies in none, or it does not exist.
+    """
+    if not os.path.exists(path):
+        raise BadInput(f"STUDY: no such study, got {path!r}. {_there_are(os.path.basename(path), studies(Path(path).parent))}")
+    if folder := around(Path(path)):
+        return folder
+    what = "a folder that is no study" if os.path.isdir(path) else "a file that belongs to no study"
+    inside = list(studies(Path(path)))
+    has = f"It contains studies, such as {str(inside[0].path)!r}." if inside else "Give a study's name or its folder."
+    raise BadInput(f"STUDY: {what}, got {path!r}. {has} See `autotune list`.")
+
+
+def around(path: Path) -> StudyFolder | None:
+    """Returns the study in whose folder a path lies, or whose folder it is; None if there is none."""
+    whole = Path(os.path.abspath(path))
+    place = next((each for each in (whole, *whole.parents) if os.path.isfile(each / "study.json")), None)
+    if place is None:
+        return None
+    typed = place if path.is_absolute() else Path(os.path.relpath(place))
+    return StudyFolder(typed if typed.name == place.name else place)  # not "..", which has no name
+
+
+def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
     known = [folder.name for folder in there]
     have = one_of(name, known, show=8).replace("Allowed:", "There are:") if known else "There is none yet."
-    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {have} See `autotune list`.")
+    return f"{have} See `autotune list`."
 
 
 def call(folder: StudyFolder) -> str:

@@ -312,6 +312,29 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {entrant: math.exp(float(fit[i]) + level) for i, entrant in enumerate(entrants)}
 
 
+def common_slope(series: Sequence[Sequence[tuple[float, float]]], level: float) -> float | None:
+    """Returns the slope over time that the log rates of several configurations have in common; None if it is not significant.
+
+    Fits log rate = configuration + slope * time by least squares, and tests the slope with Student's t.
+
+    Args:
+        series: for each configuration, pairs of time and rate per second, all positive.
+        level: probability of finding a slope where there is none, two-sided.
+
+    Returns:
+        The slope in log units per unit of time.
+    """
+    pairs = [np.asarray(each, dtype=float) for each in series]
+    times = np.concatenate([each[:, 0] - each[:, 0].mean() for each in pairs])
+    logs = np.concatenate([np.log(each[:, 1]) - np.log(each[:, 1]).mean() for each in pairs])
+    freedom, squares = len(times) - len(pairs) - 1, float(times @ times)
+    if freedom < 1 or not squares:
+        return None
+    slope = float(times @ logs) / squares
+    error = math.sqrt(float(np.sum((logs - slope * times) ** 2)) / freedom / squares)
+    return slope if abs(slope) > _t_quantile(freedom, 1 - level / 2) * error else None
+
+
 def is_slower(ratio: Ratio) -> bool:
     """Whether the candidate is certainly slower, by at least FASTER_FRAC."""
     return ratio.ci is not None and ratio.ci[1] < 1 / (1 + FASTER_FRAC)

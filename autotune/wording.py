@@ -19,8 +19,7 @@ from autotune.quantities import (
     interval_text,
     number_text,
     rate_text,
-    ratio_interval_text,
-    ratio_text,
+    ratio_with_interval_text,
     seconds_text,
     step_time_text,
 )
@@ -34,6 +33,7 @@ GAINS = {
     ENERGY: "less energy per sample",
     COST: "lower cost per epoch",
 }
+NO_TIME = "no time"  # reason of an effect that is missing for lack of time, which one line says for all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 
 
@@ -153,7 +153,7 @@ def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
 
 def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] | None = None) -> str:
     """Returns a ratio and what it refers to: "2.41x [2.36, 2.46]", "1.31x [1.28, 1.34] less energy per sample"."""
-    return gain_words(summary, f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip())
+    return gain_words(summary, ratio_with_interval_text(ratio, interval))
 
 
 def gain_words(summary: Summary, ratio: str) -> str:
@@ -197,6 +197,8 @@ def search_cost_text(summary: Summary) -> str:
     if not found:
         return ""
     num = found["trials"]
+    if not num:
+        return f"{seconds_text(found['seconds'])}, no trial searched"
     took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
     if found["repaid_after_s"] is None:
         what, _, why = str(found["why_not"]).partition(": ")
@@ -255,6 +257,13 @@ def machine_text(machine: dict[str, object]) -> str:
     return ", ".join(part for part in parts if part) or "unknown machine"
 
 
+def budget_text(budget_s: float | None, budget_trials: int | None) -> str:
+    """Returns a study's budget: "8 min", "30 trials", "8 min or 30 trials"; "" without one."""
+    parts = [seconds_text(budget_s)] if budget_s is not None else []
+    parts += [f"{budget_trials} trial{'' if budget_trials == 1 else 's'}"] if budget_trials is not None else []
+    return " or ".join(parts)
+
+
 def command_text(command: Iterable[str]) -> str:
     """Returns an argument list as typed in a shell."""
     return shlex.join(command)
@@ -295,13 +304,13 @@ def effect_text(entry: Mapping[str, Any]) -> str:
 
 def effect_number(entry: Mapping[str, Any]) -> str:
     """Returns a change's factor and interval; "" if it has no factor."""
-    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+    return ratio_with_interval_text(entry["ratio"], entry.get("ci")) if entry.get("ratio") else ""
 
 
 def effect_doubt(entry: Mapping[str, Any]) -> str:
-    """Returns the note on a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured clearly."""
+    """Returns the note on a factor: "ambiguous", "estimated", "not measured"; "" if it was measured clearly."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
     if verdict in ("needed", "not measured", "not separated"):  # "not separated": the name in older summaries
-        return f"{verdict}: {reason}" if reason else verdict
+        return f"{verdict}: {reason}" if reason not in ("", NO_TIME) else verdict
     words = [verdict] if verdict in ("ambiguous", "slower") else []
     return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])

@@ -241,7 +241,7 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
@@ -263,7 +263,8 @@ def report(
 ) -> int:
     """Report what a study found: one HTML file that loads nothing, with charts, tables and what to change.
 
-    Every study writes it at its end. This command makes it again, at any time, from the study's folder alone.
+    Every study writes it at its end, to runs/STUDY/report.html.
+    This command makes it again, at any time, from the study's folder alone.
 
         autotune report resnet18 --open
         autotune report resnet18 resnet18-2 -o both.html
@@ -292,7 +293,7 @@ def export(
         typer.Option("--tier", metavar="TIER", help="Best up to this tier: exact, numerics or training.", show_default=False),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -302,26 +303,29 @@ def export(
     from autotune.cli.show import chosen
 
     folder = chosen(runs_folder(runs_dir), study)
-    return implementation.write(folder, format_=format_, tier=tier, output=output, as_json=as_json)
+    return implementation.export(folder, format_=format_, tier=tier, output=output, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
 def apply(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of a recipe: train.epochs=3.", show_default=False),
     ] = None,
+    is_quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but settings that did not take effect.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Two lines on
-    standard error list the settings: first the requested ones, then, after the first step, those that took effect. A file
-    made for a recipe needs no command.
+    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Lines on
+    standard error say what is applied and, for a recipe, what is started, and after the first step which settings took
+    effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -335,6 +339,7 @@ def apply(
             overrides=tuple(overrides or ()),
             command=context.obj,
             runs=runs_folder(only_runs_dir(overrides, runs_dir)),
+            is_quiet=is_quiet,
         )
     )
 
@@ -343,7 +348,7 @@ def apply(
 def verify(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -463,7 +468,8 @@ def doctor(
 ) -> int:
     """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
-    Changes nothing: run the printed commands yourself. Exit code 3 means that an error was found.
+    Changes nothing: run the printed commands yourself.
+    Exit code 3 means that an error was found.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.cli.verify import YAML, meant
+from autotune.cli.verify import meant
 from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
@@ -21,6 +22,8 @@ from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.records import Knobs
+from autotune.run_dir import call
+from autotune.wording import command_text
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -30,22 +33,24 @@ EXAMPLE = "autotune apply best.yaml -- python train.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`."""
+    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`, and --quiet."""
 
     what: str
     overrides: tuple[str, ...]
     command: list[str] | None
     runs: Path
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What to start: the command, the knobs that its arguments already set, environment variables for device and threads."""
+    """What to start: the command, the knobs that its arguments already set, variables for device and threads, and notes."""
 
     best: Best
     argv: list[str]
     passed: Knobs
     variables: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def apply(asked: Asked) -> NoReturn:
@@ -61,17 +66,20 @@ def apply(asked: Asked) -> NoReturn:
         )
     best = read_best(_file(asked))
     run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
-    spec = spec_text(run.best, passed=run.passed)
-    announce(run.best, _of_another_program(best, run.argv) if asked.command is not None else [])
+    spec = spec_text(run.best, passed=run.passed, is_quiet=asked.is_quiet)
+    if not asked.is_quiet:
+        announce(run.best, run.notes)
     _become(with_harness(run.argv), {**os.environ, **run.variables, **variables(run.best, spec)})
 
 
 def _file(asked: Asked) -> Path:
-    if asked.what.endswith(YAML) or os.path.isfile(asked.what):
-        return Path(asked.what)
     folder = meant(asked.runs, asked.what)
+    if isinstance(folder, Path):
+        return folder
     if not folder.best_file.is_file():
-        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` shows why.")
+        raise BadInput(
+            f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {call(folder)}` shows why."
+        )
     return folder.best_file
 
 
@@ -89,7 +97,8 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     by_hand, problems = best.handed_over(argv, known=template.placeholders)
     if problems:
         raise BadInput(problems)
-    return _Run(best=best, argv=argv, passed={**by_hand, **_carried(template, best.knobs)})
+    passed = {**by_hand, **_carried(template, best.knobs)}
+    return _Run(best=best, argv=argv, passed=passed, notes=_of_another_program(best, argv))
 
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
@@ -112,9 +121,10 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
+        give = f"autotune apply {shlex.quote(asked.what)} -- {command_text(best.command) or 'python train.py'}"
         raise BadInput(
             f"COMMAND: {best.file} was made for your own program, and autotune does not run a command just because a file "
-            f"contains it, got no command after '--'. Give it: {EXAMPLE}."
+            f"contains it, got no command after '--'. If the file's command is the right one, type `{give}`."
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
@@ -124,11 +134,15 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
-    composed.config.train.epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end
+    epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end
+    composed.config.train.epochs = epochs
     template = recipe_command(composed.config, asked=knobs)
+    argv = template.argv(knobs)
+    length = "1 epoch; train.epochs=N trains longer" if epochs == 1 else f"{epochs} epochs"
     return _Run(
         best=replace(best, knobs=knobs),
-        argv=template.argv(knobs),
+        argv=argv,
+        notes=[f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
         passed=_carried(template, knobs),
         variables=process_environment(composed.config, facts),
     )

@@ -16,9 +16,9 @@ from autotune.cli.plain import Quiet
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
-from autotune.explained import ROLES, accuracy_text, check_text, remedy_text, size_text
+from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
-from autotune.quantities import number_text
+from autotune.quantities import percent_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
 from autotune.run_dir import StudyFolder, call
 
@@ -211,8 +211,8 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
     if not total_s:
         return ""
     shares = {name: seconds / total_s for name, seconds in phases_s.items() if seconds >= LEAST_PHASE * total_s}
-    listed = ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares.items())
-    return f"a step takes {number_text(total_s * 1e3)} ms: {listed}"
+    listed = ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
+    return f"a step takes {step_time_text(total_s)}: {listed}"
 
 
 def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
@@ -227,9 +227,7 @@ def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
 
 def _last(document: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
     """Returns the rows at the end: checks that are not shown with a finding above, and how often predictions held."""
-    beside = {(one["trial"], f["cause"], f["where"]) for one in document["explained"] for f in one["findings"] if f["check"]}
-    checks = [check for check in document["checks"] if (check["trial"], check["cause"], check["where"]) not in beside]
-    rows = [Row(f"tried: {check['cause']}, {check['remedy']}: {check_text(check)}") for check in checks]
+    rows = [Row(f"tried: {line}") for line in other_checks(document, document["explained"])]
     if words := accuracy_text(document):
         rows.append(Row(f"explanations: {words}"))
     return [

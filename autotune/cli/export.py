@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from autotune.cli.output import output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
-from autotune.export import render
+from autotune.export import check_format, file_name, render
 from autotune.records import Tier
-from autotune.run_dir import StudyFolder, check_output
+from autotune.run_dir import StudyFolder
 
 
-def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None, as_json: bool = False) -> int:
+def export(folder: StudyFolder, *, format_: str, tier: str | None, output: str | None, as_json: bool = False) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
     Settings that the format cannot express are listed on standard error.
@@ -22,26 +22,22 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
         folder: the study.
         format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
-        output: file to write; None or "-" for standard output.
+        output: file to write, or the folder for it; None or "-" for standard output.
         as_json: print the file's text and the settings it lacks as one JSON document, and write no file.
     """
-    exported = render(read_summary(folder), format_, tier_named(tier), file=str(output or ""))
+    check_format(format_)
+    up_to = tier_named(tier)
+    file = output_file(output, file_name(format_, up_to))
+    exported = render(read_summary(folder), format_, up_to, file=str(file or ""))
     if as_json:
         notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}
         print_json({"study": folder.name, "format": format_, "text": exported.text, **notes})
         return 0
-    if output is None or str(output) == "-":
+    if file is None:
         sys.stdout.write(exported.text)
     else:
-        check_output(output, "--output")
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(exported.text, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(
-                f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file."
-            ) from error
-        print(f"wrote {output}", file=sys.stderr)
+        write(exported.text, file)
+        print(f"wrote {file}", file=sys.stderr)
     for line in exported.header:
         print(line, file=sys.stderr)
     for line in exported.notes:

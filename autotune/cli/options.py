@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,13 +31,13 @@ RunsDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and the verdict.")]
 Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's name (the latest of that name), or its folder, runs/NAME.")
+    str, typer.Argument(metavar="STUDY", help="A study's name (the latest of that name), its folder, or a file in it.")
 ]
 AnyStudy = Annotated[
     str | None,
     typer.Argument(
         metavar="STUDY",
-        help="A study's name (the latest of that name), or its folder, runs/NAME. The latest study when not given.",
+        help="A study's name (the latest of that name), its folder, or a file in it. The latest study when not given.",
         show_default=False,
     ),
 ]
@@ -74,6 +75,11 @@ def runs_folder(runs_dir: str | None) -> Path:
     path = "runs" if runs_dir is None else runs_dir
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
         raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder with the studies.")
+    if os.path.isfile(os.path.join(path, "study.json")):
+        there = os.path.dirname(os.path.abspath(path))
+        raise BadInput(
+            f"--runs-dir: a study, not the folder of the studies, got {path!r}. Give --runs-dir {shlex.quote(there)}."
+        )
     return Path(path)
 
 

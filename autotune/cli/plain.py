@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune import wording
 from autotune.cli import verdict
 from autotune.cli.outlook import left_text, plan_text
-from autotune.quantities import bytes_text, interval_text, number_text, rate_text, seconds_text
+from autotune.quantities import bytes_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.trials.events import Outlook
@@ -91,7 +92,7 @@ class PlainLines(View):
         """Prints the trial's outcome and numbers."""
         numbers = [
             *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
-            f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
+            rate_with_interval_text(trial.value, trial.ci, trial.unit),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",
             bytes_text(trial.peak_memory_bytes),
@@ -138,11 +139,7 @@ def budget_text(study: StudyRecord) -> str:
         return f"{wanted['rounds']} rounds or {seconds_text(wanted['minutes'] * 60)}"
     if wanted := study.recording:
         return f"at most {wanted['configurations']} configurations, {wanted['repeats']} times each"
-    parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
-    parts += (
-        [f"{study.budget_trials} trial{'' if study.budget_trials == 1 else 's'}"] if study.budget_trials is not None else []
-    )
-    return " or ".join(parts) or "none"
+    return wording.budget_text(study.budget_s, study.budget_trials) or "none"
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from autotune.quantities import DASH, bytes_text, compact_text
+from autotune.quantities import bytes_text, compact_text, percent_text
 from autotune.records import Summary
 from autotune.wording import communication_text
 
@@ -30,8 +30,8 @@ def block(summary: Summary) -> Group | None:
         made.add_row(
             Text.assemble(str(entry["rank"]), (slow, "warn")),
             compact_text(entry["rate_per_s"]),
-            _share_text(entry["data_wait_frac"]),
-            _share_text(_frac(entry["exposed_s"], entry["step_s"])),
+            percent_text(entry["data_wait_frac"]),
+            percent_text(_frac(entry["exposed_s"], entry["step_s"])),
             bytes_text(entry["peak_memory_bytes"]),
         )
     legend = "input, ranks: share of a step spent waiting for input and for other ranks"
@@ -40,7 +40,3 @@ def block(summary: Summary) -> Group | None:
 
 def _frac(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
-
-
-def _share_text(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0%}"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cli.output import STDOUT, output_file, write
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder, check_output
+from autotune.run_dir import StudyFolder
+
+REPORT = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class Asked:
 
     studies: Sequence[str]
     runs: Path
-    output: Path | None = None
+    output: str | None = None
     picture: Path | None = None
     width_px: int = 1440
     is_opened: bool = False
@@ -39,16 +41,16 @@ def report(asked: Asked, *, as_json: bool) -> int:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
     """
     folders = _folders(asked)
+    file = output_file(asked.output, REPORT) or _place(folders)
     summaries = [read_summary(folder) for folder in folders]
     from autotune.report.page import page
     from autotune.report.study import read
 
     text = page([read(folder, summary) for folder, summary in zip(folders, summaries, strict=True)])
-    if str(asked.output) == "-":
+    if asked.output == STDOUT:
         sys.stdout.write(text)
         return 0
-    file = asked.output or _place(folders)
-    _write(file, text)
+    write(text, file)
     if asked.picture:
         from autotune.report.picture import take
 
@@ -70,13 +72,13 @@ def _folders(asked: Asked) -> list[StudyFolder]:
         BadInput: there is no such study, or one was named twice.
     """
     problems = ["--output: standard output takes no picture and opens in no browser. Give -o FILE."] if (
-        str(asked.output) == "-" and (asked.picture or asked.is_opened)
+        asked.output == STDOUT and (asked.picture or asked.is_opened)
     ) else []  # fmt: skip
-    folders = [_folder(asked.runs, name) for name in asked.studies or (None,)]
-    paths = [folder.path for folder in folders]
+    folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]
+    paths = [folder.path.resolve() for folder in folders]
     problems += [
         f"STUDY: given twice, got {folder.name!r}. Give different studies." for n, folder in enumerate(folders)
-        if folder.path in paths[:n]
+        if paths[n] in paths[:n]
     ]  # fmt: skip
     if problems:
         raise BadInput(problems)
@@ -85,23 +87,6 @@ def _folders(asked: Asked) -> list[StudyFolder]:
     return folders
 
 
-def _folder(runs: Path, name: str | None) -> StudyFolder:
-    """Returns a study by its name, or by the path of its folder, which may have been copied from another machine."""
-    is_path = name is not None and os.sep in name and Path(name, "study.json").is_file()
-    return StudyFolder(Path(str(name))) if is_path else chosen(runs, name)
-
-
 def _place(folders: Sequence[StudyFolder]) -> Path:
     """Returns where the report is written unless the user says: in the study's folder, for several beside them."""
-    return folders[0].report_file if len(folders) == 1 else folders[0].path.parent / "report.html"
-
-
-def _write(file: Path, text: str) -> None:
-    check_output(file, "--output")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"--output: cannot be written, got {str(file)!r} ({error.strerror}). Give another file: -o FILE."
-        ) from error
+    return folders[0].report_file if len(folders) == 1 else folders[0].path.parent / REPORT

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from autotune.cli import verdict
 from autotune.cli.run import carry_out, inputs_of, judge
-from autotune.cli.show import read_summary
+from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, StudyRecord, Summary
-from autotune.run_dir import StudyFolder, call, find
+from autotune.run_dir import StudyFolder, call
 
 if TYPE_CHECKING:
     from autotune.config.schema import Budget
@@ -26,7 +26,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
             changed, or its budget is already used up.
         NothingWorked, Interrupted, FolderLost: as for `run`.
     """
-    folder = find(runs, name)
+    folder = chosen(runs, name)
     study = _study(folder)
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _is_complete(folder, summary, as_json=as_json)

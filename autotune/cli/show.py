@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,29 @@ MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resu
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:
-    """Returns the study with this name, or the one that started last if no name is given.
+    """Returns the study that a name or a path means, or the one that started last if none is given.
+
+    Says on standard error which study it is where the name is that of another study, too.
 
     Raises:
         BadInput: there is no such study.
     """
     if name is not None:
-        return find(runs, name)
+        folder = find(runs, name)
+        if other := _other(runs, name, folder):
+            print(f"autotune: {name} means {folder.path}, the latest of that name; {other} is another study", file=sys.stderr)
+        return folder
     there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
     return max(there, key=_place)
+
+
+def _other(runs: Path, name: str, folder: StudyFolder) -> str:
+    """Returns the folder of another study that has the name itself, in the runs folder or here; "" without one."""
+    places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
+    there = (place for place in places if os.path.isfile(os.path.join(place, "study.json")))
+    return next((place for place in there if not os.path.samefile(place, folder.path)), "")
 
 
 def print_studies(runs: Path, *, as_json: bool) -> int:

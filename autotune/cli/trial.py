@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, outcome_style, print_json
 from autotune.errors import BadInput
 from autotune.knobs.base import value_text
-from autotune.quantities import bytes_text, interval_text, rate_text, seconds_text
+from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.wording import changes_phrase, log_lines
@@ -55,7 +55,7 @@ def _blocks(record: TrialRecord, baseline: TrialRecord, folder: StudyFolder) -> 
 
 
 def _facts(record: TrialRecord) -> list[tuple[str, str]]:
-    rate = f"{rate_text(record.value, record.unit)} {interval_text(record.ci)}".strip()
+    rate = rate_with_interval_text(record.value, record.ci, record.unit)
     found = [
         ("why", record.why),
         ("proposed by", record.origin),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from autotune.errors import one_of
@@ -18,6 +19,10 @@ KEYS = {
     "--device": "device.kind=cpu or device.kind=cuda",
     "--seed": "study.seed=N",
 }
+
+
+OPTIONS = {"help": "--help", "version": "--version"}  # word that users may take for a command -> the option
+EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 
 
 def is_usage_error(error: Exception) -> bool:
@@ -40,12 +45,57 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
         return f"{of}no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
     names = _commands_of(context)
     unknown = next((a for a in arguments if not a.startswith("-")), None)
+    if names and (meant := OPTIONS.get(unknown or "")):
+        return f"COMMAND: no such command, got {unknown!r}. Did you mean {meant!r}? {see}"
     if names and unknown is not None and unknown not in names:
         return f"COMMAND: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
-    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
-    option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
-    got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
+    if extra := EXTRA.fullmatch(text := _text(error)):
+        return f"{of}more words than it takes, got {extra[1]!r}. {see}"
+    parameter = getattr(error, "param", None)
+    option, value = _given(parameter, arguments)
+    if value is not None and (allowed := _numbers(parameter)):
+        return f"{option}: {_wrong(parameter, value)}, got {value!r}. Allowed: {allowed}. {see}"
+    got = f", got {value!r}" if value is not None else ""
     return f"{of}{text[:1].lower()}{text[1:]}{got}. {see}"
+
+
+def _text(error: Exception) -> str:
+    return str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
+
+
+def _given(parameter: Any, arguments: list[str]) -> tuple[str, str | None]:
+    """Returns an option as it was typed, and its value; ("", None) if it was not typed."""
+    for name in getattr(parameter, "opts", []):
+        for at, word in enumerate(arguments):
+            if word == name and at + 1 < len(arguments):
+                return name, arguments[at + 1]
+            if word.startswith(f"{name}="):
+                return name, word.partition("=")[2]
+    return "", None
+
+
+def _numbers(parameter: Any) -> str:
+    """Returns the numbers that an option takes: "whole numbers from 0", "numbers from 0.1", "whole numbers from 1 to 100"."""
+    kind = _kind(parameter)
+    if kind is None:
+        return ""
+    low, high = parameter.min, parameter.max
+    between = f" from {low:g}" if low is not None else ""
+    return f"{'whole ' * (kind is int)}numbers{between}{f' to {high:g}' if high is not None else ''}"
+
+
+def _kind(parameter: Any) -> type[int] | type[float] | None:
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    return kind if kind in (int, float) else None
+
+
+def _wrong(parameter: Any, value: str) -> str:
+    kind = _kind(parameter) or float
+    try:
+        kind(value)
+    except ValueError:
+        return "not a whole number" if kind is int else "not a number"
+    return "out of range"
 
 
 def _options_of(context: Any) -> list[str]:

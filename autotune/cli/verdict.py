@@ -14,13 +14,13 @@ from rich.text import Text
 from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall
-from autotune.explained import why_lines
+from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
-from autotune.report.changes import change_lines, dropped_lines
+from autotune.report.changes import change_lines, dropped_lines, missing_text
 from autotune.report.claims import lines as claim_lines
 from autotune.report.verdict import (
-    ADVICE,
+    advice_of,
     file_lines,
     front_lines,
     has_winner,
@@ -29,6 +29,7 @@ from autotune.report.verdict import (
     no_interval_text,
     noise_lines,
     objective_lines,
+    origin_text,
     reason_of,
     tier_ratio,
     verdict_of,
@@ -63,7 +64,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
             _changes(summary),
             _tiers(summary),
             _front(summary),
-            _why(summary) or _diagnosis(summary),
+            _limits(summary),
             _rest(summary, path),
         ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
@@ -76,9 +77,7 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
     verdict = verdict_of(summary)
     text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
     is_verified = bool(summary.get("verification"))
-    has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    reason = reason_of(summary) or (ADVICE.get(verdict, "") if has_ratio else "")
-    for line in (reason, *objective_lines(summary)):
+    for line in (advice_of(summary), *objective_lines(summary)):
         if line and not (is_said and is_verified):
             text.append(f"\n{line}", style="not bold not dim default")
     return text
@@ -91,14 +90,25 @@ def _grid(*, indent: int = 0) -> Table:
 
 
 def _sides(summary: Summary) -> Table | None:
-    made = _grid()
+    """Returns a row for the baseline and one for the best: rate, interval, and which measurement they are."""
+    made, cells = _grid(), {}
     for name in ("baseline", "best"):
         side = summary.get(name)
-        if side and side.get("value") is not None:
+        if side and _is_baseline(name, side):
+            cells[name] = ("the baseline", "", "")
+        elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
-            cells = (value, interval or no_interval_text(side), f"trial {side.get('trial')}")
-            made.add_row(name, Text(cells[0], style="name"), Text(cells[1]), Text(cells[2], style="quiet"))
+            cells[name] = (value, interval or no_interval_text(side), origin_text(summary, side))
+    widths = [max((len(texts[at]) for texts in cells.values()), default=0) for at in (0, 1)]
+    for name, (value, interval, origin) in cells.items():
+        text = Text.assemble((value.ljust(widths[0]), "name"), f"  {interval.ljust(widths[1])}  ", (origin, "quiet"))
+        text.rstrip()
+        made.add_row(name, text)
     return made if made.row_count else None
+
+
+def _is_baseline(name: str, side: dict[str, Any]) -> bool:
+    return name == "best" and side.get("trial") == 0
 
 
 def _changes(summary: Summary) -> RenderableType | None:
@@ -117,7 +127,10 @@ def _tiers(summary: Summary) -> RenderableType | None:
             made.add_row(f"  {tier.value}", Text("same as above", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
-            ratio, words = tier_ratio(summary, side)
+            ratio, words = tier_ratio(summary, side, tier)
+            if ratio is None and not side.get("overrides"):
+                made.add_row(f"  {tier.value}", Text("nothing tried", style="quiet"))
+                continue
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")
@@ -138,19 +151,9 @@ def _front(summary: Summary) -> RenderableType | None:
     return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
 
 
-def _diagnosis(summary: Summary) -> Group | None:
-    found = []
-    for entry in summary.get("diagnosis") or []:
-        text = Text(f"{entry.get('finding', '')}: ")
-        text.append(". ".join(str(entry[key]).rstrip(".") for key in ("evidence", "advice") if entry.get(key)), style="quiet")
-        found.append(Padding(text, (0, 0, 0, 2)))
-    return Group(Text("diagnosis"), *found) if found else None
-
-
-def _why(summary: Summary) -> Group | None:
-    said = why_lines(summary)
-    lines = (Padding(Text(line), (0, 0, 0, 2)) for line in said)
-    return Group(Text("what still costs time"), *lines) if said else None
+def _limits(summary: Summary) -> Group | None:
+    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in limit_lines(summary)]
+    return Group(Text("limited by"), *lines) if lines else None
 
 
 def _rest(summary: Summary, path: Path) -> Table:
@@ -183,15 +186,17 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"note  {line}" for line in objective_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
-        if side.get("value") is not None:
-            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), f"trial {side.get('trial')}"]))
+        if _is_baseline(name, side):
+            said.append(f"{name}  the baseline")
+        elif side.get("value") is not None:
+            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]
+    said += [f"effects  {missing}" for missing in [missing_text(summary)] if missing]
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
-    diagnosis = [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
-    said += [f"why  {line}" for line in why_lines(summary)] or diagnosis
+    said += [f"limited by  {line}" for line in limit_lines(summary)]
     return said + _last_lines(summary, path)
 
 

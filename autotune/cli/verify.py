@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import carry_out, inputs_of
+from autotune.cli.show import chosen
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
-from autotune.run_dir import StudyFolder, create, find, studies
+from autotune.run_dir import StudyFolder, around, call, create
 
 if TYPE_CHECKING:
     from autotune.config.claim import Claim, Verify
@@ -91,30 +92,26 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
     return lambda composed, facts: inputs_to_verify(composed, wanted, facts)
 
 
-def meant(runs: Path, what: str) -> StudyFolder:
-    """Returns the study with this name or folder; the folder may be outside the runs folder.
+def meant(runs: Path, what: str) -> StudyFolder | Path:
+    """Returns what BEST names: a best.yaml, or the study that has one.
 
     Raises:
         BadInput: there is no such study.
     """
-    path = Path(what)
-    if not path.is_dir() or path.parent.resolve() == runs.resolve():
-        return find(runs, what)
-    if (path / "study.json").is_file():
-        return StudyFolder(path)
-    if os.sep not in what and any(folder.name == what for folder in studies(runs)):
-        return find(runs, what)
-    raise BadInput(f"BEST: a folder that is no study, got {what!r}. Give a best.yaml, or a study's name or folder.")
+    folder = around(Path(what)) if os.path.isfile(what) else None
+    is_of_study = folder is not None and (not what.endswith(YAML) or Path(what).samefile(folder.config_file))
+    is_file = not is_of_study and (what.endswith(YAML) or os.path.isfile(what))
+    return Path(what) if is_file else chosen(runs, what)
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
     """Returns (study, best.yaml): a study whose recorded program is run, or None to run the typed command or the recipe."""
-    if asked.what.endswith(YAML) or os.path.isfile(asked.what):
-        return None, Path(asked.what)
     folder = meant(asked.runs, asked.what)
+    if isinstance(folder, Path):
+        return None, folder
     if not folder.best_file.is_file():
         raise BadInput(
-            f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {folder.name}` shows why."
+            f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {call(folder)}` shows why."
         )
     if asked.command is not None or asked.overrides:
         return None, folder.best_file

@@ -36,7 +36,7 @@ class Waterfall:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
         entries = entries_of(self.summary)
-        is_attributed = any(entry.get("verdict") or entry.get("ratio") for entry in entries)
+        is_attributed = any(entry.get("verdict") not in (None, "not measured") or entry.get("ratio") for entry in entries)
         is_narrow = options.max_width < KNOBS_FROM
         shown = [
             True,
@@ -74,7 +74,7 @@ class Waterfall:
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)
-            words = effect_doubt(entry)
+            words = "" if entry.get("verdict") == "not measured" else effect_doubt(entry)
             doubt = Text(words, style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
             rows.append(
                 (

@@ -191,6 +191,15 @@ class AblationResults:
         is_out = len(failed) >= MAX_FAILURES or is_sure
         return failed[-1] if is_out else None
 
+    def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
+        """Returns the parts without one change that were as fast as the winner, or faster, but in fewer than `num_rounds`."""
+        found = []
+        for part in self.parts.values():
+            ratio = self.ratio(part)
+            if ratio and ratio.num_rounds < num_rounds and ratio.ratio <= 1 + self.loss_frac and not self.failure(part):
+                found.append(part)
+        return found
+
     def worth(self, knob: str) -> Worth:
         """Returns what the rounds have shown about one knob."""
         part = self.parts[knob]
@@ -205,6 +214,11 @@ class AblationResults:
         """Returns the knob's estimated effect; infinite without an estimate, since the effect may be anything."""
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
+
+    def is_clear(self, knob: str) -> bool:
+        """Whether a knob's estimated effect exceeds the margin for certain."""
+        found = self._estimates.get(knob)
+        return found is not None and found.ci is not None and found.ci[0] > 1 + self.margin
 
     def vagueness(self, knob: str) -> float:
         """Returns half the width of an effect's interval, on the log scale; infinite without an interval.

@@ -5,10 +5,10 @@ one, and the reporting rounds measure what is left of the winner against the bas
 the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own. If time is short, only the changes with the largest estimated effects are reverted on their own; the others are reverted
-together in one more ablation. Next, all changes without a visible effect are reverted together. If the result stays within the
-margin of the winner, these changes are dropped; if not, the change with the largest effect is kept. A change leaves the
-rounds once its effect is known well enough. Attribution ends when everything is decided or the time is used up.
+own. If time is short, changes with a clear estimated effect are not; the others are reverted together in one more ablation.
+Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner, these
+changes are dropped; if not, the change with the largest effect is kept. A change leaves the rounds once its effect is known
+well enough. Attribution ends when everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -37,9 +37,12 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
-UNTIMED_FRAC = 1 / 3  # maximum time for the ablation without a time budget, as a share of the seconds that the search took
+# Maximum time for the ablation without a time budget, as a share of the seconds that the search took; SETTLING_FRAC if parts
+# that seem as fast as the winner still need rounds.
+UNTIMED_FRAC, SETTLING_FRAC = 1 / 3, 1 / 2
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
+SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured beside the winner in this many rounds
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -152,19 +155,20 @@ class Attributor:
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
         self._without_idle(winner, number + 1, kept.least_s)
+        number = self._settle(winner, number, kept)
         for _ in range(MORE_TRIALS * len(winner.changed)):
             if not self._refine(winner, number + 1, kept.enough_s):
                 break
             self._without_idle(winner, number + 1, kept.least_s)
 
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
-        """Runs one trial for the vaguest effect; returns whether any effect is vague and there was time.
+        """Runs one trial for the vaguest effect, clear effects last; returns whether any is vague and there was time.
 
         An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
-        for knob in sorted(vague, key=lambda knob: -evidence.vagueness(knob)):
+        for knob in sorted(vague, key=lambda knob: (evidence.is_clear(knob), -evidence.vagueness(knob))):
             part = evidence.parts[knob]
             is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
             knobs, missing = (winner.knobs, set[str]()) if is_winners_turn else (part.knobs, {knob})
@@ -174,6 +178,27 @@ class Attributor:
                 self.found = self._attribution(winner)
                 return True
         return False
+
+    def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
+        """Measures the winner beside each part that seems as fast as the winner; returns the number of the last round.
+
+        One round decides nothing, and a change without which the winner is as fast must not be handed over.
+        """
+        session, least_s = self._session, kept.least_s
+        for _ in range(SETTLING_ROUNDS):
+            evidence = self._evidence(winner)
+            parts = evidence.parts_as_fast(num_rounds=SETTLING_ROUNDS)
+            needed_s = sum(map(self._expected_s, [winner.knobs, *(part.knobs for part in parts)]))
+            if not parts or needed_s > self._left_s(least_s, SETTLING_FRAC) or self._is_lost(winner):
+                break
+            number += 1
+            rules = self._rules(evidence, [key for part in parts for key in part.keys], least_s)
+            for knobs, missing in [(winner.knobs, set[str]()), *((part.knobs, set(part.keys)) for part in parts)]:
+                session.measure_part(
+                    knobs, winner=winner, round_number=number, rules=rules, why=_why(winner, missing), kept_s=least_s
+                )
+                self.found = self._attribution(winner)
+        return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.
@@ -211,13 +236,13 @@ class Attributor:
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
-    def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation, which without a time budget may take UNTIMED_FRAC of the search's seconds."""
+    def _left_s(self, kept_s: float, untimed_frac: float = UNTIMED_FRAC) -> float:
+        """Returns the seconds left for ablation: without a time budget, up to `untimed_frac` of the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
         spent_s = sum(record.seconds for record in session.records if record.kind is Kind.attribution)
-        return UNTIMED_FRAC * sum(record.seconds for record in session.searched) - spent_s
+        return untimed_frac * sum(record.seconds for record in session.searched) - spent_s
 
     def _attribution(self, winner: TrialRecord) -> Attribution:
         evidence = self._evidence(winner)
@@ -262,9 +287,12 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to revert one by one: all, or the knobs with the largest estimated effects."""
+        """Returns the knobs that there is time to revert one by one.
+
+        If there is not enough time for all, knobs whose estimated effect is clear come last: they will be kept anyway.
+        """
         left_s = self._left_s(kept_s)
-        knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
+        knobs = sorted(winner.changed, key=lambda knob: (evidence.is_clear(knob), -evidence.estimate(knob)))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
@@ -275,6 +303,8 @@ class Attributor:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
                 spare_s -= costs_s[knob]
+            elif knob not in done and not evidence.is_clear(knob):
+                break  # single trials of this doubtful change tell more than rounds of the clear ones
         return done
 
     def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:

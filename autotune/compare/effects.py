@@ -24,8 +24,8 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import ConfigurationKey, configuration_key
 
-EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
-INTERACTION_SCALES = (0.01, 0.03, 0.1)  # standard deviation of the interaction of two knobs, on the log scale
+EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
+INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; their prior is `noise`
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that nothing is assumed of it
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
@@ -36,7 +36,13 @@ Feature = tuple[str, Any]
 
 
 def estimated(
-    changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
+    changed: Knobs,
+    lost: Mapping[str, Sequence[str]],
+    records: Sequence[TrialRecord],
+    noise: Noise | None = None,
+    *,
+    is_any: bool = False,
+    before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
     """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
 
@@ -45,6 +51,9 @@ def estimated(
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
+        is_any: whether to return any effect that the trials tell apart from others, however wide its interval.
+        before: changes to the baseline that a reverted knob goes back to, instead of to the baseline's value; then only the
+            knobs in `lost` are looked at.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -53,7 +62,8 @@ def estimated(
     rows = [(_features(dict(key), changed), found) for key, found in logs.items()]
     rows = sorted(rows, key=lambda row: len(row[0]))[:MAX_CONFIGURATIONS]
     names = list(dict.fromkeys(feature for features, _ in rows for feature in features))
-    wanted = {knob: [(key, None) for key in (knob, *lost.get(knob, ()))] for knob in changed}
+    reverted = changed if before is None else lost
+    wanted = {knob: [(key, (before or {}).get(key)) for key in (knob, *lost.get(knob, ()))] for knob in reverted}
     known = {knob: features for knob, features in wanted.items() if all(feature in names for feature in features)}
     if len(rows) < 2 or not known:
         return {}
@@ -62,11 +72,18 @@ def estimated(
     counts, centres = (np.array([of(logs) for _, logs in rows]) for of in (len, np.mean))
     means, variances, priors = _averaged(design, centres, counts, contrasts, noise)
     found = {}
-    for knob, mean, variance, prior in zip(known, means, variances, priors, strict=True):
-        if variance <= TOLD_FRAC * prior:
+    for knob, contrast, mean, variance, prior in zip(known, contrasts, means, variances, priors, strict=True):
+        if variance <= TOLD_FRAC * prior or (is_any and _is_told_apart(design, contrast)):
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
+
+
+def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
+    """Whether differences between trials add up to a contrast, so that without noise and interactions it would be known."""
+    differences = design - design.mean(axis=0)
+    rank = np.linalg.matrix_rank(differences)
+    return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
 
 
 def _features(other: Knobs, origin: Knobs) -> list[Feature]:

@@ -85,6 +85,9 @@ class Finals:
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
+            if self._fails_parity(chosen):
+                candidates = self._left_in()
+                continue
             part = self._minimal(chosen)
             if part.number == 0:  # all changes were dropped, so there is nothing to compare
                 reason = f"no single change of the fastest configuration, trial {chosen.number}, had a clear effect"
@@ -98,15 +101,23 @@ class Finals:
         return self.decision
 
     def _left_in(self) -> list[TrialRecord]:
-        """Returns the finalists after loss parity, without configurations that failed too often in the finals."""
+        """Returns the finalists that loss parity has not ruled out, without configurations that failed too often in the finals.
+
+        The leader is compared now, the others only if they are chosen: a comparison may take as long as a pair of the finals.
+        """
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
             searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
         candidates = finalists(searched)
-        while unchecked := [candidate for candidate in candidates if self._parity.is_open(candidate)]:
-            self._parity.check(unchecked[0])
+        while candidates and self._fails_parity(candidates[0]):
             candidates = finalists(searched)
         return candidates
+
+    def _fails_parity(self, candidate: TrialRecord) -> bool:
+        """Compares a configuration's losses with the baseline's unless that is done; returns whether this ruled it out."""
+        if self._parity.is_open(candidate):
+            self._parity.check(candidate)
+        return not candidate.outcome.may_win
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""

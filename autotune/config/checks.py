@@ -62,6 +62,8 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "launch.queue_minutes": (None, MINUTES_A_YEAR),
     "launch.slurm.cpus": (1, 100_000),
     "launch.slurm.minutes": (None, MINUTES_A_YEAR),
+    "launch.ray.gpus": (0, 1024),
+    "launch.ray.cpus": (0, 100_000),
     "device.index": (0, 1023),
     "record.configurations": (2, 100_000),
     "record.repeats": (1, 1000),

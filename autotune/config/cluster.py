@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
-from autotune.config.schema import LOCAL, StudyConfig
+from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "minutes")  # properties of a whole job, which a step of it cannot change
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch); srun then starts a step of it instead of a job of its own
+NAMES = {SLURM: "Slurm", RAY: "Ray"}
+GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # how GPUs are asked for
+ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm` and what goes with it.
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and what goes with them.
 
     Args:
         config: the configuration.
         environment: the environment of this process, which says whether it runs inside a job of Slurm.
     """
-    given = {name: value for name, value in dataclasses.asdict(config.launch.slurm).items() if value is not None}
-    if config.launcher == LOCAL:
-        return [
-            f"launch.slurm.{name}: has no effect with launcher=local, got {shown(value)}. Give launcher=slurm, or leave it out."
-            for name, value in given.items()
-        ]
+    launch, launcher = config.launch, config.launcher
+    given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [
-        f"launch.slurm.{name}: empty or not printable, got {shown(value)}. Give one, or leave it out."
-        for name, value in given.items()
+        f"launch.{engine}.{name}: has no effect with launcher={launcher}, got {shown(value)}. Give launcher={engine}, or leave "
+        "it out."
+        for engine in given
+        if engine != launcher
+        for name, value in given[engine].items()
+    ]
+    if launcher == LOCAL:
+        return problems
+    problems += [
+        f"launch.{launcher}.{name}: empty or not printable, got {shown(value)}. Give one, or leave it out."
+        for name, value in given.get(launcher, {}).items()
         if isinstance(value, str) and not (value.strip() and value.isprintable())
     ]
-    if JOB in environment:
-        problems += [
-            f"launch.slurm.{name}: has no effect inside job {environment[JOB]}, got {shown(given[name])}. Leave it out, or "
-            "start autotune outside of a job."
-            for name in OF_JOB
-            if name in given
-        ]
     if config.device.index:
         problems.append(
-            f"device.index: Slurm chooses the GPUs of a job, got {config.device.index}. Leave it out, and give "
-            "launch.slurm.gres=gpu:N."
+            f"device.index: {NAMES[launcher]} chooses the GPUs of a job, got {config.device.index}. Leave it out, and give "
+            f"{GPUS[launcher].format('N')}."
         )
-    return [*problems, *_arguments(given.get("args") or "")]
+    return [*problems, *(_of_slurm(given[SLURM], environment) if launcher == SLURM else _of_ray(launch.ray))]
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
@@ -53,15 +56,42 @@ def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
         config: the configuration.
         num_gpus: number of GPUs that the job has on the node.
     """
-    nproc = config.launch.nproc
+    nproc, more = config.launch.nproc, GPUS[config.launcher]
     if config.device.kind == "cuda" and not num_gpus:
-        return ["device.kind: the job has no GPU on its node, got 'cuda'. Give launch.slurm.gres=gpu:1, or device.kind=cpu."]
+        return [f"device.kind: the job has no GPU on its node, got 'cuda'. Give {more.format(1)}, or device.kind=cpu."]
     if config.device.kind != "cpu" and 0 < num_gpus < nproc:
         return [
             f"launch.nproc: more processes than the job's GPUs, got {nproc}. Allowed: 1 to {num_gpus}, as each needs its own "
-            f"GPU. Give fewer, or launch.slurm.gres=gpu:{nproc}."
+            f"GPU. Give fewer, or {more.format(nproc)}."
         ]
     return []
+
+
+def _given(options: Any) -> dict[str, Any]:
+    """Returns the options that differ from their defaults."""
+    usual = dataclasses.asdict(type(options)())
+    return {name: value for name, value in dataclasses.asdict(options).items() if value != usual[name]}
+
+
+def _of_slurm(given: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
+    problems = []
+    if JOB in environment:
+        problems = [
+            f"launch.slurm.{name}: has no effect inside job {environment[JOB]}, got {shown(given[name])}. Leave it out, or "
+            "start autotune outside of a job."
+            for name in OF_JOB
+            if name in given
+        ]
+    return [*problems, *_arguments(given.get("args") or "")]
+
+
+def _of_ray(ray: RayOptions) -> list[str]:
+    if ADDRESS.fullmatch(ray.address):
+        return []
+    return [
+        f"launch.ray.address: not the address of a cluster, got {shown(ray.address)}. Allowed: auto, HOST:PORT of the "
+        "cluster's head. autotune starts no cluster itself: `ray start --head` does."
+    ]
 
 
 def _arguments(text: str) -> list[str]:

@@ -34,7 +34,7 @@ from autotune.config.files import COMMAND_LINE_ONLY, Chosen
 from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import LEAVES, literal
 from autotune.config.locate import folder, options
-from autotune.config.overrides import Split, split
+from autotune.config.overrides import Split, names_a_recipe, split
 from autotune.config.parts import problems_of_parts
 from autotune.config.program import ELSEWHERE
 from autotune.config.recipe import is_recipe
@@ -385,7 +385,7 @@ def _command(
         names = ", ".join(options("model", [folder("conf")]))
         if config.model.source == "timm":
             raise BadInput("model.name: the name of the timm model is missing. Give model=timm/NAME.")
-        if any(text.startswith("model=") for text in overrides):  # the unknown name was already reported
+        if any(map(names_a_recipe, overrides)):  # what is wrong with it was already reported
             raise BadInput([])
         own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
         raise BadInput(

@@ -147,6 +147,8 @@ def parse(text: str) -> Override:
         raise BadInput(f"{shown(text)}: a NUL character, which no value can have. Give KEY=VALUE.")
     if not KEY.fullmatch(key):
         raise BadInput(f"{shown(text)}: no key before the '=', or a key with letters that keys cannot have. Give KEY=VALUE.")
+    if key in options("model", [folder("conf")]) and not equals:
+        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Write model={key}.")
     if not equals and not key.startswith("~"):
         raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes after --.")
     if len(text) > MAX_TEXT:

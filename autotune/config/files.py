@@ -27,6 +27,7 @@ COMMAND_LINE_ONLY = {
     "model.factory": PART,
     "data.factory": PART,
     "train.step": PART,
+    "launch.ray.python": "PYTHON",
     "launch.slurm.args": "--OPTION=VALUE",  # a file must not set it: srun's --prolog and --epilog name programs that srun runs
 }
 

@@ -39,6 +39,7 @@ def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
 
 
 LEAVES = leaves()
+CONFIG_GROUPS = ("model", "data")  # keys whose value is the name of a file in conf/
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
@@ -47,7 +48,7 @@ _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.slots", "launch.queue_minutes", "search_space", "tiers",
     "program.python", "study.name",
 )  # fmt: skip
-_SURROUNDING_GROUPS = ("study.budget.", "launch.slurm.", "search.", "tracker.", "record.", "explain.")
+_SURROUNDING_GROUPS = ("study.budget.", "launch.slurm.", "launch.ray.", "search.", "tracker.", "record.", "explain.")
 
 
 def is_setting(key: str) -> bool:
@@ -91,8 +92,8 @@ def unknown_key(key: str, value: Any) -> str:
     last = key.rpartition(".")[2]
     twins = [name for name in LEAVES if name.rpartition(".")[2] == last]
     if twins:
-        return f"{wrong} Did you mean {twins[0]!r}? See `autotune run --help`."
-    return f"{wrong} {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
+        return f"{wrong} Did you mean {(nearest(key, twins) if '.' in key else twins)[0]!r}? See `autotune run --help`."
+    return f"{wrong} {one_of(key, [*CONFIG_GROUPS, *LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
 
 
 ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}

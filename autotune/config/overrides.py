@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +15,9 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
-from autotune.config.keys import GROUPS, LEAVES, check_value, no_such, unknown_key
+from autotune.config.keys import CONFIG_GROUPS, GROUPS, LEAVES, check_value, no_such, unknown_key
 from autotune.config.locate import folder, options
-from autotune.errors import BadInput
+from autotune.errors import BadInput, nearest
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.environment import KNOBS, PREFIX
@@ -22,7 +25,6 @@ from autotune.knobs.values import shown, value_of
 from autotune.space import Domain
 
 TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
-CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 # Keys that also apply to commands, although their groups are in RECIPE_KEYS.
@@ -31,7 +33,7 @@ COMMAND_KEYS = (
     "launch.warm",
     "launch.slots",
     "launch.queue_minutes",
-    *(key for key in LEAVES if key.startswith("launch.slurm.")),
+    *(key for key in LEAVES if key.startswith(("launch.slurm.", "launch.ray."))),
 )
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
 # Library -> override. model=LIBRARY/NAME is short for this override and model.name=NAME.
@@ -71,6 +73,9 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
         has_command: whether a command is tuned; a recipe's keys are then rejected.
     """
     result = Split()
+    if problem := _command_before_dashes(overrides):
+        result.problems.append(problem)
+        overrides = [typed for typed in overrides if "=" in typed]
     for typed in overrides:
         try:
             for text in _of_library(typed):
@@ -83,6 +88,22 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
+
+
+def _command_before_dashes(overrides: Sequence[str]) -> str:
+    """Returns the problem of words that are a command without `--`; "" if they are none."""
+    words = [typed for typed in overrides if "=" not in typed]
+    if not words or not (os.path.isfile(words[0]) or shutil.which(words[0])):
+        return ""
+    command = shlex.join(words)
+    return f"{shown(command)}: not KEY=VALUE, but a command. A command goes after --: `-- {command}`."
+
+
+def names_a_recipe(text: str) -> bool:
+    """Whether an override names a model, or was probably meant to: `model=resnet18`, `modle=resnet18`, `resnet18`."""
+    key, equals, _ = text.partition("=")
+    key = key.lstrip("+")
+    return not equals or key == "model" or (key not in LEAVES and nearest(key, [*CONFIG_GROUPS, *LEAVES])[0] == "model")
 
 
 def _of_library(text: str) -> list[str]:

@@ -11,8 +11,8 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import THROUGHPUT, Tier
 
 SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
-LOCAL, SLURM = "local", "slurm"
-LAUNCHERS = (LOCAL, SLURM)
+LOCAL, SLURM, RAY = "local", "slurm", "ray"
+LAUNCHERS = (LOCAL, SLURM, RAY)
 DEVICES = ("auto", "cuda", "cpu")
 AUTO, OFF = "auto", "off"
 WARM = (AUTO, OFF)
@@ -254,6 +254,25 @@ class SlurmOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class RayOptions:
+    """What autotune asks Ray for, for launcher=ray.
+
+    Attributes:
+        address: address of the cluster: HOST:PORT, or auto for RAY_ADDRESS or else the cluster that runs on this machine.
+        python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
+        gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
+        cpus: number of CPUs that are kept from other jobs of Ray. Trials may use every core of the node all the same.
+        autoscaling: whether to wait for a node that the cluster does not have yet, because it adds nodes on demand.
+    """
+
+    address: str = "auto"
+    python: str | None = None
+    gpus: int | None = None
+    cpus: int = 1
+    autoscaling: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
 class LaunchOptions:
     """How a trial's processes are started.
 
@@ -267,6 +286,7 @@ class LaunchOptions:
             neighbours do not slow a trial down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
         slurm: what autotune asks Slurm for.
+        ray: what autotune asks Ray for.
     """
 
     nproc: int = 1
@@ -274,6 +294,7 @@ class LaunchOptions:
     slots: int | str = "auto"
     queue_minutes: float | None = 60
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    ray: RayOptions = field(default_factory=RayOptions)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -398,7 +419,8 @@ class StudyConfig:
         machine: facts about the machine that autotune cannot find out.
         device: what trials run on.
         launch: how processes are started.
-        launcher: what starts trials: local (on this machine) or slurm (in a job on a node of a cluster).
+        launcher: what starts trials: local (on this machine), slurm (in a job on a node of a cluster) or ray (on a node of a
+            Ray cluster).
         tracker: where results are tracked.
         runs_dir: folder of the studies.
         measure: how long to measure and to wait.

@@ -11,7 +11,7 @@ from autotune.config.command import CommandTemplate
 from autotune.config.program import program_of
 from autotune.config.schema import AUTO, LOCAL, SLURM, StudyConfig
 from autotune.knobs.values import shown
-from autotune.machine.visible import visible_devices
+from autotune.machine.visible import visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -80,10 +80,7 @@ def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str,
 
 def gpus_of(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Returns the GPUs that trials may use, as in `facts`; [] if trials run on the CPU, or a GPU has no UUID."""
-    there = facts.get("gpus") or []
     if config.device.kind == "cpu":
         return []
-    if (visible := visible_devices(os.environ)) is not None:
-        by_name = {**{str(index): gpu for index, gpu in enumerate(there)}, **{gpu.get("uuid"): gpu for gpu in there}}
-        there = [by_name[entry] for entry in visible if entry in by_name]
+    there = visible_gpus(facts.get("gpus") or [], os.environ)
     return [gpu for gpu in there[config.device.index :] if gpu.get("uuid")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from autotune.knobs.values import shown
 
 EXAMPLE = "Give the training command after --: -- python train.py."
 HEAD_BYTES = 256  # Linux reads this much to find out how to run a file
+USUAL = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env")  # first words of commands
 ELF = b"\x7fELF"
 
 
@@ -50,7 +52,9 @@ def _first_word(name: str, cwd: Path) -> str | None:
         return f"COMMAND: no such program, got {shown(name)}. No shell reads the command: write {write}."
     if " " in name and shutil.which(name.split()[0]):
         return f"COMMAND: no such program, got {shown(name)}. Leave out the quotes: each word is an argument of its own."
-    return f"COMMAND: no such program, got {shown(name)}. Give a program on PATH, or a path to one."
+    close = difflib.get_close_matches(name, USUAL, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"COMMAND: no such program, got {shown(name)}. {hint}Give a program on PATH, or a path to one."
 
 
 def _by_hand(name: str) -> str:

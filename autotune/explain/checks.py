@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import Finding
-from autotune.explain.gains import LEAST_GAIN, Gain
+from autotune.explain.findings import Finding, ranked
+from autotune.explain.gains import Gain, gain_of_ratio
+from autotune.explain.plain_json import from_json
+from autotune.explain.trials import NORMAL_95
+from autotune.knobs.base import value_text
 from autotune.stats import Noise, paired_ratio
 
 TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
@@ -43,21 +47,13 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the check as plain JSON values."""
-        names = ("trial", "cause", "where", "remedy", "how", "num_pairs")
-        gains = {"predicted": self.predicted.as_json(), "measured": self.measured.as_json()}
-        return {**{name: getattr(self, name) for name in names}, **gains, "held": self.is_held}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Check:
-        """Returns the check that `as_json` wrote."""
-        gains = {name: Gain.from_json(raw[name]) for name in ("predicted", "measured")}
-        return cls(**{**{name: value for name, value in raw.items() if name != "held"}, **gains})
+        return {**asdict(self), "held": self.is_held}
 
 
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings with the gains that the study's trials give, where they give one, and the checks made.
 
-    A finding is left out if the trials show that its gain is below LEAST_GAIN.
+    What trials say replaces what a rule predicted. A finding is left out if they show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
     for finding in findings:
@@ -68,11 +64,10 @@ def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Fin
         if known.kind == "measured":
             checks.append(check_of(finding, known, trial=evidence.record.number, how=TRIALS))
             finding = with_check(finding, checks[-1])
-        elif known.high - known.low < finding.gain.high - finding.gain.low:
+        else:
             finding = replace(finding, gain=known, basis="trials near this configuration")
-        if finding.gain.mid >= LEAST_GAIN:
-            kept.append(finding)
-    return kept, checks
+        kept.append(finding)
+    return ranked(kept), checks
 
 
 def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: str = "", num_pairs: int = 0) -> Check:
@@ -81,12 +76,29 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         trial=trial,
         cause=finding.cause,
         where=finding.where,
-        remedy=remedy or f"{finding.knob}={str(finding.value).lower() if isinstance(finding.value, bool) else finding.value}",
+        remedy=remedy or _setting(finding),
         how=how,
         predicted=finding.gain,
         measured=measured,
         num_pairs=num_pairs,
     )
+
+
+def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
+    """Returns the check by pairs that was made of a finding's setting before, with today's prediction; None if none was.
+
+    Args:
+        finding: the finding.
+        trial: number of the explained trial.
+        checks: those made so far, as `Check.as_json` wrote them.
+    """
+    key = (trial, finding.cause, _setting(finding), PAIRS)
+    made = next((one for one in checks if (one["trial"], one["cause"], one["remedy"], one["how"]) == key), None)
+    return replace(from_json(made, Check), where=finding.where, predicted=finding.gain) if made else None
+
+
+def _setting(finding: Finding) -> str:
+    return f"{finding.knob}={value_text(finding.value)}"
 
 
 def with_check(finding: Finding, check: Check) -> Finding:
@@ -98,17 +110,17 @@ def _basis(check: Check) -> str:
     return f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
 
 
-def measured_gain(news: Sequence[float], olds: Sequence[float], noise: Noise) -> Gain:
+def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
     """Returns the gain of one program over another, measured in pairs.
 
     Args:
-        news: score of the changed program in each pair.
-        olds: score of the program as it was.
+        pairs: score of the changed program, and of the program as it was, in each pair.
         noise: spread of one measurement, as far as it is known.
     """
-    ratio = paired_ratio(news, olds, noise=noise)
-    low, high = ratio.ci or (ratio.ratio, ratio.ratio)
-    return Gain(low=low - 1, mid=ratio.ratio - 1, high=high - 1, kind="measured")
+    ratio = paired_ratio([new for new, _ in pairs], [old for _, old in pairs], noise=noise)
+    if ratio.ci is None:  # a single pair
+        return gain_of_ratio(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(pairs)), "measured")
+    return Gain(low=ratio.ci[0] - 1, mid=ratio.ratio - 1, high=ratio.ci[1] - 1, kind="measured")
 
 
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.explain.gains import Gain
-from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory
+from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
+from autotune.explain.tables import MAX_DISTORTION, Tables
+from autotune.explain.trials import Tried
+from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Site
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
+from autotune.quantities import percent_text, step_time_text
 from autotune.records import KnobValue, TrialRecord
 
 GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
-Effect = Callable[[str, KnobValue], Gain | None]
-
-
-def nothing_known(_: str, __: KnobValue) -> Gain | None:
-    """Returns None. Stands for `Evidence.effect` if no trial says what a knob's value would gain."""
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +25,9 @@ class Operations:
     """What the trace says of the operators of a step, for one rank.
 
     Attributes:
-        count: calls of operators in a step, including those by other operators.
-        by_operator: [{"operator", "kind", "phase", "count", "seconds", "bound", "roofline_frac"}] a step, as in the table of
-            operators, the most seconds first. The seconds are the GPU's if the program trains on one, else the host's.
+        count: calls of operators in a step outside its input, including those by other operators.
+        by_operator: rows of the table of operators, the most "seconds" per step first: the GPU's if the program trains on one,
+            else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
         is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
@@ -38,6 +36,24 @@ class Operations:
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
     is_distorted: bool = False
+
+
+def operations_of(tables: Tables) -> list[Operations]:
+    """Returns what the traces say of operators, by rank; [] without a trace."""
+    return [_operations_of(tables, rank) for rank in sorted({int(row["rank"]) for row in tables.rows("operators")})]
+
+
+def _operations_of(tables: Tables, rank: int) -> Operations:
+    operators = tables.rows("operators", rank)
+    has_device = any(row["device_self_s"] for row in operators)
+    key = "device_self_s" if has_device else "host_self_s"
+    compute_s = math.fsum(row["seconds"] for row in tables.rows("breakdown", rank) if "compute" in row["category"])
+    return Operations(
+        count=math.fsum(row["count"] for row in operators if row["phase"] != INPUT),
+        by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
+        busy_s=compute_s if has_device else None,
+        is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +67,7 @@ class Evidence:
         lines, memory: documents of these passes, by rank; () for a pass that wrote none.
         operations: what the traces say of operators, by rank; () without a trace.
         domains: knob key -> values that the study may set.
-        effect: function of (key, value) that returns the gain of setting one more knob, by the study's trials; None if they
-            do not say.
+        tried: what the study's trials say of its settings; None without a study.
     """
 
     record: TrialRecord
@@ -62,7 +77,7 @@ class Evidence:
     memory: Sequence[Memory] = ()
     operations: Sequence[Operations] = ()
     domains: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
-    effect: Effect = nothing_known
+    tried: Tried | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -80,32 +95,57 @@ class Evidence:
         return self.first.seconds / max(1, self.first.steps)
 
     @property
+    def samples(self) -> float:
+        """Samples of a step over all ranks."""
+        return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
+
+    def _step_at_s(self, rate_per_s: float | None) -> float | None:
+        """Returns the seconds of a step at a rate of the trial; None without a rate in the unit of the pass."""
+        return self.samples / rate_per_s if self.lines and rate_per_s and self.record.unit == self.first.unit else None
+
+    @property
     def trial_step_s(self) -> float:
         """Seconds of a step as the trial measured it, without any pass; as under the pass "lines" if the trial has no rate."""
-        samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
-        is_alike = self.record.value and self.record.unit == self.first.unit
-        return samples / self.record.value if is_alike and self.record.value else self.step_s
+        return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
         """Seconds of a step less its wait for input, or the seconds of a step at the device rate D if those are fewer."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
-        samples = self.first.samples / max(1, self.first.steps) * len(self.lines)
-        is_alike = self.record.device_rate and self.record.unit == self.first.unit
-        return min(busy_s, samples / self.record.device_rate) if is_alike and self.record.device_rate else busy_s
+        return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
     @property
     def slowdown(self) -> float | None:
         """How many times as long a step took under the pass "lines" as when the trial was measured; None if unknown."""
-        if not self.lines or not self.record.value or self.first.unit != self.record.unit:
-            return None
-        samples = math.fsum(one.samples / max(1, one.steps) for one in self.lines)
-        return self.step_s * self.record.value / samples if samples else None
+        plain_s = self._step_at_s(self.record.value)
+        return self.step_s / plain_s if plain_s else None
+
+    @property
+    def input_s(self) -> float:
+        """Seconds of a step in the phase "input", of all loaders: the figure that the step's breakdown shows."""
+        return self.first.phases_s.get(INPUT, 0.0)
 
     @property
     def wait_s(self) -> float:
-        """Seconds a step in which the training thread waits for input or, without workers, makes the input itself."""
-        return self.first.phases_s.get(INPUT, 0.0) if self.first.wait_s is None else self.first.wait_s
+        """Seconds of `input_s` in the training loader: the step waits for its workers or, without any, does their work."""
+        return self.input_s if self.first.wait_s is None else min(self.first.wait_s, self.input_s)
+
+    def gain(self, low_s: float, mid_s: float, high_s: float, kind: Kind) -> Gain:
+        """Returns the gain of a change that saves so many seconds of a step: at least, probably, at most."""
+        return gain_of(self.step_s, (low_s, mid_s, high_s), kind)
+
+    def of_step(self, seconds: float) -> str:
+        """Returns a part of a step in words: "20.0 ms of a step's 102 ms (20 %)"."""
+        share = percent_text(seconds / self.step_s)
+        return f"{step_time_text(seconds)} of a step's {step_time_text(self.step_s)} ({share})"
+
+    def place(self, file: str, line: int) -> str:
+        """Returns "file:line", relative to the program's folder if it lies there."""
+        return f"{file.removeprefix(os.path.join(self.cwd, '') if self.cwd else '')}:{line}"
+
+    def place_of(self, line: Line | Site) -> str:
+        """Returns the place of a line."""
+        return self.place(line.file, line.line)
 
     @property
     def batch(self) -> float:
@@ -137,6 +177,28 @@ class Evidence:
         return self.record.knobs.get(knob)
 
     def may_set(self, knob: str, value: KnobValue) -> bool:
-        """Returns whether a knob can be set to this value here, and is not set to it already."""
+        """Returns whether a knob can be set to this value, is not set to it already, and was not refuted by trials."""
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
-        return not is_blocked and (knob in self.domains and value in self.domains[knob])
+        return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
+
+    def effect(self, knob: str, value: KnobValue) -> Gain | None:
+        """Returns the gain of setting one more knob, by the study's trials; None if they do not say."""
+        return self.tried.gain(knob, value) if self.tried else None
+
+    def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
+        """Returns whether all trials of the study with this value failed, or were no faster."""
+        return self.tried is not None and self.tried.is_refuted(knob, value)
+
+    def larger(self, knob: str, now: float, wanted: float) -> int | None:
+        """Returns a larger value of a knob to try; None if there is none.
+
+        It is the value that gains most by the study's trials or, if they know of no gain, the smallest untried one that is at
+        least `wanted`.
+        """
+        values = [int(value) for value in self.domains.get(knob, ()) if int(value) > now and self.may_set(knob, value)]
+        known = {value: gain.mid for value in values if (gain := self.effect(knob, value))}
+        best = max(known, key=lambda value: known[value], default=None)
+        if best is not None and known[best] >= LEAST_GAIN:
+            return best
+        untried = [value for value in values if value not in known] or values
+        return min(untried, key=lambda value: (value < wanted, abs(value - wanted)), default=None)

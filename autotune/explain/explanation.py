@@ -77,11 +77,6 @@ def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
     return (check["trial"], check["cause"], check["where"], check["remedy"])
 
 
-def entry_of(document: Mapping[str, Any] | None, number: int) -> dict[str, Any] | None:
-    """Returns the entry of a trial; None if it was not explained."""
-    return next((one for one in (document or {}).get("explained", []) if one["trial"] == number), None)
-
-
 def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:
     """Returns pass -> trial that ran the pass for a configuration: the latest that worked, or else the first that failed."""
     found: dict[str, TrialRecord] = {}

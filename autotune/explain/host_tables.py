@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from autotune.explain.table import Row, Table
-from autotune.harness.explain.documents import WORKER, Lines, Memory
+from autotune.harness.explain.documents import WORKER, Compiled, Lines, Memory, Stage
 from autotune.plain_text import one_line
 
 WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
+_Document = TypeVar("_Document", Lines, Memory)
 
 _PLACE = {"file": "path of the file", "line": "line number", "function": "qualified name"}
 LINE_COLUMNS = {
@@ -84,138 +85,118 @@ def workers_needed(demand: float | None, service_s: float) -> int | None:
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 
-def lines_table(found: Mapping[int, Lines]) -> Table:
-    """Returns host time by line of code, of all ranks."""
-    rows = [
-        {
-            "rank": rank, **_place(line), "text": one_line(line.text, MAX_TEXT_CHARS), "phase": line.phase, "where": line.where,
-            "is_own": line.is_own, "self_s": line.self_s, "total_s": line.total_s,
-            "share_frac": _part(line.self_s, step_s(document)), "callee": line.callee,
-        }
-        for rank, document in sorted(found.items())
-        for line in document.lines
-    ]  # fmt: skip
-    return Table(name="lines", title="Host time by line of code", columns=LINE_COLUMNS, rows=rows, notes=_notes(found))
-
-
-def phases_table(found: Mapping[int, Lines]) -> Table:
-    """Returns the seconds of a step by phase, without a profiler, of all ranks."""
-    rows = [
-        {
-            "rank": rank, "phase": phase, "host_s": seconds, "device_s": (document.device_phases_s or {}).get(phase),
-            "share_frac": _part(seconds, step_s(document)),
-        }
-        for rank, document in sorted(found.items())
-        for phase, seconds in document.phases_s.items()
-    ]  # fmt: skip
-    return Table(
-        name="phases", title="A step by phase, without a profiler", columns=PHASE_COLUMNS, rows=rows, notes=_notes(found)
-    )
-
-
-def compile_table(found: Mapping[int, Lines]) -> Table:
-    """Returns what torch.compile compiled again and where it broke the graph, of all ranks."""
-    rows = []
-    for rank, document in sorted(found.items()):
-        compiled = document.compiled
-        for kind, items in (
-            ("recompilation", compiled.recompilations if compiled else []),
-            ("graph break", compiled.graph_breaks if compiled else []),
-        ):
-            rows += [
-                {"rank": rank, "kind": kind, **{name: item.get(name) for name in list(COMPILE_COLUMNS)[2:]}} for item in items
-            ]
-    return Table(name="compile", title="Recompilations and graph breaks", columns=COMPILE_COLUMNS, rows=rows)
-
-
-def stages_table(found: Mapping[int, Lines]) -> Table:
-    """Returns the stages of the input pipeline of all ranks. Stage "all" is the sum of a rank's stages."""
-    rows = [row for rank, document in sorted(found.items()) for row in _stage_rows(rank, document)]
-    return Table(name="stages", title="Stages of the input pipeline", columns=STAGE_COLUMNS, rows=rows, notes=_notes(found))
-
-
-def _stage_rows(rank: int, document: Lines) -> list[Row]:
-    if not document.stages:
-        return []
-    demand, totals = demand_per_s(document), dict[str, float]()
-    for stage in document.stages:
-        totals[stage.where] = totals.get(stage.where, 0.0) + stage.seconds
-    rows: list[Row] = [
-        {
-            "rank": rank, "stage": stage.name, "where": stage.where, "seconds": stage.seconds, "cpu_s": stage.cpu_s,
-            "blocked_s": stage.blocked_s, "share_frac": _part(stage.seconds, totals[stage.where]), "count": stage.count,
-            "workers_needed": workers_needed(demand, stage.seconds) if stage.where == WORKER else None,
-            "num_workers": document.num_workers, **_place(stage),
-        }
-        for stage in document.stages
-    ]  # fmt: skip
-    for where, seconds in totals.items():
-        inside = [stage for stage in document.stages if stage.where == where]
-        rows.append({
-            "rank": rank, "stage": "all", "where": where, "seconds": seconds, "cpu_s": _sum(each.cpu_s for each in inside),
-            "blocked_s": _sum(each.blocked_s for each in inside), "share_frac": 1.0,
-            "count": max(each.count for each in inside), "workers_needed": workers_needed(demand, seconds),
-            "num_workers": document.num_workers, "file": "", "line": 0, "function": "",
-        })  # fmt: skip
-    return rows
-
-
-def syncs_table(found: Mapping[int, Lines]) -> Table:
-    """Returns the lines of all ranks in which the host waits for the device or turns tensors into Python numbers."""
-    rows = [
-        {
-            "rank": rank, "kind": site.kind, **_place(site), "text": one_line(site.text, MAX_TEXT_CHARS), "phase": site.phase,
-            "count": site.count, "seconds": site.seconds, "share_frac": _part(site.seconds, step_s(document)),
-        }
-        for rank, document in sorted(found.items())
-        for site in document.syncs
-    ]  # fmt: skip
-    return Table(name="syncs", title="Waits for the device", columns=SYNC_COLUMNS, rows=rows, notes=_notes(found))
+def lines_tables(found: Mapping[int, Lines]) -> list[Table]:
+    """Returns the tables of the pass "lines", of all ranks; a table may be empty."""
+    return [
+        _table(found, "phases", "A step by phase, without a profiler", PHASE_COLUMNS, _phase_rows),
+        _table(found, "lines", "Host time by line of code", LINE_COLUMNS, _line_rows),
+        _table(found, "stages", "Stages of the input pipeline", STAGE_COLUMNS, _stage_rows),
+        _table(found, "syncs", "Waits for the device", SYNC_COLUMNS, _sync_rows),
+        _table(found, "compile", "Recompilations and graph breaks", COMPILE_COLUMNS, _compile_rows),
+    ]
 
 
 def memory_tables(found: Mapping[int, Memory]) -> list[Table]:
     """Returns what holds memory at the peak by category, by module and by place, and its course over a step."""
-    notes = [*_notes(found), *(note for rank, document in sorted(found.items()) for note in _capacity_notes(rank, document))]
-    categories, modules, places, points = list[Row](), list[Row](), list[Row](), list[Row]()
-    for rank, document in sorted(found.items()):
-        peak = document.peak_bytes
-        amounts = {name: getattr(document, name) for name in MEMORY_CATEGORIES} | {"total": peak}
-        categories += [
-            {"rank": rank, "category": name, "bytes": amount, "share_frac": _part(amount, peak)}
-            for name, amount in amounts.items()
-        ]
-        modules += _module_rows(rank, document)
-        places += [
-            {"rank": rank, **{name: each.get(name) for name in list(ALLOCATION_COLUMNS)[1:]}} for each in document.at_peak
-        ]
-        points += [
-            {"rank": rank, "time_s": time_s, "allocated_bytes": int(allocated), "reserved_bytes": int(reserved)}
-            for time_s, allocated, reserved in (point for point in document.timeline if len(point) == 3)
-        ]
-    made = (
-        ("memory", "Memory at the peak", MEMORY_COLUMNS, categories),
-        ("memory_modules", "Memory and FLOPs by module", MODULE_COLUMNS, modules),
-        ("memory_places", "Largest allocations at the peak", ALLOCATION_COLUMNS, places),
-        ("memory_timeline", "Memory during a step", TIMELINE_COLUMNS, points),
-    )
-    return [
-        Table(name=name, title=title, columns=columns, rows=rows, notes=notes if name == "memory" else [])
-        for name, title, columns, rows in made
-        if rows or name == "memory"
+    made = [
+        _table(found, "memory", "Memory at the peak", MEMORY_COLUMNS, _memory_rows),
+        _table(found, "memory_modules", "Memory and FLOPs by module", MODULE_COLUMNS, _module_rows),
+        _table(found, "memory_places", "Largest allocations at the peak", ALLOCATION_COLUMNS, _allocation_rows),
+        _table(found, "memory_timeline", "Memory during a step", TIMELINE_COLUMNS, _timeline_rows),
     ]
+    made[0].notes += [note for rank, document in sorted(found.items()) for note in _capacity_notes(rank, document)]
+    return [table for table in made if table.rows or table.name == "memory"]
 
 
-def _module_rows(rank: int, document: Memory) -> list[Row]:
-    total = sum(_number(each.get("activations")) for each in document.by_module)
-    return [
-        {
-            "rank": rank, "module": str(each.get("module", "")), "class": str(each.get("class", "")),
+def _table(
+    found: Mapping[int, _Document],
+    name: str,
+    title: str,
+    columns: dict[str, str],
+    rows_of: Callable[[_Document], Iterable[Row]],
+) -> Table:
+    rows = [{"rank": rank, **row} for rank, document in sorted(found.items()) for row in rows_of(document)]
+    notes = [
+        f"rank {rank}: {note}" if len(found) > 1 else note
+        for rank, document in sorted(found.items())
+        for note in document.notes
+    ]
+    return Table(name=name, title=title, columns=columns, rows=rows, notes=list(dict.fromkeys(notes)))
+
+
+def _row(of: Any, columns: Mapping[str, str], **more: Any) -> Row:
+    """Returns a row without its rank: given values, and attributes of `of` with the names of the other columns."""
+    return {name: more[name] if name in more else getattr(of, name) for name in columns if name != "rank"}
+
+
+def _line_rows(document: Lines) -> Iterable[Row]:
+    for line in document.lines:
+        share_frac, text = _part(line.self_s, step_s(document)), one_line(line.text, MAX_TEXT_CHARS)
+        yield _row(line, LINE_COLUMNS, text=text, share_frac=share_frac)
+
+
+def _phase_rows(document: Lines) -> Iterable[Row]:
+    for phase, seconds in document.phases_s.items():
+        device_s = (document.device_phases_s or {}).get(phase)
+        yield {"phase": phase, "host_s": seconds, "device_s": device_s, "share_frac": _part(seconds, step_s(document))}
+
+
+def _sync_rows(document: Lines) -> Iterable[Row]:
+    for site in document.syncs:
+        share_frac, text = _part(site.seconds, step_s(document)), one_line(site.text, MAX_TEXT_CHARS)
+        yield _row(site, SYNC_COLUMNS, text=text, share_frac=share_frac)
+
+
+def _compile_rows(document: Lines) -> Iterable[Row]:
+    compiled = document.compiled or Compiled()
+    for kind, items in (("recompilation", compiled.recompilations), ("graph break", compiled.graph_breaks)):
+        yield from ({"kind": kind, **{name: item.get(name) for name in list(COMPILE_COLUMNS)[2:]}} for item in items)
+
+
+def _stage_rows(document: Lines) -> Iterable[Row]:
+    """Yields the stages, then for each kind of process their sum as stage "all"."""
+    demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
+    for stage in document.stages:
+        by_where.setdefault(stage.where, []).append(stage)
+    totals = {where: math.fsum(stage.seconds for stage in stages) for where, stages in by_where.items()}
+    for stage in document.stages:
+        yield _row(
+            stage, STAGE_COLUMNS, stage=stage.name, share_frac=_part(stage.seconds, totals[stage.where]),
+            workers_needed=workers_needed(demand, stage.seconds) if stage.where == WORKER else None,
+            num_workers=document.num_workers,
+        )  # fmt: skip
+    for where, inside in by_where.items():
+        yield {
+            "stage": "all", "where": where, "seconds": totals[where], "cpu_s": _sum(each.cpu_s for each in inside),
+            "blocked_s": _sum(each.blocked_s for each in inside), "share_frac": 1.0,
+            "count": max(each.count for each in inside), "workers_needed": workers_needed(demand, totals[where]),
+            "num_workers": document.num_workers, "file": "", "line": 0, "function": "",
+        }  # fmt: skip
+
+
+def _memory_rows(document: Memory) -> Iterable[Row]:
+    amounts = {name: getattr(document, name) for name in MEMORY_CATEGORIES} | {"total": document.peak_bytes}
+    for name, amount in amounts.items():
+        yield {"category": name, "bytes": amount, "share_frac": _part(amount, document.peak_bytes)}
+
+
+def _module_rows(document: Memory) -> Iterable[Row]:
+    total = math.fsum(each.get("activations") or 0 for each in document.by_module)
+    for each in document.by_module:
+        yield {
+            "module": str(each.get("module", "")), "class": str(each.get("class", "")),
             "activations_bytes": each.get("activations"), "parameters_bytes": each.get("parameters"),
-            "flops": each.get("flops"),
-            "share_frac": _part(_number(each.get("activations")), total),
-        }
-        for each in document.by_module
-    ]  # fmt: skip
+            "flops": each.get("flops"), "share_frac": _part(each.get("activations") or 0, total),
+        }  # fmt: skip
+
+
+def _allocation_rows(document: Memory) -> Iterable[Row]:
+    return ({name: each.get(name) for name in list(ALLOCATION_COLUMNS)[1:]} for each in document.at_peak)
+
+
+def _timeline_rows(document: Memory) -> Iterable[Row]:
+    for time_s, allocated, reserved in (point for point in document.timeline if len(point) == 3):
+        yield {"time_s": time_s, "allocated_bytes": int(allocated), "reserved_bytes": int(reserved)}
 
 
 def _capacity_notes(rank: int, document: Memory) -> list[str]:
@@ -229,27 +210,10 @@ def _capacity_notes(rank: int, document: Memory) -> list[str]:
     return notes
 
 
-def _place(of: Any) -> Row:
-    return {"file": of.file, "line": of.line, "function": of.function}
-
-
 def _part(value: float, whole: float) -> float | None:
     return value / whole if whole else None
 
 
-def _sum(values: Any) -> float | None:
+def _sum(values: Iterable[float | None]) -> float | None:
     known = list(values)
-    return None if any(value is None for value in known) else sum(known)
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0.0
-
-
-def _notes(found: Mapping[int, Lines] | Mapping[int, Memory]) -> list[str]:
-    several: Sequence[tuple[int, Any]] = sorted(found.items())
-    return list(
-        dict.fromkeys(
-            f"rank {rank}: {note}" if len(found) > 1 else note for rank, document in several for note in document.notes
-        )
-    )
+    return None if None in known else math.fsum(value for value in known if value is not None)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import Unreadable
+from autotune.explain.plain_json import from_json
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
 
 MAX_DOCUMENT_BYTES = 64 << 20
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
+KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
 _Document = TypeVar("_Document", Lines, Traced, Memory)
 
 
@@ -45,8 +44,24 @@ class Passes:
         """Number of ranks of the program, including ranks that wrote nothing; 0 if no rank wrote anything."""
         return max((each.world_size for found in self.by_pass.values() for each in found.values()), default=0)
 
+    def of(self, which: str) -> list[Any]:
+        """Returns the documents of a pass, by rank."""
+        return [document for _, document in sorted(self.by_pass[which].items())]
+
+    def notes(self, ran: Iterable[str]) -> list[str]:
+        """Returns sentences on what is missing and why, and on what rank 0 could not find out.
+
+        Args:
+            ran: passes that ran.
+        """
+        notes = []
+        for which in ran:
+            notes += [f"{which}: not known, {reason}" for reason in self.absent.get(which, ())]
+            notes += [f"{which}: {note}" for document in self.of(which)[:1] for note in document.notes]
+        return notes
+
     @property
-    def by_pass(self) -> dict[str, Mapping[int, Any]]:
+    def by_pass(self) -> dict[str, dict[int, Any]]:
         """Pass -> rank -> document."""
         return {LINES: self.lines, TRACE: self.traced, MEMORY: self.memory}
 
@@ -74,18 +89,14 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
 
 def _read(found: Passes, path: Path, which: str, rank: int, mask: Callable[[str], str]) -> None:
     try:
-        if which == LINES:
-            found.lines[rank] = read_document(path, Lines, mask)
-        elif which == MEMORY:
-            found.memory[rank] = read_document(path, Memory, mask)
-        else:
-            found.traced[rank] = document = read_document(path, Traced, mask)
-            if document.file and Path(document.file).name == document.file:
-                found.traces[rank] = path.parent / document.file
-            else:
-                found.miss(TRACE, f"rank {rank}: {'; '.join(document.notes) or 'no trace was written'}")
+        document = found.by_pass[which][rank] = read_document(path, KINDS[which], mask)
     except Unreadable as error:
         found.miss(which, f"rank {rank}: {error}")
+        return
+    if isinstance(document, Traced) and Path(document.file).name == document.file != "":
+        found.traces[rank] = path.parent / document.file
+    elif which == TRACE:
+        found.miss(TRACE, f"rank {rank}: {'; '.join(document.notes) or 'no trace was written'}")
 
 
 def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] = str) -> _Document:
@@ -103,7 +114,7 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
-        return typing.cast(_Document, _value(_masked(raw, mask), kind))
+        return from_json(_masked(raw, mask), kind)
     except (TypeError, ValueError, KeyError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
 
@@ -114,39 +125,3 @@ def _masked(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_masked(item, mask) for item in value]
     return mask(value) if isinstance(value, str) else value
-
-
-def _value(raw: Any, kind: Any) -> Any:
-    """Returns a JSON value as a field's type. Unknown keys are ignored, and missing ones get their default.
-
-    Raises:
-        TypeError: the value has another type, or a key without default is missing.
-    """
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(raw, dict):
-            raise TypeError("no object")
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _named(raw[name], hint, name) for name, hint in hints.items() if name in raw})  # type: ignore[operator]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if raw is None else _value(raw, next(each for each in arguments if each is not type(None)))
-    if origin is list:
-        return [_value(item, arguments[0]) for item in _of(raw, list)]
-    if origin is dict:
-        return {name: _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
-    if kind is float:
-        return float(_of(raw, (int, float)))
-    return raw if kind is Any else _of(raw, kind)
-
-
-def _named(raw: Any, hint: Any, name: str) -> Any:
-    try:
-        return _value(raw, hint)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
-
-
-def _of(raw: Any, kind: Any) -> Any:
-    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
-        raise TypeError(f"{type(raw).__name__} instead of {getattr(kind, '__name__', 'number')}")
-    return raw

@@ -22,17 +22,6 @@ TENSOR_WORK = re.compile(
 Range = tuple[int, int]
 
 
-def place_of(line: Line, cwd: str) -> str:
-    """Returns "file:line", relative to the program's folder if it lies there."""
-    return named(line.file, line.line, cwd)
-
-
-def named(file: str, line: int, cwd: str) -> str:
-    """Returns "file:line", relative to the program's folder if it lies there."""
-    folder = os.path.join(cwd, "") if cwd else ""
-    return f"{file.removeprefix(folder)}:{line}"
-
-
 def is_torch(line: Line, lines: Lines) -> bool:
     """Returns whether a line of the program spends most of its time in a function of torch."""
     return bool(line.callee) and "/torch/" in file_of(line.callee, lines)

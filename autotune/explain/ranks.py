@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from autotune.explain.breakdown import COLLECTIVES, INPUT_WAIT, Breakdown
 from autotune.explain.host_tables import step_s
 from autotune.explain.passes import Passes
 from autotune.explain.table import Row, Table
-from autotune.harness.explain.documents import BACKWARD, STEP_PHASES
+from autotune.harness.explain.documents import INPUT, STEP_PHASES
 
 COLUMNS = {
     "rank": "rank of the process", "step_s": "seconds of a step",
@@ -21,25 +19,6 @@ COLUMNS = {
     "collective_s": "seconds a step in collectives, exposed or not", "gradient_bytes": "that it reduces in a step",
     "measured_by": "lines (no profiler) or trace",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skew:
-    """How unevenly the ranks work.
-
-    Attributes:
-        slowest: the rank that the others wait for.
-        lost_s: seconds a step that the fastest rank waits for the slowest. Making the ranks equally fast saves at most this.
-        lost_frac: `lost_s` relative to the step.
-        phase: the one of STEP_PHASES in which the slowest is furthest behind the median of the others; "" if unknown.
-        phase_s: seconds a step that the slowest is behind in this phase.
-    """
-
-    slowest: int
-    lost_s: float
-    lost_frac: float
-    phase: str = ""
-    phase_s: float = 0.0
 
 
 def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
@@ -70,38 +49,12 @@ def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
     )
 
 
-def skew_of(table: Table) -> Skew | None:
-    """Returns how unevenly the ranks of `ranks_table` work; None with fewer than two comparable ranks."""
-    rows = [row for row in table.rows if row["own_s"] is not None]
-    if len(rows) < 2 or len({row["measured_by"] for row in rows}) > 1:
-        return None
-    slowest = max(rows, key=lambda row: float(row["own_s"]))
-    others = [row for row in rows if row is not slowest]
-    behind = {phase: _behind(slowest, others, f"{phase}_s") for phase in STEP_PHASES}
-    behind[BACKWARD] -= _behind(slowest, others, "exposed_communication_s")  # the wait is part of the backward pass
-    phase = max(behind, key=lambda name: behind[name])
-    lost_s = float(slowest["behind_s"])
-    is_known = behind[phase] > 0
-    return Skew(
-        slowest=slowest["rank"],
-        lost_s=lost_s,
-        lost_frac=lost_s / slowest["step_s"] if slowest["step_s"] else 0.0,
-        phase=phase if is_known else "",
-        phase_s=behind[phase] if is_known else 0.0,
-    )
-
-
-def _behind(slowest: Row, others: list[Row], column: str) -> float:
-    values = [row[column] for row in others if row[column] is not None]
-    return float(slowest[column] - statistics.median(values)) if values and slowest[column] is not None else 0.0
-
-
 def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int) -> Row:
     lines, found, memory = passes.lines.get(rank), breakdowns.get(rank), passes.memory.get(rank)
     exposed = lines.communication.get("exposed_s") if lines else None
     from_lines = lines is not None and (exposed is not None or found is None)
     if lines is not None and from_lines:
-        seconds, input_s, phases = step_s(lines), lines.wait_s, lines.phases_s
+        seconds, input_s, phases = step_s(lines), lines.phases_s.get(INPUT), lines.phases_s
     elif found is not None:
         seconds, exposed, input_s = found.step_s, found.seconds[COLLECTIVES], found.seconds[INPUT_WAIT]
         phases = lines.phases_s if lines else {}

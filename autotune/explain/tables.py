@@ -1,7 +1,7 @@
 """Makes all tables of an explanation from what the passes wrote, and writes and reads them.
 
 explain/<table>.csv, explain/<table>.json    one table, all ranks
-explain/tables.json                          which tables there are, why others are absent, skew, and one step's timeline
+explain/tables.json                          which tables there are, why others are absent, and one step's timeline
 """
 
 from __future__ import annotations
@@ -10,26 +10,18 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import Unreadable
 from autotune.explain.breakdown import CPU_CATEGORIES, GPU_CATEGORIES, MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
-from autotune.explain.host_tables import (
-    compile_table,
-    lines_table,
-    memory_tables,
-    phases_table,
-    stages_table,
-    step_s,
-    syncs_table,
-)
+from autotune.explain.host_tables import lines_tables, memory_tables, step_s
 from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
 from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
 from autotune.explain.operators import operator_rows, operators_of, uses_tf32
 from autotune.explain.passes import Passes, read_passes
-from autotune.explain.ranks import Skew, ranks_table, skew_of
+from autotune.explain.plain_json import from_json
+from autotune.explain.ranks import ranks_table
 from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
 from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
@@ -42,6 +34,11 @@ SCHEMA = 1  # version of the index; 1 is the first
 # Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
 MAX_DISTORTION = 1.5
 TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
+EMPTY = {  # table -> why it has no rows although its pass ran
+    "stages": "the program has no DataLoader whose stages could be timed",
+    "syncs": "no place was seen where the host waits for a tensor's value",
+    "compile": "nothing was compiled again, and no graph broke",
+}
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 PRIVILEGES_REMEDY = (
     "let users profile with the driver's option NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN"
@@ -72,7 +69,6 @@ class Tables:
     Attributes:
         tables: name -> table.
         absent: name -> why there is no such table.
-        skew: how unevenly ranks work; None for one rank.
         timeline: what happened in one step of the rank `timeline_rank`.
         distortion: rank -> seconds of a profiled step divided by those of a plain one.
         traces: rank -> path of its trace, for ui.perfetto.dev.
@@ -81,7 +77,6 @@ class Tables:
 
     tables: dict[str, Table] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    skew: Skew | None = None
     timeline: list[Rectangle] = field(default_factory=list)
     timeline_rank: int = 0
     distortion: dict[int, float] = field(default_factory=dict)
@@ -126,39 +121,13 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
     for rank in sorted(passes.traces):
         made.add(rank, mask)
     tables = made.tables()
-    _add_lines(tables, passes)
-    _add_memory(tables, passes)
-    ranks = ranks_table(passes, made.breakdowns)
-    tables.add(ranks, _reason(passes, LINES))
-    tables.skew = skew_of(ranks)
+    for which, several in ((LINES, lines_tables(passes.lines)), (MEMORY, memory_tables(passes.memory))):
+        reasons = passes.absent.get(which, [])
+        for table in several:
+            table.notes += reasons if passes.by_pass[which] else []
+            tables.add(table, EMPTY.get(table.name, "") if passes.by_pass[which] else "; ".join(reasons))
+    tables.add(ranks_table(passes, made.breakdowns), "; ".join(passes.absent.get(LINES, [])))
     return Explanation(passes=passes, tables=tables)
-
-
-def _reason(passes: Passes, which: str) -> str:
-    return "; ".join(passes.absent.get(which, []))
-
-
-def _add_lines(tables: Tables, passes: Passes) -> None:
-    reason = _reason(passes, LINES)
-    for make in (phases_table, lines_table, stages_table, syncs_table, compile_table):
-        table = make(passes.lines)
-        table.notes += passes.absent.get(LINES, []) if passes.lines else []
-        tables.add(table, reason if not passes.lines else _empty_reason(table.name))
-
-
-def _empty_reason(name: str) -> str:
-    return {
-        "stages": "the program has no DataLoader whose stages could be timed",
-        "syncs": "no place was seen where the host waits for a tensor's value",
-        "compile": "nothing was compiled again, and no graph broke",
-    }.get(name, "")
-
-
-def _add_memory(tables: Tables, passes: Passes) -> None:
-    for table in memory_tables(passes.memory):
-        if table.name == "memory":
-            table.notes += passes.absent.get(MEMORY, []) if passes.memory else []
-        tables.add(table, _reason(passes, MEMORY))
 
 
 # Traces --------------------------------------------------------------------------------------------------------------------
@@ -230,8 +199,11 @@ class _OfTraces:
             for name in names
             if found.seconds[name] or name == OTHER
         ]  # fmt: skip
-        for note in (*document.notes, *trace.notes, *self._distortion_notes(rank, document)):
+        for note in (*document.notes, *trace.notes):
             self._note("breakdown", rank, note)
+        for name in ("breakdown", "operators"):
+            for note in self._distortion_notes(rank, document):
+                self._note(name, rank, note)
         if document.device == "cuda" and not found.is_gpu:
             self._note("breakdown", rank, f"shows only what the host did: {_why_no_kernels(document)}")
         if found.shares[OTHER] > MAX_OTHER_FRAC:
@@ -338,15 +310,8 @@ def write_tables(tables: Tables, folder: Path) -> list[Path]:
         write_text(target / f"{name}.csv", table.as_csv())
         write_json(target / f"{name}.json", table.as_json())
         written += [target / f"{name}.csv", target / f"{name}.json"]
-    plain = {field.name: getattr(tables, field.name) for field in dataclasses.fields(tables) if field.name != "tables"}
-    index = {
-        "schema": SCHEMA,
-        "tables": list(tables.tables),
-        **plain,
-        "skew": dataclasses.asdict(tables.skew) if tables.skew else None,
-        "timeline": [dataclasses.asdict(each) for each in tables.timeline],
-    }
-    write_json(target / INDEX, index)
+    index = dataclasses.asdict(dataclasses.replace(tables, tables={}))
+    write_json(target / INDEX, {**index, "schema": SCHEMA, "tables": list(tables.tables)})
     return [*written, target / INDEX]
 
 
@@ -362,8 +327,8 @@ def read_tables(folder: Path) -> Tables:
     if not isinstance(index, Mapping) or index.get("schema") != SCHEMA:
         raise ValueError(f"{target / INDEX}: not the index of an explanation's tables, or of another version")
     try:
-        found = _from_index(index)
-    except (TypeError, KeyError, AttributeError) as error:
+        found = from_json({**index, "tables": {}}, Tables)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{target / INDEX}: {error}") from None
     for name in index["tables"]:
         try:
@@ -371,15 +336,3 @@ def read_tables(folder: Path) -> Tables:
         except (OSError, ValueError, TypeError) as error:
             found.absent[name] = f"{name}.json cannot be read: {error}"
     return found
-
-
-def _from_index(index: Mapping[str, Any]) -> Tables:
-    return Tables(
-        absent=dict(index["absent"]),
-        skew=Skew(**index["skew"]) if index["skew"] else None,
-        timeline=[Rectangle(**each) for each in index["timeline"]],
-        timeline_rank=index["timeline_rank"],
-        distortion={int(rank): ratio for rank, ratio in index["distortion"].items()},
-        traces={int(rank): path for rank, path in index["traces"].items()},
-        other_parts={int(rank): [(place, s) for place, s in parts] for rank, parts in index["other_parts"].items()},
-    )

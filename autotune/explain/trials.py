@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
-from autotune.explain.evidence import Effect
-from autotune.explain.gains import Gain, gain_of_ratio
+from autotune.explain.gains import LEAST_GAIN, Gain, gain_of_ratio
 from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
 
 USUAL_NOISE = Noise(spread=0.02, freedom=3.0)  # assumed for a measurement in a fresh process if no rounds have shown its spread
+MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
@@ -23,38 +24,67 @@ def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
     return pooled([noise_of(rounds_of(records)), earlier]) or USUAL_NOISE
 
 
-def effects(record: TrialRecord, records: Sequence[TrialRecord], space: ResolvedSpace, noise: Noise) -> Effect:
-    """Returns a function (knob, value) -> what setting this knob in addition gains.
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What the trials of a study say of setting one more knob of a configuration.
 
-    The gain is measured if the study ran both configurations. Otherwise it is predicted from trials near them, or None if that
-    is impossible.
-
-    Args:
-        record: the configuration to change.
+    Attributes:
+        record: the trial that measured the configuration.
         records: all trials of the study.
         space: the study's search space.
         noise: spread of one measurement.
     """
-    here = _logs(record.changed, records)
 
-    def effect(key: str, value: KnobValue) -> Gain | None:
-        changed = with_knob(record, key, value, space)
-        there = _logs(changed, records)
+    record: TrialRecord
+    records: Sequence[TrialRecord]
+    space: ResolvedSpace
+    noise: Noise
+
+    def gain(self, key: str, value: KnobValue) -> Gain | None:
+        """Returns what setting a knob gains.
+
+        The gain is measured if the study ran both configurations. Otherwise it is predicted from trials near them, or None if
+        that is impossible.
+        """
+        was, changed = self.record.changed, self._changed(key, value)
+        here, there = _logs(was, self.records), _logs(changed, self.records)
         if here and there:
-            half = NORMAL_95 * noise.spread * math.sqrt(1 / len(here) + 1 / len(there))
+            half = NORMAL_95 * self.noise.spread * math.sqrt(1 / len(here) + 1 / len(there))
             return gain_of_ratio(_mean(there) / _mean(here), half, "measured")
-        lost = [other for other in changed if other != key and changed.get(other) != record.changed.get(other)]
-        if ratio := estimated(changed, {key: lost}, records, noise).get(key):
+        lost = [other for other in {**was, **changed} if other != key and changed.get(other) != was.get(other)]
+        if ratio := estimated(changed, {key: lost}, self.records, self.noise, before=was).get(key):
             low, high = ratio.ci or (ratio.ratio, ratio.ratio)
             return Gain(low=low - 1, mid=ratio.ratio - 1, high=high - 1, kind="predicted")
         return None
 
-    return effect
+    def is_refuted(self, key: str, value: KnobValue | None) -> bool:
+        """Returns whether every trial with this value failed or was no faster than the trial most like it without the value.
+
+        False if no trial has it, or if `gain` knows a measured gain, which says more.
+        """
+        ran = [one for one in self.records if not one.outcome.is_no_answer]
+        having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
+        if value is None or not having or _logs(self._changed(key, value), self.records):
+            return False
+        rivals = [
+            one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
+        ]
+        return not any(_is_faster(one, rivals, key) for one in having)
+
+    def _changed(self, key: str, value: KnobValue) -> Knobs:
+        """Returns the configuration's changes to the baseline with one more knob set."""
+        return self.space.changed(configuration_with(self.record, key, value, self.space))
 
 
-def with_knob(record: TrialRecord, key: str, value: KnobValue, space: ResolvedSpace) -> Knobs:
-    """Returns a configuration's changes to the baseline with one more knob set."""
-    return space.changed(configuration_with(record, key, value, space))
+def _is_faster(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> bool:
+    """Returns whether a trial gained at least LEAST_GAIN over the trial that differs from it in the fewest other knobs."""
+
+    def distance(rival: TrialRecord) -> tuple[int, float]:
+        others = {*one.changed, *rival.changed} - {key}
+        return sum(one.changed.get(other) != rival.changed.get(other) for other in others), -(rival.score or 0.0)
+
+    nearest = min(rivals, key=distance, default=None)
+    return bool(one.score) and (nearest is None or (one.score or 0.0) >= (1 + LEAST_GAIN) * (nearest.score or 0.0))
 
 
 def configuration_with(record: TrialRecord, key: str, value: KnobValue, space: ResolvedSpace) -> Knobs:

@@ -8,6 +8,7 @@ the table with the library.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 
 from autotune.errors import BadInput, one_of
@@ -24,6 +25,10 @@ DOCUMENTS: dict[str, Callable[[Winner], Document]] = {
     "deepspeed": deepspeed.document,
 }
 FORMATS = (*TEXTS, *DOCUMENTS)
+FILES = {
+    "yaml": "best.yaml", "env": "best.env", "python": "best.py", "hf": "hf.yaml", "lightning": "lightning.yaml",
+    "accelerate": "accelerate.yaml", "deepspeed": "ds_config.json",
+}  # fmt: skip
 JSON_ONLY = ("deepspeed",)
 
 
@@ -45,11 +50,31 @@ def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") 
     Raises:
         BadInput: no such format, or the study has no winner yet.
     """
-    if format not in FORMATS:
-        raise BadInput(f"--format: no such format, got {format!r}. {one_of(format, FORMATS)}")
+    check_format(format)
     found = winner(summary, tier)
-    if format in TEXTS:
-        return TEXTS[format](found)
+    exported = TEXTS[format](found) if format in TEXTS else _configuration(found, format, file)
+    if found.nothing and not exported.header:
+        exported = replace(exported, notes=[*exported.notes, found.nothing])
+    return exported
+
+
+def _configuration(found: Winner, format: str, file: str) -> Exported:
     made = DOCUMENTS[format](found)
     is_json = format in JSON_ONLY or PurePath(file).suffix == ".json"
     return document.as_json(found, made) if is_json else document.as_yaml(found, made)
+
+
+def check_format(format: str) -> None:
+    """Checks the name of a format.
+
+    Raises:
+        BadInput: there is no such format.
+    """
+    if format not in FORMATS:
+        raise BadInput(f"--format: no such format, got {format!r}. {one_of(format, FORMATS)}")
+
+
+def file_name(format: str, tier: Tier | None) -> str:
+    """Returns the usual name of a file in a format: "best.yaml", "best-exact.yaml" for the best of a tier."""
+    path = PurePath(FILES[format])
+    return path.name if tier is None else f"{path.stem}-{tier}{path.suffix}"

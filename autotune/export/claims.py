@@ -34,7 +34,7 @@ class Claimed:
     @classmethod
     def of(cls, summary: Summary, entry: dict[str, Any], tier: Tier | None) -> Claimed:
         """Returns the claims for an entry of a summary."""
-        return cls(summary=summary, entry=entry, tier=tier, speedup=speedup_of(summary, entry))
+        return cls(summary=summary, entry=entry, tier=tier, speedup=speedup_of(summary, entry, tier))
 
     @property
     def is_best(self) -> bool:
@@ -43,8 +43,26 @@ class Claimed:
 
     @property
     def is_compared(self) -> bool:
-        """Whether anything was measured besides the baseline."""
-        return is_compared(self.summary)
+        """Whether anything up to the tier was measured besides the baseline."""
+        return is_compared(self.summary, self.tier)
+
+    @property
+    def nothing(self) -> str:
+        """Why the entry changes nothing; "" if it changes something."""
+        if self.entry["overrides"]:
+            return ""
+        what = f"Nothing up to tier {self.tier}" if self.tier else "Nothing"
+        if not self.is_compared:
+            return f"{what} was measured besides the baseline, the program as it was run: there is nothing to change."
+        measured = f"{what} that was measured" if self.tier else "Nothing measured"
+        return f"{measured} was better than the program as it was run: there is nothing to change."
+
+    @property
+    def beyond(self) -> str:
+        """The study's best, if the tier excludes it: "2.092 x the baseline, with bf16"; "" otherwise."""
+        best, ratio = self.summary["best"] or {}, (self.summary["speedup"] or {}).get("ratio")
+        is_excluded = best.get("overrides") and not self.entry["overrides"] and ratio
+        return f"{ratio:.3f} x the baseline, with {changes_phrase(best['overrides'])}" if is_excluded else ""
 
     @property
     def worth(self) -> dict[str, dict[str, Any]]:
@@ -98,23 +116,25 @@ def worth_text(change: dict[str, Any] | None) -> str:
     return f"{change['ratio']:.3f} x{interval}{verdict}{estimated}"
 
 
-def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the speedup of an entry of a summary over the baseline.
+def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None) -> dict[str, Any] | None:
+    """Returns the speedup over the baseline of an entry of a summary, which is the best up to a tier if one is given.
 
     If the baseline was kept, the entry's speedup is 1. The study's speedup then belongs to the configuration that lost.
     """
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):
-        said = compared or {}
-        if not is_compared(summary):
+        said = (compared or {}) if _is_best(summary, entry) else {}
+        if not is_compared(summary, tier):
             return {"ratio": None, "ci": None, "verdict": "none", "reason": said.get("reason") or ""}
         return {"ratio": 1.0, "ci": None, "verdict": "same", "reason": said.get("reason") or "", "kept": _kept_over(said)}
     return compared if _is_best(summary, entry) else _measured(summary, entry)
 
 
-def is_compared(summary: Summary) -> bool:
-    """Returns whether a study measured anything besides its baseline."""
-    return any(trial.get("value") and trial.get("changed", True) for trial in summary["trials"] if trial["number"])
+def is_compared(summary: Summary, tier: Tier | None = None) -> bool:
+    """Returns whether a study measured anything besides its baseline, up to a tier if one is given."""
+    counted = {one.value for one in Tier if tier is None or one.rank <= tier.rank}
+    trials = (trial for trial in summary["trials"] if trial["number"] and trial.get("tier", Tier.exact) in counted)
+    return any(trial.get("value") and trial.get("changed", True) for trial in trials)
 
 
 def _kept_over(said: dict[str, Any]) -> str:

@@ -16,8 +16,6 @@ from autotune.wording import BETTER, gain_words, objective_of, side_texts
 
 MAX_LINE = 160
 INDENT = "  "
-NOTHING_BETTER = "Nothing measured was better than the program as it was run: there is nothing to change."
-NOTHING_BESIDE = "Nothing was measured besides the baseline, the program as it was run: there is nothing to change."
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
@@ -28,17 +26,21 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         hidden: knobs whose values are secret.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
-    lines = [f"autotune: the best configuration found for {summary['title']}"]
+    scope = f" up to tier {claimed.tier}" if claimed.tier else ""
+    lines = [f"autotune: the best configuration{scope} found for {summary['title']}"]
     if not entry["overrides"]:
-        lines.append(NOTHING_BETTER if claimed.is_compared else NOTHING_BESIDE)
+        lines.append(claimed.nothing)
+        if claimed.beyond:
+            lines.append(f"The best of all tiers is {claimed.beyond}.")
         if speedup and speedup.get("kept"):
             lines.append(f"The baseline was kept. The configuration compared with it: {speedup['kept']}")
     elif speedup and speedup.get("ratio"):
         lines.append(_gain_line(summary, speedup))
-    lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
+    sides = (summary["baseline"], entry) if entry["overrides"] else (summary["baseline"],)
+    lines.append(" -> ".join(_measured(summary, side) for side in sides))
     if claimed.dropped:
         lines.append(f"Reverted, because they had no clear effect: {', '.join(claimed.dropped)}.")
-    if claimed.parity:
+    if claimed.parity and entry["overrides"]:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]
     if claimed.is_best:

@@ -70,7 +70,7 @@ def _tiers(summary: Summary) -> dict[str, Any]:
     """Returns the changes and the speedup of each tier's best entry."""
     found = {}
     for tier, entry in (summary.get("best_by_tier") or {}).items():
-        speedup = speedup_of(summary, entry) or {}
+        speedup = speedup_of(summary, entry, Tier(tier)) or {}
         said = {name: speedup.get(name) for name in ("ratio", "ci", "verdict")}
         found[tier] = {"changes": list(entry["overrides"]), **_rounded(said)}
     return found

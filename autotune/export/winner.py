@@ -32,6 +32,7 @@ class Winner:
         device: device of the measurement, "cuda" or "cpu"; "" if unknown.
         optimizers: class names of the program's optimizers; [] if unknown.
         world_size: number of processes that train; 1 if unknown.
+        nothing: why the configuration changes nothing; "" if it changes something.
     """
 
     knobs: Knobs
@@ -43,6 +44,7 @@ class Winner:
     device: str = ""
     optimizers: list[str] = field(default_factory=list)
     world_size: int = 1
+    nothing: str = ""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -99,4 +101,5 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
         device=str(summary["machine"].get("device") or ""),
         optimizers=list(detected.get("optimizers") or []),
         world_size=int(detected.get("world_size") or 1),
+        nothing=claimed.nothing,
     )

@@ -80,6 +80,8 @@ class Applied:
         found = report.knobs(self._context)
         found.update(self._left_out)
         missed = {key: knob for key, knob in found.items() if knob.status != protocol.APPLIED}
+        if self._spec.is_quiet and not missed and not lines:
+            return
         name, num = self._spec.origin, len(self._asked)
         which = f"the setting of {name} is" if num == 1 else f"all {num} settings of {name} are"
         lines.append(f"{which} in effect" if not missed else f"{num - len(missed)} of {num} settings of {name} in effect")
@@ -92,7 +94,7 @@ class Applied:
 
         made_on, here = self._spec.made_on, {"torch": str(torch.__version__), "device_name": None}
         if self._context.device == "cuda":
-            here["device_name"] = torch.cuda.get_device_name()
+            here["device_name"] = torch.cuda.get_device_name(self._context.device_index)
         names = {"torch": "torch {}", "device_name": "{}"}
         changed = [key for key in here if key in made_on and made_on[key] != here[key]]
         pairs = [[names[key].format(side[key] or "the CPU") for side in (made_on, here)] for key in changed]

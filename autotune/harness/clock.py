@@ -76,18 +76,22 @@ class HostClock:
 
 
 class CudaClock:
-    """Records one event per step on the current stream and reads it once it has completed, so that the program never waits.
+    """Records one event per step on the device's current stream and reads it once it has completed; the program never waits.
 
     The device is synchronised at both ends of the window. The window's wall time and the sum of the times between events must
     agree within 1 %.
+
+    Args:
+        device: index of the GPU that trains, which need not be the current device; None for the current one.
     """
 
     run_ahead = RUN_AHEAD
 
-    def __init__(self) -> None:
+    def __init__(self, device: Optional[int] = None) -> None:
         import torch
 
-        self._cuda = torch.cuda
+        self._cuda: Any = torch.cuda
+        self._device = device
         self._pending: Deque[Any] = deque()
         self._last: Any = None
         self._begin: Any = None
@@ -99,13 +103,13 @@ class CudaClock:
         self.gap_frac: Optional[float] = None
 
     def _event(self) -> Any:
-        event = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
         return event
 
     def batch_is_there(self) -> None:
         """Called before the first forward of a step: from here to the step's end the device has its input."""
-        if self._begin is None:
+        if self._begin is None and not self._cuda.is_current_stream_capturing():
             self._begin = self._event()
 
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
@@ -140,7 +144,7 @@ class CudaClock:
 
     def open_window(self) -> None:
         """Waits for the device and opens the window; called again when the window begins anew."""
-        self._cuda.synchronize()
+        self._cuda.synchronize(self._device)
         for _ in self.finished():  # drops the steps that were queued before the window
             pass
         self._opened_s, self._gaps_s = time.monotonic(), 0.0
@@ -150,7 +154,7 @@ class CudaClock:
         """Waits for the device and compares the window's wall time with the sum of the times between events."""
         if self._opened_s is None:
             return
-        self._cuda.synchronize()
+        self._cuda.synchronize(self._device)
         closed_s = time.monotonic()
         for _ in self.finished():
             pass
@@ -159,6 +163,6 @@ class CudaClock:
             self.gap_frac = abs(self._gaps_s - wall_s) / wall_s
 
 
-def make_clock(device_type: str) -> Any:
-    """Returns the clock for the device that holds the model."""
-    return CudaClock() if device_type == "cuda" else HostClock()
+def make_clock(device_type: str, index: Optional[int] = None) -> Any:
+    """Returns the clock for the device that holds the model; see `TrialContext.device_index`."""
+    return CudaClock(index) if device_type == "cuda" else HostClock()

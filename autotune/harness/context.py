@@ -49,6 +49,8 @@ class TrialContext:
         rank, world_size: rank of this process among the processes that train together, and their number.
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.
+        device_index: index of the GPU that holds the trained parameters, which need not be the current device; None on the CPU,
+            before the first step, or if unknown, which torch takes as the current device.
         clock: times steps; the device's clock from the first step on.
         applied: what a real run does instead of measuring; None in a trial.
         losses: records losses; None in a real run.
@@ -88,7 +90,7 @@ class TrialContext:
         self.is_child = any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
         self.rank, self.world_size = _rank_from_environment()
         self.num_steps = 0
-        self.device = "cpu"
+        self.device, self.device_index = "cpu", None  # type: str, Optional[int]
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:

@@ -132,8 +132,13 @@ class Ending:
         except Exception:  # a device in error: what was measured is still reported
             traceback.print_exc()
         context.phases.enter("exit")
-        if context.explained is not None:
-            context.explained.finish()
+        try:
+            if context.explained is not None:
+                context.explained.finish()
+        except Exception:
+            if self.error is None:
+                raise
+            traceback.print_exc()  # a device in error: the result names the program's error, not what follows from it
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 

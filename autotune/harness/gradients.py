@@ -22,6 +22,7 @@ from typing import Any, Callable, List, Optional, Tuple
 from . import gradient_entry as entry
 from . import gradient_state as state
 from . import members
+from .captures import is_capturing
 from .context import TrialContext
 from .knobs import module as module_knobs
 from .knobs import step as step_knobs
@@ -100,6 +101,8 @@ class Gradients:
         """Returns the tensors to call backward on and the gradients to start from."""
         import torch
 
+        if is_capturing():
+            self.captured()
         if self._when_held is not None:
             held, self._when_held = self._when_held, None
             if state.norms(self._parameters()) != held:
@@ -334,6 +337,11 @@ class Gradients:
         self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
         self._parallel.is_due = None
         self._parallel.catch_up()
+
+    def captured(self) -> None:
+        """Notes that a step is being captured for a CUDA graph: what would be done between passes cannot be replayed."""
+        if self.is_active:
+            self.stand_down(step_knobs.CAPTURED)
 
     def _scale(self) -> Any:
         """Returns the factor that is in the gradients until they are unscaled."""

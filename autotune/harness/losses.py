@@ -9,6 +9,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import members
+from .captures import is_capturing
 from .context import TrialContext
 from .knobs import attention
 from .patches import patches
@@ -50,6 +51,7 @@ class LossWatch:
         self._context, self._wanted_steps = context, num_steps
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None
+        self._captured: Any = None  # a loss that a CUDA graph computes anew at each replay
         self._num_seen = self._num_scaled = 0
         self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to a scaler's output, its input)
         self.attention: Optional[Set[str]] = None  # fused attention kernels that the first loss was computed with
@@ -89,21 +91,39 @@ class LossWatch:
             self._last = plain
         else:
             self._last = members.plain(loss)
-        step = self._context.num_steps
-        is_wanted = self._num_seen <= MAX_LOSSES if self._wanted_steps is None else step < self._wanted_steps
-        if is_wanted:
-            self._keep(step)
+        if is_capturing():
+            self._captured = self._last
+            return
+        self._last = self._last.clone()  # a CUDA graph would overwrite it with the next loss
+        if self._is_wanted:
+            self._keep()
         else:
             for patch in self._patches:
                 patch.uninstall()
 
-    def _keep(self, step: int) -> None:
+    @property
+    def _is_wanted(self) -> bool:
+        if self._wanted_steps is None:
+            return self._num_seen <= MAX_LOSSES
+        return bool(self._context.num_steps < self._wanted_steps)
+
+    def replayed(self) -> None:
+        """Records the loss of a step that a CUDA graph has made again; called before that step is counted."""
+        if self._captured is None:
+            return
+        self._last = self._captured
+        self._num_seen += 1
+        if self._is_wanted:
+            self._kept.append((self._context.num_steps, self._last.clone()))
+
+    def _keep(self) -> None:
+        step = self._context.num_steps
         if self._context.optimizers.is_stepping:
             # In a closure, which LBFGS calls as often as its line search needs: only its first loss is for the step's weights.
             if self._closed_step == step:
                 return
             self._closed_step = step
-        self._kept.append((step, self._last.clone()))  # a CUDA graph would overwrite it with the next loss
+        self._kept.append((step, self._last))
 
     @property
     def num_seen(self) -> int:
@@ -132,7 +152,8 @@ class LossWatch:
                 steps.setdefault(step, []).append(float(loss))
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
             del steps[max(steps)]  # some of its losses may be missing
-        first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
+        ends = self._kept[0][1] if self._kept else self._last, self._last
+        first, last = (_finite(float(loss)) for loss in ends)
         scaler, harness = self._context.optimizers.scaler, self._context.gradients.scaler
         # The harness's own scaler scales gradients, not losses.
         why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE

@@ -8,6 +8,7 @@ original class, and no global patch remains to disturb the compiler.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ from torch.nn import Module
 from . import members
 from .batches import CallSizes
 from .context import TrialContext
+from .gradient_state import parameters_of
 from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
@@ -269,6 +271,11 @@ class ModuleWatch:
                 root.samples = 0.0
         return samples
 
+    def give_samples(self, samples: float) -> None:
+        """Counts samples for the current step as if a root had been called with them; the replay of a graph calls none."""
+        for root in self.roots[:1]:
+            root.samples = samples
+
     def take_evaluated(self) -> bool:
         """Returns whether the step that just ended contained an evaluation; False if most steps contain one."""
         self.is_evaluated = False
@@ -302,6 +309,14 @@ class ModuleWatch:
             for parameter in members.parameters(root.module):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
         return str(self._context.optimizers.device_type())
+
+    def device_index(self) -> Optional[int]:
+        """Returns the index of the GPU that holds the trained parameters; None if unknown."""
+        context = self._context
+        trained = (parameter for root in self.living for parameter in members.parameters(root.module))
+        held = (parameter for optimizer in context.optimizers.optimizers() for parameter in parameters_of(optimizer))
+        first = next(itertools.chain(trained, held, context.writes.watched()), None)
+        return None if first is None else first.device.index
 
     def is_compiled(self) -> bool:
         """Whether the compiler is used in this process."""

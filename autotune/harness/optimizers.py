@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set
 from torch.optim import Optimizer
 
 from . import members
+from .captures import CapturedSteps
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
@@ -39,6 +40,7 @@ class OptimizerWatch:
         self.scaler: Optional[Any] = None
         self._prepared: Set[int] = set()
         self.num_stepped = 0  # number of optimizers that have stepped
+        self._captured = CapturedSteps(context)
         self._patch()
 
     def _patch(self) -> None:
@@ -158,6 +160,8 @@ class OptimizerWatch:
     def _count(self, optimizer: Any) -> None:
         if self._clock is None:  # the scaler skipped the very first step
             self._clock = weakref.ref(optimizer)
+        if self._captured.is_captured():
+            return
         if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
             self._context.step_done()
             return

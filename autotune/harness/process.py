@@ -25,14 +25,15 @@ WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMP
 
 
 def limit_memory(spec: Any) -> None:
-    """Limits this process's data segment on the CPU (workers inherit the limit); CUDA is limited when training begins.
-
-    This uses RLIMIT_DATA because importing torch alone reserves more address space than a small RLIMIT_AS allows.
-    """
+    """Limits this process's memory on the CPU (workers inherit the limit); where there is a GPU, once training begins."""
     if spec.memory_limit_bytes and spec.device != "cuda":
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = int(spec.memory_limit_bytes)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        _limit_data(int(spec.memory_limit_bytes))
+
+
+def _limit_data(limit: int) -> None:
+    # RLIMIT_DATA, because importing torch alone reserves more address space than a small RLIMIT_AS allows.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 class MemoryWatch:
@@ -41,19 +42,22 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._peak_data_bytes = 0
         self._cuda: Any = None
+        self._index: Optional[int] = None
         self._movement = (0, 0)
         self._next_look_s = self._next_sample_s = 0.0
         self._retries_before = 0  # number of retries when the window opened
 
-    def begin(self, device: str, limit_bytes: Optional[int]) -> None:
-        """Limits CUDA's memory as training begins."""
+    def begin(self, device: str, index: Optional[int], *, limit_bytes: Optional[int]) -> None:
+        """Limits the memory of the device that trains, as training begins; see `TrialContext` for device and index."""
         if device == "cuda":
             import torch
 
-            self._cuda = torch.cuda
+            self._cuda, self._index = torch.cuda, index
             if limit_bytes:
-                total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
+                total = torch.cuda.get_device_properties(index).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), index)
+        elif limit_bytes:
+            _limit_data(limit_bytes)
 
     def look(self, now_s: float) -> None:
         """Samples the data segment, at most once a second: reading it costs a tenth of a millisecond."""
@@ -70,24 +74,25 @@ class MemoryWatch:
             return
 
     def movement(self) -> Tuple[int, int]:
-        """Returns (number of segments allocated so far, number of the allocator's retries so far).
+        """Returns (a number that rises while the allocator grows, number of the allocator's retries so far).
 
-        The first number rises while the allocator grows, the second while memory is short. They are read at most twenty times a
-        second, because asking the allocator costs tens of microseconds.
+        The second rises while memory is short. They are read at most twenty times a second, because asking the allocator costs
+        tens of microseconds.
         """
         if self._cuda is None:
             return self._movement
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
-            stats = self._cuda.memory_stats_as_nested_dict()
-            self._movement = int(stats["segment"]["all"]["allocated"]), int(stats.get("num_alloc_retries", 0))
+            stats = self._cuda.memory_stats_as_nested_dict(self._index)
+            reserved = stats["reserved_bytes"]["all"]  # segments are not counted if they expand, or with cudaMallocAsync
+            self._movement = int(reserved["allocated"] + reserved["peak"]), int(stats.get("num_alloc_retries", 0))
         return self._movement
 
     def open_window(self) -> None:
         """Notes the number of retries as the window opens."""
         if self._cuda is not None:
-            self._retries_before = int(self._cuda.memory_stats().get("num_alloc_retries", 0))
+            self._retries_before = int(self._cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def summary(self) -> Dict[str, Any]:
         """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None if unknown.
@@ -95,13 +100,14 @@ class MemoryWatch:
         The retries are those since the window opened.
         """
         if self._cuda is not None:
-            stats = self._cuda.memory_stats()
-            total = self._cuda.get_device_properties(self._cuda.current_device()).total_memory
+            stats, cuda = self._cuda.memory_stats(self._index), self._cuda
+            # A program may train on several GPUs: what one of them lacks ends it.
+            fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
             return {
                 "kind": "cuda",
-                "peak_bytes": self._cuda.max_memory_allocated(),
-                "peak_reserved_bytes": self._cuda.max_memory_reserved(),
-                "capacity_bytes": total,
+                "peak_bytes": cuda.max_memory_allocated(fullest),
+                "peak_reserved_bytes": cuda.max_memory_reserved(fullest),
+                "capacity_bytes": cuda.get_device_properties(fullest).total_memory,
                 "alloc_retries": int(stats.get("num_alloc_retries", 0)) - self._retries_before,
             }
         self.sample()
@@ -115,8 +121,13 @@ class MemoryWatch:
         }
 
 
-def facts(device: str) -> Dict[str, Any]:
-    """Returns facts about the program's interpreter, torch and device; None for unknown facts."""
+def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
+    """Returns facts about the program's interpreter, torch and device; None for unknown facts.
+
+    Args:
+        device: "cuda" or "cpu".
+        index: see `TrialContext.device_index`.
+    """
     import torch
 
     vision = sys.modules.get("torchvision")
@@ -142,15 +153,26 @@ def facts(device: str) -> Dict[str, Any]:
         **affinity.facts(),
     }
     if device == "cuda":
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(index)
         found["device_name"] = properties.name
-        uuid = getattr(properties, "uuid", None)  # NVML identifies devices by it; torch 2.4 has none
-        found["device_uuid"] = f"GPU-{uuid}" if uuid is not None else None
+        found["device_uuid"] = _uuid(properties, index or 0)
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
         with contextlib.suppress(Exception):  # a build without NCCL
             found["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
+
+
+def _uuid(properties: Any, index: int) -> Optional[str]:
+    """Returns the UUID by which NVML identifies a device; None if unknown.
+
+    A slice of a GPU (MIG) is named by its own UUID, which is in the environment; torch may give that of the whole GPU.
+    """
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if index < len(visible) and visible[index].startswith("MIG-"):
+        return visible[index]
+    uuid = getattr(properties, "uuid", None)  # torch 2.4 has none
+    return f"GPU-{uuid}" if uuid is not None else None
 
 
 def num_nodes(environment: Mapping[str, str]) -> int:

@@ -140,6 +140,7 @@ class Spec:
         made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The device's name is None
             on the CPU; unknown values are absent.
         late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
+        is_quiet: in mode "apply", whether to report only settings that did not take effect.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
     """
 
@@ -165,6 +166,7 @@ class Spec:
     origin: str = ""
     made_on: Dict[str, Any] = dataclasses.field(default_factory=dict)
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
+    is_quiet: bool = False
     explain: str = ""
     schema: int = SCHEMA
 

@@ -120,15 +120,32 @@ class Communication:
             tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
             for _ in range(PROBES):
                 begin_s = time.monotonic()
-                work = dist.all_reduce(tensor, group=wrapper.process_group, async_op=True)
-                work.wait(datetime.timedelta(seconds=PROBE_S))
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                await_end(dist.all_reduce(tensor, group=wrapper.process_group, async_op=True), device.type)
                 seconds.append(time.monotonic() - begin_s)
         except RuntimeError:  # out of memory, or a rank has ended
             return False
         self._bandwidth_bytes_per_s = tensor.numel() * 4 / max(sorted(seconds[1:])[(PROBES - 1) // 2], 1e-9)
         return True
+
+
+def await_end(work: Any, device_type: str) -> None:
+    """Waits until a collective is done.
+
+    Args:
+        work: what torch.distributed returned for it.
+        device_type: of its tensor. On a GPU, NCCL's `wait` with a timeout looks only once every one to ten milliseconds.
+
+    Raises:
+        RuntimeError: it failed, or has not ended within PROBE_S.
+    """
+    if device_type != "cuda":
+        work.wait(datetime.timedelta(seconds=PROBE_S))
+        return
+    until_s = time.monotonic() + PROBE_S
+    while not work.is_completed():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"a collective has not ended within {PROBE_S:g} s")
+    work.wait()
 
 
 def _is_timed(told: Dict[str, Any]) -> bool:

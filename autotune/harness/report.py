@@ -36,7 +36,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
         optimizers=[type(o).__name__ for o in context.optimizers.optimizers()],
         num_backwards=context.losses.num_seen if context.losses is not None else 0,
     )
-    found.memory, found.facts = context.memory.summary(), process.facts(context.device)
+    found.memory, found.facts = context.memory.summary(), process.facts(context.device, context.device_index)
     return found
 
 
@@ -71,13 +71,21 @@ def knobs(context: TrialContext) -> Dict[str, protocol.KnobReport]:
 
 
 def _add_knobs(found: protocol.RankResult, context: TrialContext) -> None:
+    failures = []
     for handler in context.handlers:
-        for key, report in handler.verify().items():
-            found.knobs.setdefault(key, report)
-        found.observed.update(handler.observe())
+        try:
+            for key, report in handler.verify().items():
+                found.knobs.setdefault(key, report)
+            found.observed.update(handler.observe())
+        except Exception as error:  # the other handlers' reports still count
+            failures.append(error)
+            for key in handler.asked:
+                found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, f"it cannot be read back: {error}"))
     for key in context.spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     _check_passed(found, context.spec.passed, context)
+    if failures:
+        raise failures[0]
 
 
 def _add_applicability(found: protocol.RankResult, context: TrialContext) -> None:
@@ -98,7 +106,7 @@ def _add_loss(found: protocol.RankResult, context: TrialContext) -> None:
 def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
     found.communication = context.communication.summary()
     found.compiled = _compiled(context)
-    found.facts = process.facts(context.device)
+    found.facts = process.facts(context.device, context.device_index)
 
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:

@@ -95,9 +95,10 @@ class Session(TrialContext):
         self.phases.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()
+        self.device_index = self.modules.device_index() if self.device == "cuda" else None
         if not self.is_applying:
-            self.clock = make_clock(self.device)
-            self.memory.begin(self.device, self.spec.memory_limit_bytes)
+            self.clock = make_clock(self.device, self.device_index)
+            self.memory.begin(self.device, self.device_index, limit_bytes=self.spec.memory_limit_bytes)
             if self.world_size == 1:
                 self.peers.claim()
         for handler in self.handlers:

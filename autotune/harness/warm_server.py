@@ -40,6 +40,7 @@ CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA withou
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
+BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
 IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
 
@@ -84,13 +85,15 @@ def check() -> None:
     """Checks that a forked child can compute with all threads: an import may have started threads, which no child has.
 
     Raises:
-        RuntimeError: the child failed or did not finish.
+        RuntimeError: the child failed or did not finish, or an import has asked the CUDA driver for its devices: then torch
+            refuses to use CUDA in the child, even though the parent has not initialised it.
     """
     child = fork()
     if child == 0:
         try:
             if "torch" in sys.modules:
                 sys.modules["torch"].ones(LARGE).sum()
+                os._exit(BAD_FORK if sys.modules["torch"].cuda._is_in_bad_fork() else 0)
             os._exit(0)
         finally:
             os._exit(1)
@@ -98,6 +101,8 @@ def check() -> None:
     while time.monotonic() < until_s:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
+            if os.waitstatus_to_exitcode(status) == BAD_FORK:
+                raise RuntimeError("importing it asked the CUDA driver for its devices, which no forked process can use then")
             if status:
                 raise RuntimeError(f"a forked process cannot compute, status {status}")
             return

@@ -14,6 +14,7 @@ import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+from .captures import is_capturing
 from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
@@ -127,7 +128,7 @@ class Writes:
 
         def around(backward: Any) -> Any:
             def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._is_watching and not is_compiling():
+                if self._is_watching and not is_compiling() and not is_capturing():
                     self._begins(tensor)
                 return backward(tensor, *args, **kwargs)
 

@@ -26,15 +26,20 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
         if facts is None or (num := num_slots(config, command, facts)) == 1:
             return LocalLauncher()
         return SlotsLauncher(slots_of(num, [gpu["uuid"] for gpu in gpus_of(config, facts)], facts))
+    from autotune.launchers.remote import Place
+    from autotune.launchers.remote_slots import RemoteSlots
+
+    minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
+    place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
+    asked, patience_s = config.launch.slots, None if minutes is None else 60 * minutes
     if config.launcher == "slurm":
-        from autotune.launchers.remote import Place
-        from autotune.launchers.remote_slots import RemoteSlots
         from autotune.launchers.slurm import SlurmLauncher
 
-        minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
-        place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
-        asked, patience_s = config.launch.slots, None if minutes is None else 60 * minutes
         num = asked if isinstance(asked, int) else 1
         parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s) for _ in range(num)]
         return parts[0] if len(parts) == 1 else RemoteSlots(parts)
+    if config.launcher == "ray":
+        from autotune.launchers.ray.launcher import RayLauncher
+
+        return RayLauncher(config.launch.ray, place, patience_s=patience_s)
     raise ValueError(f"no such launcher: {config.launcher}")

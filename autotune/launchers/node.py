@@ -1,9 +1,9 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
-The engine (Slurm) starts it on a node, and connects its standard input and output to the tuner: they are the link. Deadlines,
-progress, counters and the watch of the machine are the node's own business, because clocks and /proc do not travel; so are the
-processes, which are started and ended by the same LocalLauncher as on the tuner's machine. The agent ends its trial and itself
-when the link closes, and when it has not heard the tuner for LEASE_S.
+The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
+Deadlines, progress, counters and the watch of the machine are the node's own business, because clocks and /proc do not travel;
+so are the processes, which are started and ended by the same LocalLauncher as on the tuner's machine. The agent ends its trial
+and itself when the link closes, and when it has not heard the tuner for LEASE_S.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line each
@@ -40,6 +40,7 @@ from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
+from autotune.machine.visible import visible_gpus
 from autotune.monitors.watch import MachineWatch, configured_device
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
@@ -52,6 +53,7 @@ VISIBLE_S = 5.0  # longest wait for a file of the tuner's to appear: network fil
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
+JOB_VARIABLES = ("SLURM_JOB_ID", "RAY_JOB_ID")  # the engine's name of the job
 
 
 class Agent:
@@ -121,7 +123,9 @@ class Agent:
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
         self._launcher = LocalLauncher(Graces(**message["graces"]), slot=slot)
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
-        return {"facts": host_facts()}
+        facts = host_facts()
+        gpus = visible_gpus(facts["gpus"], os.environ)
+        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}  # NVML does not list instances of MIG
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])
@@ -163,7 +167,7 @@ def hello() -> Message:
         "host": platform.node(),
         "boot_id": _boot_id(),
         "cores": sorted(os.sched_getaffinity(0)),
-        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "job": next((os.environ[name] for name in JOB_VARIABLES if name in os.environ), ""),
     }
 
 

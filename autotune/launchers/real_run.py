@@ -25,13 +25,14 @@ PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # ke
 MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in a file's identity -> its wording
 
 
-def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) -> str:
+def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, is_quiet: bool = False) -> str:
     """Returns the spec of a real run, as protocol.SPEC_VARIABLE holds it.
 
     Args:
         best: what to apply.
         passed: knobs that the command line already sets.
         late: knob key -> why it can no longer be applied.
+        is_quiet: whether the run reports only settings that did not take effect.
     """
     knobs = best.open_knobs
     spec = protocol.Spec(
@@ -45,6 +46,7 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) 
         origin=os.path.basename(best.file),
         made_on={short: best.identity[name] for name, short in PROGRAM.items() if name in best.identity},
         late=late or {},
+        is_quiet=is_quiet,
     )
     return json.dumps(dataclasses.asdict(spec))
 

@@ -32,6 +32,7 @@ ANSWER_S = 60.0  # longest wait for an answer that takes no more than files and 
 START_S = 180.0  # the same for a start, which may have to wait for a warm server
 STOP_S = 60.0  # the same for a stop, with its grace periods
 PROGRESS_S = 1.0
+PROGRESS_EVERY_S = 0.5  # each question takes milliseconds of both machines, by way of Ray
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 
 
@@ -238,7 +239,7 @@ class RemoteRunning(Running):
         self._about: dict[str, Any] = {}
         self._newest: Progress | None = None
         self._ended: Ended | None = None
-        self._started_s = time.monotonic()
+        self._started_s, self._next_s = time.monotonic(), 0.0
 
     def poll(self) -> Ended | None:
         """See `Running.poll`.
@@ -257,8 +258,9 @@ class RemoteRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
-        """Returns the newest progress line of rank 0, read on the node now; the last one known if the node does not answer."""
-        if self._node is not None and self._ended is None:
+        """Returns the newest progress line of rank 0, read on the node now or just before; the last one known if it is lost."""
+        if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_EVERY_S
             with contextlib.suppress(NodeLost):  # `poll` finds out
                 raw = self._node.ask("progress", PROGRESS_S)["progress"]
                 self._newest = Progress(**raw) if raw else None

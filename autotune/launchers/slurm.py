@@ -6,42 +6,27 @@ The job lives as long as the study. Only `srun` and `squeue` are needed: no acco
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
-import weakref
 from collections.abc import Mapping
-from typing import IO
 
 from autotune.config.cluster import JOB
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
-from autotune.launchers.environment import PACKAGE
-from autotune.launchers.link import Link
+from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher
-from autotune.launchers.supervisor import ENTRY_POINT
-from autotune.launchers.transport import Transport, end_process
-from autotune.plain_text import plain, shortened
+from autotune.launchers.transport import Transport
+from autotune.plain_text import shortened
 
-# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name.
-AGENT = (
-    'for path in "$1" "$2"; do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
-    'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
-)
-UNSEEN = re.compile(r"^autotune: (\S+) does not see (.+)$", re.MULTILINE)
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue is answered by the one controller that all users share
 SQUEUE_S = 5.0
-MAX_WORDS_BYTES = 1 << 16
-EXIT_S = 15.0  # longest wait for the exit of an srun whose link has closed
 # Words in a refusal of Slurm -> the option that it is about; the first that fits counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
@@ -77,11 +62,10 @@ class SlurmLauncher(RemoteLauncher):
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
-        problem = f"Slurm had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
-        return BadInput(f"launch.queue_minutes: {problem}. Ask for less, or give more minutes; null waits as long as it takes.")
+        return queued_too_long("Slurm", waited_s, why)
 
 
-class Srun(Transport):
+class Srun(ChildTransport):
     """One run of `srun` with the agent at its other end.
 
     Args:
@@ -89,31 +73,15 @@ class Srun(Transport):
     """
 
     def __init__(self, slurm: SlurmOptions) -> None:
+        super().__init__(command(slurm, os.environ))
         self._slurm = slurm
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what srun and the agent print to standard error)
-        self._process = subprocess.Popen(
-            # The entry point makes srun end with the tuner while it waits in the queue, where it does not look at the link.
-            [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *command(slurm, os.environ)],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is the tuner's; srun would end the job
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
-        self._process.stdout.close()
-        self._process.stdin.close()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
-        self._end = weakref.finalize(self, _end, self._process, self.link, self._log)
 
     def why_waiting(self) -> str:
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
         job = self._job()
         if not job or JOB in os.environ:
-            return self._last_words()
+            return self.last_words().removeprefix("srun: ")
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"
@@ -125,14 +93,13 @@ class Srun(Transport):
         if self._state != "PENDING" or not NEVER.search(self._reason):
             return None
         name = "minutes" if TIME.search(self._reason) else None
-        words = [line.removeprefix("srun: ") for line in self._text().splitlines() if "onfiguration" in line]
+        words = [line.removeprefix("srun: ") for line in self.text().splitlines() if "onfiguration" in line]
         return self._refused(name, ": ".join([self._reason, *words[:1]]))
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # if it is exiting, its last words are worth a moment
-            self._process.wait(1.0 if self.link.is_lost else 0.0)
-        if (status := self._process.poll()) is not None:
+        status = self.exited(1.0 if self.link.is_lost else 0.0)  # if it is exiting, its last words are worth a moment
+        if status is not None:
             return f"srun ended with status {status} ({self._errors()})"
         if job := self._job():
             self._ask(job)
@@ -140,23 +107,13 @@ class Srun(Transport):
 
     def refusal(self) -> BadInput:
         """Returns Slurm's words on why there is no job, or what keeps the agent from starting on the node."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_S)
-        text, words = self._text(), self._errors()
-        if unseen := UNSEEN.search(text):
-            host, path = unseen[1], unseen[2]
-            where = "the interpreter that autotune runs in" if path == sys.executable else "autotune itself"
-            return BadInput(
-                f"launcher: node {host} does not see {where}, got {path!r}. Install autotune on a file system that all nodes "
-                "share."
-            )
+        self.exited(EXIT_S)
+        text, words = self.text(), self._errors()
+        if unseen := self.unseen():
+            return unseen
         if any(word in text for word in UNREACHABLE):
             return BadInput(f"launcher: Slurm's controller does not answer, got 'slurm' ({words}). Try `scontrol ping`.")
         return self._refused(next((name for word, name in OPTIONS.items() if word in words.lower()), None), words)
-
-    def close(self) -> None:
-        """Closes the link, upon which the agent leaves and the job ends; ends `srun`, and so the job, if that takes long."""
-        self._end()
 
     def _refused(self, name: str | None, words: str) -> BadInput:
         """Returns the error for a job that Slurm does not start, in its words; `name` is the option at fault, if known."""
@@ -169,7 +126,7 @@ class Srun(Transport):
 
     def _job(self) -> str:
         """Returns the job's number; "" while it is unknown."""
-        found = NUMBER.search(self._text())
+        found = NUMBER.search(self.text())
         return self.job or (found[1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:
@@ -188,19 +145,10 @@ class Srun(Transport):
             self._state, _, self._reason = answer.stdout.strip().partition("|")
             self._state = self._state or "no longer in the queue"
 
-    def _text(self) -> str:
-        """Returns what srun and the agent have printed to standard error."""
-        file = self._log.fileno()  # srun writes at its offset, which pread leaves alone
-        return plain(os.pread(file, min(os.fstat(file).st_size, MAX_WORDS_BYTES), 0).decode("utf-8", "replace"))
-
     def _errors(self) -> str:
         """Returns srun's error messages on one line, or else the last line of whatever was printed."""
-        lines = [line.partition("error: ")[2].strip() for line in self._text().splitlines() if "error: " in line]
-        return shortened("; ".join(dict.fromkeys(lines)) or self._last_words() or "it said nothing", 400)
-
-    def _last_words(self) -> str:
-        lines = [line.strip() for line in self._text().splitlines() if line.strip()]
-        return shortened(lines[-1].removeprefix("srun: "), 200) if lines else ""
+        lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
+        return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
 
 
 def command(slurm: SlurmOptions, environment: Mapping[str, str]) -> list[str]:
@@ -231,11 +179,5 @@ def command(slurm: SlurmOptions, environment: Mapping[str, str]) -> list[str]:
         *(["--exact"] if JOB in environment and slurm.cpus is not None else []),
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
         *shlex.split(slurm.args or ""),
-        *("/bin/sh", "-c", AGENT, "autotune", sys.executable, str(PACKAGE.parent)),
+        *agent_command(),
     ]
-
-
-def _end(process: subprocess.Popen[bytes], link: Link, log: IO[bytes]) -> None:
-    """Ends the job with its agent. Also called when the tuner exits."""
-    end_process(process, link)
-    log.close()

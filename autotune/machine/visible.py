@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
@@ -20,3 +21,23 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
             break
         found.append(entry)
     return found
+
+
+def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the GPUs that a program sees, in CUDA's order; {} for a GPU that is not among those of NVML.
+
+    Args:
+        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
+        environment: CUDA_VISIBLE_DEVICES in it may hold numbers, UUIDs or the beginnings of UUIDs.
+    """
+    visible = visible_devices(environment)
+    if visible is None:
+        return [dict(gpu) for gpu in gpus]
+
+    def named(entry: str) -> dict[str, Any]:
+        if entry.isdigit():
+            return dict(gpus[int(entry)]) if int(entry) < len(gpus) else {}
+        found = [gpu for gpu in gpus if str(gpu.get("uuid")).startswith(entry)]
+        return dict(found[0]) if len(found) == 1 else {}
+
+    return [named(entry) for entry in visible]

@@ -291,7 +291,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 
     Args:
         index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
-        uuid: the device's UUID as reported by the trial, "GPU-...", or "MIG-..." for a slice.
+        uuid: the device's UUID, "GPU-...", or "MIG-..." for a slice; or its beginning, as CUDA_VISIBLE_DEVICES may have it.
         nvml: replaces the pynvml module in tests.
     """
     if nvml is None:
@@ -301,10 +301,21 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
             return NoDevice()
     try:
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = _by_uuid(nvml, uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError:
         return NoDevice()
     return NvmlDevice(nvml, handle)
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = [handle for handle in handles if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid)]
+        if len(found) != 1:
+            raise
+        return found[0]
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -160,7 +160,8 @@ def read(path: Path) -> Table:
         lines = [json.loads(line, parse_constant=_no_number) for line in text.splitlines()]
         return _table(lines)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
-        why = shortened(" ".join(plain(str(error)).split()), 200) or type(error).__name__
+        said = getattr(error, "strerror", None) or str(error)
+        why = shortened(" ".join(plain(said).split()), 200) or type(error).__name__
         raise BadInput(
             f"TABLE: cannot be read, got {str(path)!r} ({why}). Give a file that `autotune record` wrote."
         ) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.knobs.base import value_text
-from autotune.quantities import ratio_interval_text, ratio_text
+from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
-from autotune.wording import effect_number, effect_text, knob_phrase
+from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
@@ -25,9 +25,19 @@ def basis_lines(summary: Summary) -> list[str]:
     lines = []
     if any(entry.get("basis") == "estimated" for entry in entries):
         lines.append("estimated: from all trials of the study, not measured side by side")
-    if any(entry.get("verdict") == "not measured" for entry in entries):
-        lines.append("-: no estimate yet; a study with twice the time measures this effect")
-    return lines
+    return [*lines, *([missing] if (missing := missing_text(summary)) else [])]
+
+
+def missing_text(summary: Summary) -> str:
+    """Returns a line on the changes whose effects are not known, and on what it takes to know them; "" if all are known."""
+    entries = [entry for entry in summary.get("attribution") or [] if entry.get("verdict") == "not measured"]
+    if not entries:
+        return ""
+    what, need = "its effect" if len(entries) == 1 else "their effects", summary.get("effects_need")
+    more = f"more time or trials measure {what}"
+    if need:
+        more = f"about {need['more_minutes']:.0f} more minutes measure {what}: study.budget.minutes={need['minutes']:.0f}"
+    return f"only tried together with other changes: {changes_phrase({e['knob']: e['to'] for e in entries})}; {more}"
 
 
 def dropped_lines(summary: Summary) -> list[str]:
@@ -37,7 +47,7 @@ def dropped_lines(summary: Summary) -> list[str]:
     if not dropped:
         return []
     words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
-    whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
+    whole = ratio_with_interval_text(found.get("ratio"), found.get("ci"))
     lines = [f"no clear effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 
@@ -51,6 +61,6 @@ def change_lines(summary: Summary) -> list[str]:
     lines = []
     for entry in entries_of(summary):
         words = [f"{entry['knob']}: {value_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
-        words += [effect_text(entry)] if entry.get("verdict") or entry.get("ratio") else []
-        lines.append("  ".join(words))
+        is_told = entry.get("ratio") or entry.get("verdict") not in (None, "not measured")
+        lines.append("  ".join([*words, *([effect_text(entry)] if is_told else [])]))
     return lines

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.quantities import DASH, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
+from autotune.quantities import (
+    DASH,
+    interval_text,
+    number_text,
+    ratio_interval_text,
+    ratio_text,
+    ratio_with_interval_text,
+    seconds_text,
+)
 from autotune.records import Summary
 from autotune.wording import changes_phrase
 
@@ -85,4 +93,4 @@ def _rate(side: dict[str, Any]) -> str:
 
 
 def _speedup(side: dict[str, Any]) -> str:
-    return f"{ratio_text(side.get('ratio'))} {ratio_interval_text(side.get('ci'))}".strip()
+    return ratio_with_interval_text(side.get("ratio"), side.get("ci"))

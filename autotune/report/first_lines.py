@@ -9,7 +9,7 @@ from autotune.explained import why_lines
 from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
-from autotune.report.verdict import ADVICE, has_winner, headline, next_commands, objective_lines, reason_of, verdict_of
+from autotune.report.verdict import advice_of, has_winner, headline, more_time, next_commands, objective_lines
 from autotune.wording import changes_phrase, parity_lines, search_cost_text, side_texts
 
 OWN = ("autotune report", "autotune show", "autotune ui")  # commands that show what a reader of the report sees already
@@ -39,12 +39,11 @@ def first_lines(study: Study) -> list[FirstLine]:
 
 def _gained(study: Study) -> FirstLine:
     summary = study.summary
-    speedup, verdict = summary.get("speedup") or {}, verdict_of(summary)
+    speedup = summary.get("speedup") or {}
     more = [_rates(study)]
     if speedup.get("ci") and speedup.get("num_rounds"):
         more.append(f"The brackets are the 95 % interval, from {speedup['num_rounds']} pairs of fresh processes in turn.")
-    has_ratio = speedup.get("ratio") is not None
-    more += [reason_of(summary) or (ADVICE.get(verdict, "") if has_ratio else "")]
+    more.append(advice_of(summary))
     more += [line for line in objective_lines(summary) if line]
     return FirstLine(label="Gained", lead=headline(summary), more=_sentences(more))
 
@@ -85,8 +84,7 @@ def _next(study: Study) -> FirstLine:
         lead = "make the program train, then start again"
     elif not is_compared(summary):
         lead = "give the study more time: nothing was compared yet"
-        minutes = f" study.budget.minutes={summary['budget_s'] / 30:g}" if summary.get("budget_s") else ""
-        commands = [f"autotune resume {study.name}{minutes}"]
+        commands = [f"autotune resume {study.name}{more_time(summary)}"]
     else:
         lead = "keep the program as it is"
     if told and (summary.get("explanation") or {}).get("explained"):

@@ -17,13 +17,14 @@ from autotune.export.claims import day
 from autotune.report.beside import compared
 from autotune.report.code import Code, codes
 from autotune.report.drawing import breakable, inline_code, tied
-from autotune.report.figures import findings, gain, machine, memory, operators, spent, step, trials
+from autotune.report.figures import configurations, findings, gain, machine, memory, operators, spent, step, trials, use
 from autotune.report.figures.figure import Figure, Maker, made
 from autotune.report.first_lines import FirstLine, first_lines
 from autotune.report.study import Study
 from autotune.wording import machine_text
 
 TEMPLATES = Path(__file__).parent / "templates"
+CODE = "part-code"  # place of the formats to paste
 SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "part-gain": ("What was gained", (gain.rates, gain.changes)),
     "part-time": (
@@ -31,14 +32,16 @@ SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
         (
             findings.findings,
             findings.baseline_findings,
+            use.use,
             step.breakdown,
+            step.categories,
             step.stages,
             operators.operators,
             operators.kernels,
             step.timeline,
         ),
     ),
-    "part-tried": ("What was tried", (trials.rates_by_trial, trials.failures)),
+    "part-tried": ("What was tried", (configurations.fastest, trials.rates_by_trial, configurations.settings, trials.failures)),
     "part-memory": ("Memory", (memory.memory_by_batch, memory.memory, memory.memory_timeline)),
     "part-measured": (
         "How it was measured",
@@ -55,11 +58,13 @@ class Section:
         key: its place in the page.
         title: its heading.
         figures: what it shows.
+        absent: (reason, figures that are absent for it).
     """
 
     key: str
     title: str
     figures: Sequence[Figure]
+    absent: Sequence[tuple[str, Sequence[Figure]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,7 @@ def page(studies: Sequence[Study]) -> str:
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         shown=shown,
         compared=compared(studies) if len(studies) > 1 else None,
+        parts=_parts(shown),
         version=autotune.__version__,
     )  # fmt: skip
 
@@ -119,12 +125,29 @@ def _environment() -> Environment:
 
 def _shown(study: Study, key: str) -> Shown:
     sections = [
-        Section(key=key + name, title=title, figures=[made(make, study) for make in makers])
-        for name, (title, makers) in SECTIONS.items()
+        _section(key + name, title, [made(make, study) for make in makers]) for name, (title, makers) in SECTIONS.items()
     ]
     return Shown(
         key=key, about=_about(study), study=study, first=first_lines(study), code=codes(study), sections=sections
     )  # fmt: skip
+
+
+def _parts(shown: Sequence[Shown]) -> list[tuple[str, str]]:
+    """Returns (place, title) of what a reader may jump to: the sections of a study alone, or the studies."""
+    if len(shown) > 1:
+        return [("beside", "Beside each other"), *((f"{one.key}title", one.study.label) for one in shown)]
+    first, *others = [(section.key, section.title) for section in shown[0].sections]
+    return [first, (CODE, "What to change"), *others]
+
+
+def _section(key: str, title: str, figures: Sequence[Figure]) -> Section:
+    """Returns a section; figures without anything to show stand at its end, in one line for each reason."""
+    absent: dict[str, list[Figure]] = {}
+    for figure in figures:
+        if figure.is_empty:
+            absent.setdefault(figure.absent, []).append(figure)
+    there = [figure for figure in figures if not figure.is_empty]
+    return Section(key=key, title=title, figures=there, absent=list(absent.items()))
 
 
 def _about(study: Study) -> str:

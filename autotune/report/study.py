@@ -8,11 +8,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.explain.explanation import entry_of, folders_of, passes_of
+from autotune.explain.explanation import folders_of, passes_of
 from autotune.explain.tables import Tables, explained, read_tables
+from autotune.explained import entry_of
 from autotune.harness.explain.documents import TRACE
-from autotune.records import Outcome, Summary, TrialRecord
+from autotune.records import KnobValue, Outcome, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, call
+from autotune.space import Choice, domain_from_json
 
 BASELINE = 0  # number of the baseline's trial
 
@@ -26,6 +28,7 @@ class Study:
         summary: its summary, without secrets and without numbers that are not finite.
         records: the trials' records, by number; {} if they cannot be read.
         tables: number of an explained trial -> its tables.
+        space: searched knob -> its values, none for an interval; {} if they cannot be read.
         name: what to type for the study on a command line, as one word or with the option for its runs folder.
         label: what it is called beside other studies.
     """
@@ -34,6 +37,7 @@ class Study:
     summary: Summary
     records: dict[int, TrialRecord] = field(default_factory=dict)
     tables: dict[int, Tables] = field(default_factory=dict)
+    space: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     name: str = ""
     label: str = ""
 
@@ -69,14 +73,19 @@ class Study:
         """Returns the rows of a table of one trial and rank; [] if there is none."""
         return self.tables[number].rows(table, rank) if number in self.tables else []
 
-    def why_absent(self, table: str, what: str) -> str:
-        """Returns a sentence on why a table of the best trial is missing, with the command that makes it."""
+    def why_absent(self, table: str, what: str = "") -> str:
+        """Returns a sentence on why a table of the best trial is missing, with the command that makes it.
+
+        Args:
+            table: name of the table.
+            what: what it would tell, for the beginning of the sentence; "" if a title says it.
+        """
         tables = self.tables.get(self.best)
         if tables is not None and (reason := tables.absent.get(table)):
             more = f" `autotune explain {self.name}` runs it." if "was not run" in reason else ""
-            return f"{what}: {reason}.{more}"
+            return f"{what or 'Not known'}: {reason}.{more}"
         option = f" --trial {self.best}" if self.best == BASELINE else ""
-        return f"{what}: not known yet. `autotune explain {self.name}{option}` finds it out."
+        return f"{f'{what}: not' if what else 'Not'} known yet. `autotune explain {self.name}{option}` finds it out."
 
 
 def read(folder: StudyFolder, summary: Summary) -> Study:
@@ -91,10 +100,18 @@ def read(folder: StudyFolder, summary: Summary) -> Study:
     with contextlib.suppress(OSError, ValueError):
         records = {record.number: record for record in folder.read_trials()}
     made = Study(folder=folder, summary=plain, records=records, name=call(folder), label=folder.name)
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        made.space.update(_space(folder))
     for number in made.sides.values():
         if (found := _tables(made, number)) is not None:
             made.tables[number] = found
     return made
+
+
+def _space(folder: StudyFolder) -> dict[str, tuple[KnobValue, ...]]:
+    """Returns knob -> values of a study's search space; none for an interval."""
+    found = {key: domain_from_json(raw) for key, raw in folder.read_study().space.items()}
+    return {key: domain.values if isinstance(domain, Choice) else () for key, domain in found.items() if domain}
 
 
 def _tables(study: Study, number: int) -> Tables | None:

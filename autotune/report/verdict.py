@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
-from autotune.quantities import bytes_text, ratio_interval_text, ratio_text
+from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
 from autotune.run_dir import StudyFolder, call
@@ -22,6 +23,7 @@ from autotune.wording import (
 
 MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
+WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
@@ -69,12 +71,21 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
-    if has_winner(summary) and not (summary.get("verification") or summary.get("recording")):
+    is_search = not (summary.get("verification") or summary.get("recording"))
+    is_open = summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not has_winner(summary)
+    if is_search and is_open and (more := more_time(summary)):
+        commands.append(f"autotune resume {study}{more}")
+    if has_winner(summary) and is_search:
         commands.append(f"autotune export {study} -o best.yaml")
         if program := summary.get("command") if not summary.get("is_recipe") else None:
             typed = command_text(program)
             commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
     return [*commands, f"autotune report {study} --open", f"autotune show {study}", own_command_text("ui", runs=path.parent)]
+
+
+def more_time(summary: Summary) -> str:
+    """Returns the override that doubles a study's time budget, after a space; "" without such a budget."""
+    return f" study.budget.minutes={math.ceil(summary['budget_s'] / 30)}" if summary.get("budget_s") else ""
 
 
 def objective_lines(summary: Summary) -> list[str]:
@@ -117,14 +128,34 @@ def reason_of(summary: Summary) -> str:
     return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")
 
 
+def advice_of(summary: Summary) -> str:
+    """Returns the reason of the verdict, or else what to do about it; "" if there is neither."""
+    has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
+    return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio else "")
+
+
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns why the rate of a baseline or best has no interval: "no interval: one round only"."""
-    return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
+    """Returns why the rate of a baseline or best has no interval, unless `origin_text` says it, as for a single round."""
+    is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
+    return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 
 
-def tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
+def origin_text(summary: Summary, side: dict[str, Any]) -> str:
+    """Returns what the rate of baseline or best is: "trial 1, mean of 3 rounds of the finals; 31.5 in the search"."""
+    number = side.get("trial")
+    if side.get("measured_in") != "finals":
+        return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
+    rounds = (summary.get("speedup") or {}).get("num_rounds")
+    mean = f"trial {number}, {'one round' if rounds == 1 else f'mean of {rounds} rounds' if rounds else 'mean'} of the finals"
+    trials: list[dict[str, Any]] = summary.get("trials") or []
+    first: dict[str, Any] = next((trial for trial in trials if trial.get("number") == number), {})
+    rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
+    return f"{mean}; {rate} {when}" if when and first.get("value") and rate != number_text(side.get("value")) else mean
+
+
+def tier_ratio(summary: Summary, side: dict[str, Any], tier: Tier | None = None) -> tuple[float | None, str]:
     """Returns the ratio of a tier's best to the baseline, and the ratio's interval as text ("" if there is none)."""
-    entry = speedup_of(summary, side) or {}
+    entry = speedup_of(summary, side, tier) or {}
     return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
 
 

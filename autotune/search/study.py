@@ -4,7 +4,8 @@ The trials' records are the source of truth, and the journal is made from them. 
 every finished trial. So no trial is missing, duplicated or running for ever, no matter when the last search was killed.
 
 Optuna 5's samplers ignore trials with the state FAIL, so they would propose a failed configuration again and again. A failed
-trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it.
+trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it. So is one
+that has a rate but may not win: optuna-dashboard takes no notice of constraints, and names the highest score the best trial.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,8 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
     if record.outcome.has_value and None not in values:
         broken = {key: violation for key, violation in record.violations.items() if violation > 0}
         broken |= {STEADY: 1.0} if record.outcome is Outcome.unsteady else {}
-        return Told(state=TrialState.COMPLETE, values=[value for value in values if value is not None], constraints=broken)
+        own = [value for value in values if value is not None]
+        return Told(state=TrialState.COMPLETE, values=list(worst) or own if broken else own, constraints=broken)
     if record.outcome.is_no_answer:
         return Told(state=TrialState.FAIL)
     if record.outcome.is_memory:
@@ -74,9 +77,10 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial besides its score: all that a sampler needs."""
+    """Returns what the journal keeps of a trial besides what Optuna learns: all that a sampler needs."""
     return {
         "outcome": str(record.outcome),
+        "score": scores_of(record)[0],
         "rate": record.value,
         "device_rate": record.device_rate,
         "loader_rate": record.loader_rate,
@@ -173,16 +177,18 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
     """
     answer = told(record, **limits)
     params = _within(record.knobs, distributions)
-    study.add_trial(
-        optuna.trial.create_trial(
-            state=answer.state,
-            values=answer.values,
-            params=params,
-            distributions={key: distributions[key] for key in params},
-            user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
-            constraints=_even(answer),
-        )
+    trial = optuna.trial.create_trial(
+        state=answer.state,
+        values=answer.values,
+        params=params,
+        distributions={key: distributions[key] for key in params},
+        user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
+        constraints=_even(answer),
     )
+    if record.started_at:
+        trial.datetime_start = datetime.fromtimestamp(record.started_at)  # local, as Optuna's own
+        trial.datetime_complete = datetime.fromtimestamp(record.started_at + record.seconds)
+    study.add_trial(trial)
 
 
 def _within(knobs: Knobs, distributions: Distributions) -> Knobs:

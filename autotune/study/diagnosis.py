@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from autotune.explained import signed
 from autotune.harness.protocol import SHARED
-from autotune.quantities import number_text
+from autotune.quantities import number_text, percent_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
@@ -56,7 +57,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     gain_frac = free_loader_gain_frac(record)
     if gain_frac is None:
         return []
-    bound, evidence = f"with an infinitely fast loader at most +{gain_frac:.0%}", _evidence(record)
+    bound, evidence = f"with an infinitely fast loader at most {signed(gain_frac)}", _evidence(record)
     if record.data_wait_frac >= HIGH_WAIT_FRAC:
         return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
     if record.data_wait_frac >= MODERATE_WAIT_FRAC and gain_frac < LEAST_GAIN_FRAC:
@@ -80,7 +81,7 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
     if slow := record.ranks["stragglers"]:
         who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
         evidence = f"trial {record.number}: {who} {'need' if len(slow) > 1 else 'needs'} up to "
-        evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
+        evidence += f"{percent_text(record.ranks['skew_frac'])} of a step longer than the fastest, which waits"
         cores = "cores and device" if device != "cpu" else "and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
         advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and what else uses its cores."
@@ -108,7 +109,7 @@ def _evidence(record: TrialRecord) -> str:
     if record.loader_rate:
         parts.append(f"loader {number_text(record.loader_rate, digits=4)}")
     if record.data_wait_frac is not None:
-        parts.append(f"waits for input {record.data_wait_frac:.0%} of the time")
+        parts.append(f"waits for input {percent_text(record.data_wait_frac)} of the time")
     return ", ".join(parts)
 
 

@@ -14,12 +14,14 @@ from typing import Any
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
 from autotune.explain import checks, explanation
-from autotune.explain.evidence import Evidence
+from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
-from autotune.explain.gains import LEAST_GAIN, Gain
-from autotune.explain.operations import Documents, read_documents
-from autotune.explain.trials import configuration_with, effects, noise_known
+from autotune.explain.gains import Gain
+from autotune.explain.plain_json import from_json
+from autotune.explain.tables import Explanation, explained, write_tables
+from autotune.explain.trials import Tried, configuration_with, noise_known
+from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import seconds_text
@@ -30,13 +32,15 @@ from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer ...
+PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}  # ... but no longer than the pass itself allows
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # most findings of one trial that are tried
 # How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
 # those of the measured program.
 MAX_SLOWDOWN = 1.5
-SIDES = ("with the remedy", "as it was")
+Pair = tuple[float, float]  # score with the remedy, score without
+Side = tuple[Session, Knobs, str]
 ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
 
 
@@ -93,7 +97,8 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
 
 def pass_s(record: TrialRecord, which: str) -> float:
     """Returns the expected seconds of a trial that runs one pass of a configuration."""
-    return without_window_s(record) + max(PASS_S[which], PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0))
+    steps_s = PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0)
+    return without_window_s(record) + max(PASS_S[which], min(steps_s, PASS_MAX_S[which]))
 
 
 def planned_s(baseline: TrialRecord) -> list[float]:
@@ -158,7 +163,7 @@ class Explaining:
             self._compare(wanted.fixed, wanted, record)
             return
         ends_s = session.inputs.clock.monotonic() + wanted.minutes * 60
-        is_slowed = LINES in before and _slowed(self._evidence(record, self._documents(record)))
+        is_slowed = LINES in before and _slowed(self._evidence(record, self._read(record, LINES)))
         for which in wanted.passes:
             if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
                 session.explain(record, which, ends_s=None)
@@ -166,21 +171,23 @@ class Explaining:
 
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
         """Finds what costs time in a trial, from the passes that ran, and tries findings while there is time."""
-        documents, passes = self._documents(record), self._passes(record)
+        passes = self._passes(record)
         if not passes:
             return
-        evidence = self._evidence(record, documents)
+        read = self._read(record, *PASSES)
+        evidence = self._evidence(record, read)
         more = [note for name, one in passes.items() if (note := _failed(name, one))]
         if slowed := _slowed(evidence):
             more.append(f"{slowed}; `autotune explain {self._session.folder.name}` repeats the pass")
             evidence = replace(evidence, lines=())
+        notes = read.passes.notes(name for name, one in passes.items() if one.outcome is Outcome.ok)
         findings, made = checks.by_trials(found(evidence), evidence)
-        self._keep(evidence, role, findings, made, notes=[*more, *documents.notes])
+        self._keep(evidence, role, findings, made, notes=[*more, *notes])
         findings, made = self._tried(record, findings, ends_s)
-        if made or any(_is_open(finding) for finding in findings):
+        if made or any(map(_is_open, findings)):
+            findings = [one for one in findings if not (_is_open(one) and evidence.is_refuted(one.knob, one.value))]
             more += [self._untried(record, finding) for finding in findings if _is_open(finding)][:1]
-            kept = ranked([one for one in findings if one.gain.mid >= LEAST_GAIN], evidence)
-            self._keep(evidence, role, kept, made, notes=[*more, *documents.notes])
+            self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
 
     def _keep(
         self, evidence: Evidence, role: str, findings: Sequence[Finding], made: Sequence[checks.Check], *, notes: Sequence[str]
@@ -194,12 +201,17 @@ class Explaining:
     def _passes(self, record: TrialRecord) -> dict[str, TrialRecord]:
         return explanation.passes_of(record.number, self._session.records)
 
-    def _documents(self, record: TrialRecord) -> Documents:
-        session, ran = self._session, [one for one in self._passes(record).values() if one.outcome is Outcome.ok]
-        folders = {one.origin: session.folder.trial_path(one.number) for one in ran}
-        return read_documents(folders, session.inputs.secrets.message)
+    def _read(self, record: TrialRecord, *wanted: str) -> Explanation:
+        """Returns what passes of a trial wrote, and writes the tables made of it if there is a trace."""
+        session, passes = self._session, self._passes(record)
+        ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
+        folders = explanation.folders_of(ran, session.folder.path / "trials")
+        made = explained(list(folders.values()), mask=session.inputs.secrets.message)
+        if TRACE in folders:
+            write_tables(made.tables, folders[TRACE])
+        return made
 
-    def _evidence(self, record: TrialRecord, documents: Documents) -> Evidence:
+    def _evidence(self, record: TrialRecord, made: Explanation) -> Evidence:
         session = self._session
         assert session.host_context is not None
         everything = SearchSpace(domains=dict.fromkeys(CATALOGUE), pinned={}, tiers=Tier.training)
@@ -209,11 +221,11 @@ class Explaining:
             record=record,
             cwd=session.inputs.command.cwd or "",
             host_context=session.host_context,
-            lines=documents.lines,
-            memory=documents.memory,
-            operations=documents.operations,
+            lines=made.passes.of(LINES),
+            memory=made.passes.of(MEMORY),
+            operations=operations_of(made.tables),
             domains={key: domain.values for key, domain in space.domains.items()},
-            effect=effects(record, session.records, session.resolved, noise),
+            tried=Tried(record=record, records=session.records, space=session.resolved, noise=noise),
         )
 
     # Checks -----------------------------------------------------------------------------------------------------------------
@@ -233,33 +245,46 @@ class Explaining:
 
     def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
         assert finding.value is not None
-        session = self._session
-        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
-        pairs = self._pairs_before(record, finding, changed)
-        if not pairs:
-            if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
-                return None
-            number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
-            scores = [self._measured(record, finding, changed if is_new else record.knobs, number, ends_s) for is_new in ORDER]
-            pairs = _paired(scores)
-        if not pairs:
+        if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
+            return before
+        if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
             return None
-        news, olds = zip(*pairs, strict=True)
-        gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
-        return checks.check_of(finding, gain, trial=record.number, how=checks.PAIRS, num_pairs=len(pairs))
+        session, cause = self._session, finding.cause
+        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
+        sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
+        pairs = self._abba(record, cause, sides, ends_s)
+        return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
+
+    def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
+        """Measures two sides in the order of ORDER and returns the complete pairs; a side that fails ends the round.
+
+        Args:
+            record: the explained trial.
+            cause: cause of the finding.
+            sides: the session that runs a side, its knobs, and what the side is; first as it was, then with the remedy.
+            ends_s: as in `Session.explain`.
+        """
+        number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
+        scores: list[float] = []
+        with contextlib.suppress(OutOfTime):
+            for is_new in ORDER:
+                session, knobs, why = sides[is_new]
+                made = session.measure_check(record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s)
+                if not (made.outcome.may_win and made.score):
+                    break
+                scores.append(made.score)
+        pairs = zip(ORDER[::2], scores[::2], scores[1::2], strict=False)
+        return [(one, other) if is_new_first else (other, one) for is_new_first, one, other in pairs]
+
+    def _check(self, record: TrialRecord, finding: Finding, pairs: Sequence[Pair], **how: str) -> checks.Check:
+        noise = noise_known(self._session.records, self._session.earlier_noise)
+        return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
         """Returns why the setting that a finding proposes was not tried, and the command that tries it."""
         needed_s = len(ORDER) * record.fresh_s
         command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
         return f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `{command}` tries it"
-
-    def _measured(self, record: TrialRecord, finding: Finding, knobs: Knobs, number: int, ends_s: float | None) -> float | None:
-        why = f"{finding.cause}: {SIDES[knobs is record.knobs]}"
-        with contextlib.suppress(OutOfTime):
-            made = self._session.measure_check(record, knobs, cause=finding.cause, round_number=number, why=why, ends_s=ends_s)
-            return made.score if made.outcome.may_win else None
-        return None
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
         """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.
@@ -268,55 +293,24 @@ class Explaining:
             BadInput: the trial was not explained, or has no finding with this number.
         """
         session = self._session
-        finding = _chosen(explanation.entry_of(self.document, record.number), wanted, session.folder.name)
-        inputs = replace(session.inputs, command=fixed)
-        other = replace(session, runner=session.runner.with_inputs(inputs))
-        remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
-        number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
-        pairs: list[tuple[float, float]] = []
-        for index in range((wanted.pairs + 1) // 2):
-            scores = []
-            for is_new in ORDER:
-                why = f"{finding.cause}: {'the fixed program' if is_new else 'the program as it was'}"
-                made = (other if is_new else session).measure_check(
-                    record, record.knobs, cause=f"fixed: {finding.cause}", round_number=number + index, why=why, ends_s=None
-                )
-                if is_new and not made.outcome.may_win:
-                    raise BadInput(f"COMMAND: the fixed program could not be measured, got {made.outcome}: {made.reason}.")
-                scores.append(made.score if made.outcome.may_win else None)
-            pairs += _paired(scores)
+        finding = _chosen(entry_of(self.document, record.number), wanted, session.folder.name)
+        other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
+        sides = (
+            (session, record.knobs, f"{finding.cause}: the program as it was"),
+            (other, record.knobs, f"{finding.cause}: the fixed program"),
+        )
+        pairs: list[Pair] = []
+        for _ in range((wanted.pairs + 1) // 2):
+            pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
+            last = session.records[-1]
+            if not last.outcome.may_win and last.why == sides[True][2]:
+                raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
-        news, olds = zip(*pairs, strict=True)
-        gain = checks.measured_gain(news, olds, noise_known(session.records, session.earlier_noise))
-        made_check = checks.check_of(finding, gain, trial=record.number, how=checks.FIXED, remedy=remedy, num_pairs=len(pairs))
-        self.document = explanation.with_check(self.document or explanation.empty(), made_check)
+        remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
+        made = self._check(record, finding, pairs, how=checks.FIXED, remedy=remedy)
+        self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)
-
-    def _pairs_before(self, record: TrialRecord, finding: Finding, changed: Knobs) -> list[tuple[float, float]]:
-        """Returns the pairs that an earlier run of the study measured for the same finding."""
-        new = self._session.resolved.changed(changed)
-        rounds: dict[int, list[TrialRecord]] = {}
-        for one in self._session.records:
-            is_of = one.kind is Kind.check and one.repeats == record.number and one.origin == finding.cause
-            if is_of and one.score and one.outcome.may_win:
-                rounds.setdefault(one.round or 0, []).append(one)
-        for measured in rounds.values():
-            news = [one.score for one in measured if one.changed == new and one.score]
-            olds = [one.score for one in measured if one.changed == record.changed and one.score]
-            if news and olds:
-                return list(zip(news, olds, strict=False))
-        return []
-
-
-def _paired(scores: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Returns (new score, old score) of each pair in which both were measured; `scores` are in the order of ORDER."""
-    pairs = []
-    for index in range(0, len(ORDER), 2):
-        one, other = scores[index : index + 2]
-        if one and other and math.isfinite(one) and math.isfinite(other):
-            pairs.append((one, other) if ORDER[index] else (other, one))
-    return pairs
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
@@ -332,7 +326,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     was = (finding.check or {}).get("predicted")
-    return replace(finding, gain=Gain.from_json(was)) if was else finding
+    return replace(finding, gain=from_json(was, Gain)) if was else finding
 
 
 def _slowed(evidence: Evidence) -> str:

@@ -43,7 +43,7 @@ ANSWER_AFTER = 2  # the search ends after this many proposals in a row with a sm
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
-SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
+SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
@@ -313,6 +313,24 @@ class Search:
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None if there is none, with the reason in `_reason`."""
+        return self._new() or self._doubted()
+
+    def _doubted(self) -> Proposal | None:
+        """Returns, once nothing new is left, the configuration that deserves another measurement; see RatesSampler."""
+        sampler = self._study.sampler
+        params = sampler.doubted(self._study) if isinstance(sampler, RatesSampler) else None
+        if params is None:
+            return None
+        knobs = self._space.active({**self._space.reference, **params})
+        key = configuration_key(self._space.changed(knobs))
+        own = [one for one in self._session.searched if configuration_key(one.changed) == key]
+        first = next((one for one in own if one.score), None)
+        if first is None or any(one.origin == AGAIN for one in own) or not self._fits(knobs):
+            return None
+        why = f"again: trial {first.number} was far slower than the other trials let expect"
+        return Proposal(knobs=knobs, why=why, origin=AGAIN)
+
+    def _new(self) -> Proposal | None:
         sampler = self._study.sampler
         if self._num_free == 0:
             self._reason = EXHAUSTED

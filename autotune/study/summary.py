@@ -14,9 +14,11 @@ from autotune.compare.break_even import break_even, search_cost
 from autotune.compare.decision import ONE_ROUND_FRAC, Decision
 from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import is_barred, leader
+from autotune.compare.trend import trend
 from autotune.compare.verify import verification
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.diagnosis import diagnose
+from autotune.study.effects import needed, with_estimates
 from autotune.study.recording import recorded
 from autotune.trials import finite
 from autotune.trials.budget import START_PHASES
@@ -70,6 +72,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
     baseline = records[0] if records and records[0].outcome.has_value else None
     best = _best(records, baseline, standing)
     speedup = _speedup(baseline, best, records, standing)
+    attribution = _attribution(about, records, best, standing)
     return {
         "schema": SCHEMA,
         "study": about.name,
@@ -87,7 +90,8 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "break_even": _break_even(records, baseline, best, standing),
         "search_cost": _search_cost(about, records, standing, best, speedup),
         "front": _front(records, about, standing),
-        "attribution": _attribution(baseline, best, standing),
+        "attribution": attribution,
+        "effects_need": needed(attribution, about, records),
         "minimality": _minimality(best, standing),
         "parity": parity.report(best, records, is_held=GLOBAL_BATCH in about.settings),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
@@ -106,7 +110,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "detected": about.detected,
         "disturbed_by": caveat(records),
         "own_share": shared(records) or None,
-        "drift": None if about.recording else drift(records) or None,
+        "drift": None if about.recording else drift(records) or trend(records) or None,
         "not_finite": finite.caveat(records) or None,
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,
@@ -332,10 +336,12 @@ def _unproven(
     }
 
 
-def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
+def _attribution(
+    about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
+) -> list[dict[str, Any]]:
     """Returns the effect of each change of the best, largest first. "cumulative" is the product of the effects so far."""
     found = _of_best(best, standing)
-    if baseline is None or best is None or not best.changed or found is None:
+    if best is None or not best.changed or found is None:
         return []
     entries = [change.as_json() for change in found.changes if change.knob in best.changed]
     decision = standing.decision
@@ -343,6 +349,7 @@ def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standin
         whole = decision.ratio
         alone = {"ratio": whole.ratio, "ci": whole.ci, "num_rounds": whole.num_rounds, "basis": "measured"}
         entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
+    entries = sorted(with_estimates(entries, found.winner, about, records), key=lambda entry: -(entry["ratio"] or 0.0))
     products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
     return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]
 

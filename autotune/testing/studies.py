@@ -151,7 +151,14 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
         counts[trial.outcome] = counts.get(trial.outcome, 0) + 1
     study, is_over = _study(name), status == "complete"
     best_changes = _ROWS[5][1]
-    best = {"trial": 5, "value": 40.6, "ci": [40.1, 41.1], "overrides": best_changes, "knobs": BASELINE | best_changes}
+    best = {
+        "trial": 5,
+        "measured_in": "finals",
+        "value": 40.6,
+        "ci": [40.1, 41.1],
+        "overrides": best_changes,
+        "knobs": BASELINE | best_changes,
+    }
     numerics = {"trial": 1, "value": 38.4, "ci": [37.8, 39.0], "overrides": _ROWS[1][1]}
     fields = ("number", "reason", "why", "knobs", "changed", "value", "ci", "seconds", "phases_s", "peak_memory_bytes")
     more = ("device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats")
@@ -164,7 +171,7 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
         "objective": "throughput",
         "unit": "samples",
         "machine": study.machine,
-        "baseline": {"trial": 0, "value": 16.8, "ci": [16.6, 17.0], "knobs": BASELINE},
+        "baseline": {"trial": 0, "measured_in": "finals", "value": 16.8, "ci": [16.6, 17.0], "knobs": BASELINE},
         "best": best if is_over else None,
         "best_by_tier": {"numerics": numerics, "training": best} if is_over else {},
         "speedup": {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""} if is_over else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
-from autotune.quantities import interval_text, rate_text, seconds_text
+from autotune.quantities import rate_with_interval_text, seconds_text
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.trackers import views
 from autotune.trackers.metrics import MAX_KEY_CHARACTERS, OBJECTIVES, mlflow_name
@@ -142,7 +142,7 @@ def trial_note(trial: TrialRecord) -> str:
     """Returns a trial's description in Markdown."""
     lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
     if trial.value is not None:
-        lines += [f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(), ""]
+        lines += [rate_with_interval_text(trial.value, trial.ci, trial.unit), ""]
     lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in OBJECTIVES]
     if trial.ranks:
         lines += [f"{trial.ranks['world_size']} ranks; {communication_text(trial.ranks)}", ""]

@@ -16,6 +16,7 @@ from autotune.harness.protocol import Spec
 from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.launchers.base import Launch
+from autotune.machine.visible import visible_devices
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
@@ -73,7 +74,7 @@ def launch(
             folder=os.path.abspath(folder),
             knobs={key: value for key, value in wanted.items() if key not in passed},
             passed=passed,
-            device=config.device.kind,
+            device=_kind(config.device.kind, machine),
             memory_limit_bytes=memory_cap_bytes(config.device, machine),
             global_batch=config.train.global_batch,
             tokens_per_sample=tokens_per_sample(config),
@@ -82,6 +83,12 @@ def launch(
         deadlines=deadlines(config.measure, max_s=total_s),
         warm=tuple(warm),
     )
+
+
+def _kind(kind: str, machine: dict[str, Any]) -> str:
+    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not the host's as well."""
+    has_gpu = bool(machine.get("gpus")) and visible_devices(os.environ) != []
+    return "cuda" if kind == "auto" and has_gpu else kind
 
 
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:

@@ -7,12 +7,14 @@ configurations have failed like this with no success in between. The test is a s
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable
 
 from autotune.harness.protocol import Spec
 from autotune.launchers.base import Deadlines, Ended, Launch
+from autotune.machine.visible import visible_gpus
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trials.inputs import StudyInputs
@@ -89,7 +91,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
         folder: the study's folder.
         executable: returns the program's own interpreter; None while it is unknown, in which case the device passes.
     """
-    gpus, index = inputs.machine.get("gpus") or [], inputs.config.device.index
+    gpus, index = visible_gpus(inputs.machine.get("gpus") or [], os.environ), inputs.config.device.index
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
     name = f" ({', '.join(words)})" if words else ""
     others = [str(n) for n in range(len(gpus)) if n != index]

@@ -10,7 +10,7 @@ from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
-from autotune.machine.visible import visible_devices
+from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
 UNBOUNDED_S = 86_400.0  # the limits of the phases end a stuck trial long before this
@@ -68,7 +68,7 @@ def compile_cache(study: Path) -> dict[str, str]:
 
 def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
     """Returns the memory cap of one process in bytes; None without a limit. The limit may be a fraction of all memory."""
-    return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
+    return memory_limit_bytes(device.memory_limit, capacity_bytes(machine, device))
 
 
 def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
@@ -77,7 +77,14 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 
 
-def capacity_bytes(machine: dict[str, Any]) -> int:
-    """Returns the memory of the first GPU, or of the host if there is no GPU."""
-    gpus = machine.get("gpus") or []
-    return int(gpus[0]["memory_bytes"] if gpus else machine["memory_bytes"])
+def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None) -> int:
+    """Returns the memory of the device; of the host without a GPU, and for a GPU that has none of its own (GB10, Jetson).
+
+    Args:
+        machine: `machine.host_facts()`.
+        device: the configured device; None for the first GPU, if there is one.
+    """
+    device = device or DeviceOptions()
+    gpus = (machine.get("gpus") or []) if device.kind != "cpu" else []
+    chosen = [gpu for gpu in visible_gpus(gpus, os.environ)[device.index : device.index + 1] if gpu] or gpus[:1]
+    return int((chosen[0].get("memory_bytes") if chosen else None) or machine["memory_bytes"])

@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -198,6 +199,32 @@ def test_a_recipe_s_file_is_enough(place: Place) -> None:
     assert done.returncode == 0, done.stderr
     assert "all 3 settings of best.yaml are in effect" in done.stderr
     assert done.stdout.count("loss") == 2  # of four steps an epoch, the third
+
+
+def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
+    monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: None)
+    asked = Asked(what=str(place.path / "best.yaml"), overrides=(), command=None, runs=place.path)
+    apply(asked)
+    applied, starts = capsys.readouterr().err.splitlines()
+    assert applied.endswith("best.yaml: threads 1 (1.50x, study s)")
+    assert starts.startswith("autotune: starts the training of mlp on tabular (1 epoch; train.epochs=N trains longer): ")
+    assert "tabular.py" in starts
+    apply(replace(asked, overrides=("train.epochs=3",)))
+    assert "starts the training of mlp on tabular (3 epochs): " in capsys.readouterr().err
+    apply(replace(asked, is_quiet=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None:
+    place.best({"threads": {"intra": 1}})
+    done = place.apply("apply", "best.yaml", "--quiet", "--", sys.executable, "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    place.best({"loader": {"batch_size": 8}, "threads": {"intra": 1}}, target=[{"site": "/elsewhere.py:1", "ordinal": 0}])
+    done = place.apply("apply", "best.yaml", "-q", "--", sys.executable, "train.py")
+    assert done.stderr.startswith("autotune: 1 of 2 settings of best.yaml in effect\nautotune:   loader.batch_size=8: ")
 
 
 def test_a_recipe_is_asked_by_its_own_options_for_what_its_file_sets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,8 @@ class Finding:
 
 def findings_of(document: Mapping[str, Any]) -> list[Finding]:
     """Returns the findings of the document that `autotune explain --json` prints, in its order."""
-    return [Finding.of(each) for each in document.get("findings") or []]
+    explained = document.get("explained") or [{}]  # the trial that was asked about comes first
+    return [Finding.of(each) for each in explained[0].get("findings") or []]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Explained:
     def findings(self, program: Program) -> list[Finding] | None:
         """Returns its findings in the order given; None if there are none to be had."""
         entry = self.get(program)
-        return findings_of(entry["document"]) if entry and entry["document"] else None
+        return findings_of(explained_entry(entry["document"])) if entry and entry["document"] else None
 
     def add(self, program: Program, document: Mapping[str, Any] | None, error: str, seconds: float) -> None:
         """Keeps an answer, or why there is none."""
@@ -67,6 +67,11 @@ class Explained:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
         new.replace(self.path)
+
+
+def explained_entry(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the entry of the trial that was explained; {} if none was."""
+    return next(iter(document.get("explained") or []), {})
 
 
 def explain(program: Program, folder: Path) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_a
         except RuntimeError as error:
             problem = str(error)
         explained.add(program, document, problem, time.monotonic() - started_s)
-        told = problem or f"{len(findings_of(document or {}))} findings"
+        told = problem or f"{len(findings_of(explained_entry(document or {})))} findings"
         print(f"{program.name}: {told}, {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
 
 

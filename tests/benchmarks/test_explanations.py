@@ -32,7 +32,7 @@ def document(cause: str, where: Any, **gain: Any) -> dict[str, Any]:
 
 
 def judged(program: Program, *findings: dict[str, Any], **ratios: float) -> Verdict:
-    return Verdict.of(program, Known(**ratios), findings_of({"findings": list(findings)}))
+    return Verdict.of(program, Known(**ratios), findings_of({"explained": [{"findings": list(findings)}]}))
 
 
 def place_of(program: Program, number: int = 0) -> str:

@@ -9,7 +9,7 @@ import pytest
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Knobs
 from tests.benchmarks import rivals
-from tests.benchmarks.gpu_campaign import document, overhead, record, rival, smoke, transformer, truth, tutorial
+from tests.benchmarks.gpu_campaign import document, explaining, overhead, record, rival, smoke, transformer, truth, tutorial
 from tests.benchmarks.gpu_campaign.checks import Found, Missing, Place
 from tests.benchmarks.gpu_campaign.document import Document
 from tests.benchmarks.test_checks import HOST
@@ -185,3 +185,25 @@ def test_what_tests_saw_is_told_and_one_that_fails_is_named(place: Place, monkey
     more = '<testcase name="test_oom" time="2"><failure message="assert device_oom">no</failure></testcase>'
     with pytest.raises(AssertionError, match="1 of 3 failed: test_oom: assert device_oom"):
         smoke.run_tests(["tests/gpu"], place)
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause", "gain", "is_met"),
+    [
+        ("copies", "synchronous copies", 0.4, True),
+        ("copies", "launch-bound", 0.4, False),
+        ("nothing", "launch-bound", 0.05, True),
+        ("nothing", "launch-bound", 0.4, False),
+    ],
+)
+def test_what_is_planted_must_be_named_and_nothing_else_promised(
+    place: Place, planted: str, cause: str, gain: float, is_met: bool
+) -> None:
+    finding = {"cause": cause, "where": "program.py:3", "gain": {"low": 0.0, "mid": gain, "high": 0.5}}
+    told = {"document": {"explained": [{"findings": [finding]}]}, "report_bytes": 2048}
+    place.kept(f"{planted}: rates", lambda: {"with": 100.0, "without": 150.0})
+    place.kept(f"{planted}: explained", lambda: told)
+    found = explaining.named(planted, place)
+    assert list(met(found).values()) == [is_met]
+    assert ("costs +50%" in found.evidence) == (planted == "copies")
+    assert cause in found.detail

@@ -22,6 +22,34 @@ def test_option_without_its_value_is_refused(cli):
     assert message.startswith("autotune: list: option '--runs-dir' requires an argument. See `autotune list --help`")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "--trial", "one"], "--trial: not a whole number, got 'one'. Allowed: whole numbers from 0."),
+        (["show", "--trial=1.5"], "--trial: not a whole number, got '1.5'. Allowed: whole numbers from 0."),
+        (["show", "--trial", "-1"], "--trial: out of range, got '-1'. Allowed: whole numbers from 0."),
+        (["verify", "b.yaml", "--minutes", "x"], "--minutes: not a number, got 'x'. Allowed: numbers from 0.1."),
+        (["ui", "--port", "70000"], "--port: out of range, got '70000'. Allowed: whole numbers from 1 to 65535."),
+    ],
+)
+def test_a_number_that_cannot_be_used_is_told_in_our_words(cli, words, said):
+    assert cli.refused(*words) == f"autotune: {said} See `autotune {words[0]} --help`.\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("modle=resnet18", "model"),
+        ("dta=photos", "data"),
+        ("modle.name=resnet18", "model.name"),
+        ("serach_space=quick", "search_space"),
+    ],
+)
+def test_a_mistyped_key_names_the_nearest(cli, word, meant):
+    assert f"{word.partition('=')[0]}: there is no such key, got" in (said := cli.refused("run", word))
+    assert f"Did you mean '{meant}'?" in said
+
+
 def test_study_that_does_not_exist_names_those_that_do(cli):
     make_study(cli.cwd / "runs")
     message = cli.refused("show", "resnet19")
@@ -33,8 +61,8 @@ def test_no_study_at_all_says_how_to_make_one(cli):
     assert "autotune run" in cli.refused("show")
 
 
-def test_study_name_with_a_path_is_refused(cli):
-    assert "not a plain name, got '../secrets'" in cli.refused("show", "../secrets")
+def test_a_path_where_there_is_no_study_is_refused(cli):
+    assert "no such study, got '../secrets'" in cli.refused("show", "../secrets")
 
 
 def test_unknown_export_format_names_the_allowed(cli):

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 
 from autotune.testing.studies import make_study
@@ -25,6 +26,47 @@ def test_without_a_file_it_is_yaml_with_comments_on_standard_output(cli):
     assert yaml.safe_load(ended.stdout)["mixed_precision"] == "bf16"
     assert ended.stdout.startswith("# autotune: the best configuration found for resnet18")
     assert "# Load: accelerate launch --config_file" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "best.yaml"),
+        (["--tier", "numerics"], "best-numerics.yaml"),
+        (["--format", "python"], "best.py"),
+        (["--format", "deepspeed"], "ds_config.json"),
+    ],
+)
+def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
+    make_study(cli.cwd / "runs")
+    (cli.cwd / "out").mkdir()
+    for folder in ("out", "out/"):
+        ended = cli("export", *words, "-o", folder)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.startswith(f"wrote out/{name}\n")
+    assert [path.name for path in (cli.cwd / "out").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_a_folder_that_does_not_exist_is_refused_and_not_made_a_file(cli, command):
+    make_study(cli.cwd / "runs")
+    assert "--output: no such folder, got 'out/'. Make it with `mkdir -p out/`, or give a file: -o " in cli.refused(
+        command, "resnet18", "-o", "out/"
+    )
+    assert "--output: no file, got ''" in cli.refused(command, "resnet18", "-o", "")
+    assert not (cli.cwd / "out").exists()
+
+
+def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
+    folder = make_study(cli.cwd / "runs")
+    summary = folder.read_summary()
+    summary["best_by_tier"]["exact"] = {**summary["baseline"], "overrides": {}}
+    summary["trials"] = [trial for trial in summary["trials"] if trial["tier"] != "exact" or not trial["changed"]]
+    folder.write_summary(summary)
+    ended = cli("export", "--tier", "exact", "-o", "exact.yaml")
+    assert ended.returncode == 0
+    assert "note: Nothing up to tier exact was measured besides the baseline" in ended.stderr
+    assert "exact nothing tried" in " ".join(cli("show").stdout.split())
 
 
 def test_help_names_every_format(cli):

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from autotune import __version__
+from autotune.cli import app
 from autotune.cli import main as cli_main
 from autotune.cli.main import main, split
 
@@ -38,6 +39,22 @@ def test_help_lists_every_command(cli):
 def test_every_command_explains_itself(capsys, name):
     assert main([name, "--help"]) == 0
     assert f"autotune {name}" in capsys.readouterr().out
+
+
+def examples():
+    """Returns (command, example) for every example in the help of a command."""
+    commands = app.build().commands.items()
+    return [(name, line.strip()) for name, command in commands for line in command.help.splitlines() if line[:4] == "    "]
+
+
+def test_every_example_of_a_help_has_a_line_of_its_own(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+    found = examples()
+    assert len(found) > 20
+    for name, example in found:
+        assert main([name, "--help"]) == 0
+        assert example in [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["show", "--help"]])

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
+from autotune.quantities import number_text
 from autotune.report.verdict import headline, next_commands
 from autotune.testing.studies import make_study
 
@@ -84,6 +85,19 @@ def test_next_command_of_an_interrupted_study_is_to_resume_that_very_one(tmp_pat
     assert not any(command.startswith("autotune export") for command in commands), "it has no winner"
 
 
+def test_a_study_that_compared_nothing_says_that_the_best_is_the_baseline_and_asks_for_more_time(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    summary |= {"speedup": NOTHING, "best": {**summary["baseline"], "overrides": {}}, "trials": summary["trials"][:1]}
+    summary |= {"search_cost": {"seconds": 42.0, "trials": 0, "repaid_after_s": None, "ci": None, "why_not": "never: nothing"}}
+    said = lines(summary, folder.path)
+    assert "best  the baseline" in said
+    assert "cost  42 s, no trial searched" in said
+    assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
+    assert "best         the baseline" in drawn(summary, folder.path, 80)
+    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "that is an answer"
+
+
 def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "command": ["python", "my train.py", "--size", "{loader.batch_size=8}"]}
@@ -121,7 +135,7 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path)
     summary["front"] = [{"trial": 5, "objectives": {"time_for_samples": 25_000.0, "throughput": 40.6}, "overrides": {},
                          "measured_in": "finals"}]  # fmt: skip
     said = lines(summary, folder.path)
-    assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
+    assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5, mean of the finals; 40.7 in the search" in said
     assert (
         "note  compilation pays off after 1,200 steps (2 min 06 s): training starts 38 s later if nothing is compiled yet"
         in said
@@ -170,8 +184,45 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     said = lines(folder.read_summary(), folder.path)
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
-    assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
+    assert "changed  loader.batch_size: 32 -> 64" in said
+    missing = "effects  only tried together with other changes: batch 64; "
+    assert f"{missing}more time or trials measure its effect" in said
     assert "dropped  no clear effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
+    said = lines({**folder.read_summary(), "effects_need": {"minutes": 11, "more_minutes": 3.0}}, folder.path)
+    assert f"{missing}about 3 more minutes measure its effect: study.budget.minutes=11" in said
+
+
+def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = {**folder.read_summary(), "effects_need": {"minutes": 7, "more_minutes": 4.0}}
+    missing = {"verdict": "not measured", "ratio": None, "ci": None, "basis": "", "reason": "no time"}
+    summary["attribution"] = [{**one, **missing} for one in summary["attribution"]]
+    for text in (" ".join(lines(summary, folder.path)), " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())):
+        assert text.count("only tried together with other changes") == 1
+        assert "about 4 more minutes measure their effects: study.budget.minutes=7" in text
+        assert "not measured" not in text
+        assert "off" in text
+
+
+@pytest.mark.parametrize(
+    ("side", "rounds", "said"),
+    [
+        ({"measured_in": "finals"}, 3, "trial 5, mean of 3 rounds of the finals; 40.7 in the search"),
+        ({"measured_in": "finals", "value": 40.7}, 3, "trial 5, mean of 3 rounds of the finals"),
+        ({"measured_in": "finals"}, 1, "trial 5, one round of the finals; 40.7 in the search"),
+        ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
+    ],
+)
+def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    summary["best"] |= side
+    summary["speedup"]["num_rounds"] = rounds
+    assert f"{number_text(summary['best']['value'])} samples/s [40.1, 41.1] {said}" in "\n".join(lines(summary, folder.path))
+    assert said in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
+    summary["baseline"]["value"] = 16.9
+    line = next(line for line in lines(summary, folder.path) if line.startswith("baseline"))
+    assert line.endswith("the finals; 16.8 before the search")
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):

@@ -1,11 +1,11 @@
-"""What is said of launch.slurm before Slurm itself is asked."""
+"""What is said of launch.slurm and launch.ray before the engine itself is asked."""
 
 import pytest
 
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_cluster
 from autotune.config.compose import compose
-from autotune.config.schema import DeviceOptions, LaunchOptions, SlurmOptions, StudyConfig
+from autotune.config.schema import DeviceOptions, LaunchOptions, RayOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
 from autotune.launchers.slurm import command
 
@@ -45,6 +45,41 @@ def test_a_step_of_a_job_cannot_change_the_job():
     problems = problems_of_cluster(config(partition="gpu", minutes=10.0, gres="gpu:1"), {"SLURM_JOB_ID": "12"})
     assert [problem.partition(":")[0] for problem in problems] == ["launch.slurm.partition", "launch.slurm.minutes"]
     assert all("inside job 12" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("options", [{"gpus": -1}, {"cpus": -1}])
+def test_numbers_that_ray_is_not_asked_for(options):
+    (name,) = options
+    problems = problems_of(StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(**options))), [])
+    assert any(problem.startswith(f"launch.ray.{name}: too small") for problem in problems)
+
+
+@pytest.mark.parametrize("address", ["local", "", "10.0.0.5", "host:port", "http://host:8265", "ray://host:10001", "a b:1"])
+def test_what_is_not_the_address_of_a_running_cluster(address):
+    asked = StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(address=address)))
+    assert any(problem.startswith("launch.ray.address: not the address of a cluster") for problem in problems_of(asked, []))
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.5:6379", "head-svc.ns:6379", "[::1]:6379"])
+def test_addresses_of_clusters(address):
+    assert problems_of_cluster(StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(address=address))), {}) == []
+
+
+def test_options_of_the_other_engine_have_no_effect():
+    asked = LaunchOptions(slurm=SlurmOptions(partition="gpu"), ray=RayOptions(cpus=8))
+    (problem,) = problems_of_cluster(StudyConfig(launcher="ray", launch=asked), {})
+    assert problem.startswith("launch.slurm.partition: has no effect with launcher=ray, got 'gpu'. Give launcher=slurm")
+    (problem,) = problems_of_cluster(StudyConfig(launcher="slurm", launch=asked), {})
+    assert problem.startswith("launch.ray.cpus: has no effect with launcher=slurm, got 8. Give launcher=ray")
+
+
+def test_gpus_of_ray_are_asked_for_in_its_words():
+    asked = StudyConfig(launcher="ray", device=DeviceOptions(kind="cuda", index=1), launch=LaunchOptions(nproc=2))
+    told = "\n".join([*problems_of(asked, []), *problems_of(asked, [{"name": "H100"}])])
+    assert "device.index: Ray chooses the GPUs of a job, got 1" in told
+    assert "device.kind: the job has no GPU on its node, got 'cuda'. Give launch.ray.gpus=1" in told
+    assert "Allowed: 1 to 1" in told
+    assert "launch.ray.gpus=2" in told
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ FILES: list[tuple[str, list[str]]] = [
     (f"{TOP}data: {{factory: 'marker:touch'}}\n", ["data.factory: not read from a file, got 'marker:touch'"]),
     (f"{TOP}train: {{step: 'marker:touch'}}\n", ["train.step: not read from a file, got 'marker:touch'"]),
     (f"{TOP}program: {{python: ./marker.sh}}\n", ["program.python: not read from a file, got './marker.sh'"]),
+    (f"{TOP}launch: {{ray: {{python: ./marker.sh}}}}\n", ["launch.ray.python: not read from a file, got './marker.sh'"]),
     (f"{TOP}launch: {{slurm: {{args: --prolog=marker.sh}}}}\n", ["launch.slurm.args: not read from a file"]),
     (f"{TOP}env: {{AUTOTUNE_SPEC: x}}\n", ["env.AUTOTUNE_SPEC: not free to tune"]),
     (f"{TOP}env: {{PYTHONPATH: .}}\n", ["env.PYTHONPATH: not free to tune"]),

@@ -211,6 +211,8 @@ OVERRIDES: list[tuple[str, str]] = [
     # what recipes cannot do
     ("launch.slurm.partition=gpu", "launch.slurm.partition: has no effect with launcher=local, got 'gpu'. Give launcher=slurm"),
     ("launch.queue_minutes=0", "launch.queue_minutes: too small, got 0"),
+    ("launch.ray.gpus=1", "launch.ray.gpus: has no effect with launcher=local, got 1. Give launcher=ray"),
+    ("launch.ray.gpus=0.5", "launch.ray.gpus: wrong type, got 0.5. Allowed: a whole number or null"),
     ("launch.slurm.partitoin=gpu", "Did you mean 'launch.slurm.partition'?"),
     ("launch.slots=0", "launch.slots: not a number of slots, got 0. Allowed: auto, or a number from 1."),
     ("launch.slots=many", "launch.slots: not a number of slots, got 'many'"),

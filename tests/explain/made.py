@@ -52,7 +52,7 @@ def phases(**seconds: float) -> dict[str, float]:
 def lines(*found: Line, stages: tuple[Stage, ...] = (), rank: int = 0, world_size: int = 1, **more: Any) -> Lines:
     given: dict[str, Any] = {
         "device": "cpu", "steps": 50, "seconds": 50 * STEP_S, "samples": 50 * 32.0, "unit": "samples", "phases_s": phases(),
-        "device_phases_s": None, "wait_s": 0.0, "num_workers": 0, "batch_size": 32, "interval_s": 0.002, "num_samples": 2500,
+        "device_phases_s": None, "wait_s": 0.0, "num_workers": 0, "batch_size": 32, "num_samples": 2500,
         "syncs": [], "gc_s": 0.0, "gc_count": 0.0,
     }  # fmt: skip
     return Lines(rank=rank, world_size=world_size, lines=list(found), stages=list(stages), **{**given, **more})
@@ -60,9 +60,9 @@ def lines(*found: Line, stages: tuple[Stage, ...] = (), rank: int = 0, world_siz
 
 def memory(**more: Any) -> Memory:
     given: dict[str, Any] = {
-        "rank": 0, "world_size": 1, "device": "cpu", "peak_bytes": 10**9, "process_peak_bytes": 10**9, "parameters": 10**8,
+        "rank": 0, "world_size": 1, "device": "cpu", "peak_bytes": 10**9, "parameters": 10**8,
         "gradients": 10**8, "optimizer_state": 10**8, "activations": 7 * 10**8, "input": 0, "other": 0, "by_module": [],
-        "by_operator": [], "flops": None, "flops_forward": None, "samples": 32.0, "unit": "samples",
+        "flops": None, "samples": 32.0, "unit": "samples",
     }  # fmt: skip
     return Memory(**{**given, **more})
 

@@ -15,7 +15,7 @@ def lines(rank: int = 0, world_size: int = 1, **changes: Any) -> Lines:
     made = Lines(
         rank=rank, world_size=world_size, device="cpu", steps=10, seconds=1.0, samples=160.0, unit="samples",
         phases_s={"input": 0.02, "transfer": 0.0, "forward": 0.03, "backward": 0.04, "optimizer": 0.005, "other": 0.005},
-        device_phases_s=None, wait_s=0.02, num_workers=1, batch_size=16, interval_s=0.002, num_samples=500,
+        device_phases_s=None, wait_s=0.02, num_workers=1, batch_size=16, num_samples=500,
         lines=[Line("/p/train.py", 12, "main", "log(loss)", "other", "main", True, 0.004, 0.004, "logging.py:emit")],
         stages=[
             Stage("decode", "worker", 0.004, 0.003, 0.001, 100, "/p/data.py", 7, "Images.__getitem__"),
@@ -29,17 +29,16 @@ def lines(rank: int = 0, world_size: int = 1, **changes: Any) -> Lines:
 def traced(rank: int = 0, world_size: int = 1, **changes: Any) -> Traced:
     made = Traced(
         rank=rank, world_size=world_size, device="cpu", file=trace_file(rank), steps=1, step_s=0.1, plain_step_s=0.1,
-        activities=["CPU"],
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
 
 def memory(rank: int = 0, world_size: int = 1, **changes: Any) -> Memory:
     made = Memory(
-        rank=rank, world_size=world_size, device="cpu", peak_bytes=1000, process_peak_bytes=2000, parameters=100, gradients=100,
+        rank=rank, world_size=world_size, device="cpu", peak_bytes=1000, parameters=100, gradients=100,
         optimizer_state=200, activations=550, input=50, other=0,
         by_module=[{"module": "layer1", "class": "Linear", "activations": 500, "parameters": 60, "flops": 4e9}],
-        by_operator=[{"operator": "mm", "flops": 4e9, "count": 2}], flops=6e9, flops_forward=2e9, samples=16.0, unit="samples",
+        flops=6e9, samples=16.0, unit="samples",
         capacity_bytes=4000,
     )  # fmt: skip
     return dataclasses.replace(made, **changes)

@@ -1,9 +1,11 @@
 """Each rule finds its cause on a document, with place and size, and nothing on a healthy one."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.explain.evidence import Operations
-from autotune.explain.findings import RULES, found
+from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.gains import Gain
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, WORKER, Compiled
 from autotune.knobs.base import HostContext
@@ -12,6 +14,7 @@ from tests.explain import made
 FORWARD_LINE = made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD)
 BACKWARD_LINE = made.line("loss.backward()", 0.05, line=80, phase=BACKWARD)
 ENOUGH = {"loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"], "optimizer.implementation": ["default", "fused"]}
+GPU = HostContext(num_cores=8, has_cuda=True)
 SLOW_LOADER = {"num_workers": 1, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
 
 
@@ -72,6 +75,16 @@ def test_numbers_fetched_for_each_parameter(tmp_path):
     documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])
     assert top(made.evidence(documents)).cause == "item in the step"
     assert top(made.evidence(documents)).where == "train.py:40"
+
+
+def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gpu(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("for i in rows:\n    for j in rows:\n        if labels[i] == labels[j]:\n            pairs += 1\n")
+    line = made.line("if labels[i] == labels[j]:", 0.03, file=str(file), line=3)
+    documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("bool", 900.0, 0.002, at=line)])
+    assert causes(made.evidence(documents)) == ["Python in the step"]
+    busy = [Operations(count=9, busy_s=0.05)]
+    assert "item in the step" in causes(made.evidence(documents, host_context=GPU, operations=busy))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_a_loader_that_keeps_up_is_not_to_blame():
     assert found(made.evidence(documents, record=record)) == []
 
 
-def test_without_workers_the_stage_shortens_the_step_and_workers_come_first():
+def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
     stages = (made.stage("decode", 0.001, where=MAIN), made.stage("item", 0.0005, where=MAIN, blocked_s=0.0005))
     documents = made.lines(
         made.line("x = decode(x)", 0.03, phase=INPUT),
@@ -158,8 +171,17 @@ def test_without_workers_the_stage_shortens_the_step_and_workers_come_first():
         wait_s=0.05,
         phases_s=made.phases(input=0.05),
     )
-    assert causes(made.evidence(documents, domains=ENOUGH))[:2] == ["too few workers", "slow decode"]
-    assert causes(made.evidence(documents))[0] == "slow decode"  # where workers cannot be set
+    workers, decode = found(made.evidence(documents, domains=ENOUGH))[:2]
+    assert (workers.cause, decode.cause) == ("too few workers", "slow decode")  # workers could hide most of the decoding
+    assert (decode.gain.kind, decode.gain.low) == ("bound", 0.0)
+    assert "input takes 50.0 ms of a step's 100 ms (50 %)" in decode.evidence
+    assert "too few workers" not in causes(made.evidence(documents))  # where workers cannot be set
+    alone = top(made.evidence(documents))
+    assert (alone.cause, alone.gain.kind, alone.gain.mid) == ("slow decode", "floor", decode.gain.mid)
+    assert alone.gain.low > 0.3
+    one_thread = made.evidence(documents, domains=ENOUGH, knobs={"threads.intra": 1})  # a core is free for workers
+    assert top(one_thread).cause == "too few workers"
+    assert top(one_thread).gain.mid > workers.gain.mid
 
 
 def test_workers_that_wait_for_storage_are_too_few():
@@ -196,8 +218,13 @@ def products(narrow: float, casts: float = 0.0) -> list:
 def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
     seconds = {"aten::mm": 0.08, "aten::gelu": 0.02}
-    by_operator = [{"operator": name, "seconds": each, "phase": "forward"} for name, each in seconds.items()]
-    by_operator.append({"operator": "aten::add_", "seconds": 0.05, "phase": "optimizer"})
+    by_operator = [
+        {"operator": name, "kind": "matmul", "seconds": each, "phase": "forward", "count": 1.0}
+        for name, each in seconds.items()
+    ]
+    by_operator.append(
+        {**by_operator[0], "operator": "aten::add_", "kind": "elementwise", "seconds": 0.05, "phase": "optimizer"}
+    )
     traced = Operations(count=9, by_operator=by_operator)
     given = {
         "knobs": {"precision.amp": "off"}, "domains": ENOUGH, "operations": [traced],
@@ -222,7 +249,9 @@ def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     assert untraced.evidence.startswith("40 % of the step")
 
 
-MOVES = {"operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8}
+MOVES = {
+    "operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8, "count": 1.0,
+}  # fmt: skip
 ADDS = {**MOVES, "operator": "aten::add_", "kind": "elementwise"}
 
 
@@ -238,7 +267,7 @@ def test_operators_that_move_memory_at_its_bandwidth():
     assert (finding.knob, finding.value) == ("compile.mode", "default")
     assert finding.gain.low == 0.0
     assert finding.gain.high == pytest.approx(1 / (1 - 0.8 * 0.5) - 1)
-    assert "aten::native_batch_norm and 1 more: 50 ms" in finding.evidence
+    assert "aten::native_batch_norm and 1 more: 50.0 ms" in finding.evidence
     assert top(of({**MOVES, "seconds": 0.03})).code.startswith("fuse them")
     harmless = {"bound": "compute", "roofline_frac": 0.1, "phase": "optimizer", "kind": "matmul", "seconds": 0.005}
     for key, value in harmless.items():
@@ -262,6 +291,40 @@ def test_many_small_operators():
     )
 
 
+@pytest.mark.parametrize(
+    ("input_s", "remedy"), [(0.0, "loader.batch_size"), (0.025, "loader.batch_size"), (0.025, "compile.mode")]
+)
+def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(input_s, remedy):
+    """252 operators of 8 us would take longer than the rest of the step does."""
+    documents = made.lines(FORWARD_LINE, wait_s=input_s, phases_s=made.phases(input=input_s))
+    domains = {"loader.batch_size": [32, 64, 128]} if remedy == "loader.batch_size" else {"compile.mode": ["off", "default"]}
+    given = {"domains": domains, "operations": [Operations(count=1e5)], "knobs": {"loader.batch_size": 32}}
+    finding = top(made.evidence(documents, **given))
+    share = 1 - input_s / made.STEP_S
+    assert (finding.cause, finding.knob) == ("launch-bound", remedy)
+    assert finding.evidence.endswith(f"calling them takes up to {100 * share:.3g} ms of a step's 100 ms ({100 * share:.0f} %)"
+                                     .replace("75 ms", "75.0 ms"))  # fmt: skip
+    assert 0 < finding.gain.low < finding.gain.mid < finding.gain.high
+    assert finding.gain.high <= (1 / (1 - share) - 1 if input_s else 3.0) + 1e-9
+
+
+def test_the_work_of_operators_is_not_calling_them():
+    """Of 9,000 operators, a hundred take 50 ms together: half of a step of 100 ms is no calling."""
+    products = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 100.0, "seconds": 0.0508}
+    small = {"operator": "aten::add", "kind": "elementwise", "phase": "forward", "count": 8900.0, "seconds": 0.03}
+    given = {"domains": {"compile.mode": ["off", "default"]}}
+    for rows, expected in (([small], ["launch-bound"]), ([products, small], [])):
+        operations = [Operations(count=9000, by_operator=rows)]
+        assert causes(made.evidence(made.lines(FORWARD_LINE), operations=operations, **given)) == expected
+
+
+def test_a_gpu_that_waits_for_input_is_not_bound_by_launches():
+    documents = made.lines(FORWARD_LINE, wait_s=0.06, phases_s=made.phases(input=0.06))
+    given = {"domains": {"compile.mode": ["off", "default"]}, "host_context": GPU}
+    for busy_s, expected in ((0.03, []), (0.01, ["launch-bound"])):
+        assert causes(made.evidence(documents, operations=[Operations(count=9, busy_s=busy_s)], **given)) == expected
+
+
 def test_recompilation_within_the_observed_steps():
     again = {
         "file": "/home/me/model.py",
@@ -283,14 +346,11 @@ def test_graph_breaks_cost_at_least_the_lines_that_break():
     documents = made.lines(FORWARD_LINE, prints, compiled=Compiled(graph_breaks=[other, entry]))
     finding = next(one for one in found(made.evidence(documents)) if one.cause == "graph breaks")
     assert (finding.where, finding.gain.kind) == ("model.py:9", "floor")
-    assert finding.evidence.startswith("4 graph breaks; their lines take 10 ms of a step's 100 ms (10 %): Unsupported: print")
+    assert finding.evidence.startswith("4 graph breaks; their lines take 10.0 ms of a step's 100 ms (10 %): Unsupported: print")
     assert finding.gain.low == pytest.approx(1 / 0.9 - 1)
     assert finding.gain.low < finding.gain.mid < finding.gain.high
     cheap = made.lines(FORWARD_LINE, compiled=Compiled(graph_breaks=[entry]))
     assert causes(made.evidence(cheap)) == []
-
-
-GPU = HostContext(num_cores=8, has_cuda=True)
 
 
 def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
@@ -302,6 +362,19 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     assert finding.evidence.endswith("30 % of the reserved memory is unused")
     assert finding.gain.mid == pytest.approx(1 / (1 - 2 * 0.005 / 0.1) - 1)
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
+
+
+def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+
+    def gain(busy_s):
+        lines = made.lines(FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03})  # the whole step, as always
+        evidence = made.evidence(lines, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
+        return next((one.gain.mid for one in found(evidence) if one.where == "train.py:55"), 0.0)
+
+    assert gain(0.02) == pytest.approx(1 / 0.7 - 1)
+    assert gain(0.09) == pytest.approx(1 / 0.9 - 1)
+    assert gain(0.1) == 0.0
 
 
 def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_would_help():
@@ -355,9 +428,14 @@ def test_gains_below_three_percent_are_not_claimed():
     assert causes(made.evidence(made.lines(made.line("gc.collect()", 0.0025), BACKWARD_LINE))) == []
 
 
-def test_findings_are_sorted_by_gain():
+def test_findings_are_sorted_by_the_lower_end_of_their_gain_then_by_its_middle():
     documents = made.lines(made.line("gc.collect()", 0.01), made.line("f.flush()", 0.03, function="log"))
     assert causes(made.evidence(documents)) == ["logging in the step", "garbage collection"]
+    gains = [(0.0, 0.5), (0.2, 0.3), (-0.1, 0.9), (0.199, 0.4), (0.0, 0.02)]
+    made_of = [
+        replace(top(made.evidence(documents)), gain=Gain(low=low, mid=mid, high=1.0, kind="bound")) for low, mid in gains
+    ]
+    assert [(one.gain.low, one.gain.mid) for one in ranked(made_of)] == [(0.199, 0.4), (0.2, 0.3), (-0.1, 0.9), (0.0, 0.5)]
 
 
 def test_code_that_the_compiler_wrote_is_not_the_users():

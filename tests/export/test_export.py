@@ -111,6 +111,33 @@ def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
     assert "1.122 x the baseline, no interval: ambiguous (from the search: a single measurement, likely overstated" in text
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_where_nothing_of_a_tier_was_measured_the_file_says_so_and_does_not_contradict_itself(summary, format):
+    baseline = {"trial": 0, "value": 100.0, "ci": [99.0, 101.0], "overrides": {}}
+    summary["best_by_tier"]["exact"] = baseline
+    summary["speedup"] |= {"overrides": summary["best"]["overrides"]}
+    summary["trials"] = [{"number": 0, "value": 98.0}, {"number": 7, "value": 180.0, "tier": "numerics"}]
+    exported = render(summary, format, Tier.exact)
+    text = "\n".join([exported.text, *exported.header, *exported.notes])
+    assert "the best configuration up to tier exact found for python train.py" in text
+    assert "Nothing up to tier exact was measured besides the baseline, the program as it was run" in text
+    assert "The best of all tiers is 1.800 x the baseline, with " in text
+    for contradiction in ("was better than", "was kept", "faster"):
+        assert contradiction not in " ".join([*exported.header, *(line for line in text.splitlines() if line[:1] == "#")])
+    if format == "yaml":
+        said = loaded(exported.text)["provenance"]
+        assert (said["speedup"]["ratio"], said["speedup"]["verdict"]) == (None, "none")
+        assert said["tiers"]["exact"]["verdict"] == "none"
+
+
+def test_where_the_best_of_a_tier_lost_the_file_says_that_it_was_measured(summary):
+    summary["best_by_tier"]["exact"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}}
+    summary["trials"][1]["tier"] = "exact"
+    text = render(summary, "env", Tier.exact).text
+    assert "# Nothing up to tier exact that was measured was better than the program as it was run" in text
+    assert "The baseline was kept" not in text
+
+
 def test_unknown_format_names_the_nearest(summary):
     with pytest.raises(BadInput, match=r"--format: no such format, got 'yml'\. Did you mean 'yaml'\?"):
         render(summary, "yml", None)

@@ -232,6 +232,12 @@ def test_an_exception_is_read_by_class_first_and_known_message_second(kind, mess
     assert classify(answered(failed(kind, message)))[0] is outcome
 
 
+def test_the_device_s_out_of_memory_is_known_by_its_class_in_a_log():
+    # cudaMallocAsync words it in its own way.
+    said = "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)"
+    assert classify(Facts(exit_code=1, log_tail=log(said)))[0] is Outcome.device_oom
+
+
 def test_an_exception_is_named_by_the_last_line_of_its_traceback():
     facts = answered(failed("my.pkg.ShapeError", "mat1 and mat2\nmore"), exit_code=1, log_tail=log("ZeroDivisionError: no"))
     assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2 more")

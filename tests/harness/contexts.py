@@ -22,5 +22,13 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
     }
     modules = SimpleNamespace(living=[], roots=[], reported=[], num_graphs=lambda: 0, is_compiled=lambda: False)
     loaders = SimpleNamespace(training=None, workers=list)
-    made = {"device": device, "world_size": 1, "is_applying": True, "num_steps": 0, "modules": modules, "loaders": loaders}
+    made = {
+        "device": device,
+        "device_index": None,
+        "world_size": 1,
+        "is_applying": True,
+        "num_steps": 0,
+        "modules": modules,
+        "loaders": loaders,
+    }
     return SimpleNamespace(**{**made, "spec": SimpleNamespace(**spec), **more})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -113,6 +115,23 @@ def test_the_l2_granularity_is_set_and_read_back(
     found = knob.verify()[L2]
     assert (found.status, found.observed) == (status, observed)
     assert knob.observe() == {L2: observed}
+
+
+def test_the_l2_granularity_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def current(index: int) -> Iterator[None]:
+        entered.append(index)
+        yield
+
+    fake = FakeRuntime()
+    monkeypatch.setattr(device, "runtime", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    knob = device.DeviceKnobs(context({L2: 128}, device_index=1))
+    knob.on_activate()
+    assert knob.observe() == {L2: 128}
+    assert entered == [1, 1]
 
 
 def test_without_a_gpu_there_is_no_l2_granularity() -> None:

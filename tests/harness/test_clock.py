@@ -1,15 +1,23 @@
 """The clock of a GPU, with events that happen when the test says so."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from autotune.harness.clock import RUN_AHEAD, CudaClock, Finished, HostClock, make_clock
+from autotune.harness.explain.marks import MAX_EVENTS, DevicePhases
+from autotune.harness.modules import ModuleWatch
 
 
 class Event:
     def __init__(self, device: "Device") -> None:
         self.device = device
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
+        assert not self.device.is_capturing, "a captured event tells no time, and asking for it ends the capture"
+        self.device.streams.append(stream)
         self.device.queued_s += 0.01
         self.at_s = self.device.queued_s
 
@@ -27,16 +35,28 @@ class Device:
     """Stands in for torch.cuda: every recorded event is 10 ms of work."""
 
     now_s = queued_s = 0.0
+    is_capturing = False
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []  # that events were recorded on
+        self.waited: list[Any] = []  # devices that were waited for
 
     def Event(self, enable_timing: bool) -> Event:
         return Event(self)
 
-    def synchronize(self) -> None:
+    def synchronize(self, index: Any = None) -> None:
+        self.waited.append(index)
         self.now_s = self.queued_s
 
+    def current_stream(self, index: Any = None) -> str:
+        return f"stream of {index}"
 
-def clock_of(device: Device) -> Any:
-    clock = CudaClock()
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_capturing
+
+
+def clock_of(device: Device, index: int | None = None) -> Any:
+    clock = CudaClock(index)
     clock._cuda = device
     return clock
 
@@ -81,6 +101,57 @@ def test_the_device_rate_counts_from_the_first_forward() -> None:
         clock.mark(8, 0.0, False)
     device.synchronize()
     assert [(round(s.step_s, 6), round(s.busy_s, 6)) for s in clock.finished()] == [(0.02, 0.01)] * 2
+
+
+def test_the_device_that_trains_is_timed_not_the_current_one() -> None:
+    device = Device()
+    clock = clock_of(device, 1)
+    for _ in range(3):
+        clock.batch_is_there()
+        clock.mark(8, 0.0, False)
+    clock.open_window()
+    clock.mark(8, 0.0, False)
+    clock.close_window()
+    assert set(device.streams) == {"stream of 1"}
+    assert device.waited == [1, 1]
+
+
+def test_the_device_that_trains_holds_the_trained_parameters() -> None:
+    optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda", 1))]}])
+    optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list)
+    watch: Any = SimpleNamespace(living=[], _context=SimpleNamespace(optimizers=optimizers, writes=writes))
+    assert ModuleWatch.device_index(watch) == 1
+    optimizer.param_groups.clear()
+    assert ModuleWatch.device_index(watch) is None
+
+
+def test_no_event_is_recorded_while_the_program_captures_a_graph() -> None:
+    device = Device()
+    clock = clock_of(device)
+    clock.mark(8, 0.0, False)
+    device.is_capturing = True
+    clock.batch_is_there()
+    device.is_capturing = False
+    clock.mark(8, 0.0, False)
+    device.synchronize()
+    assert [step.busy_s for step in clock.finished()] == [pytest.approx(0.01)]
+
+
+def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch, "cuda", device)
+    phases, num_steps = DevicePhases(1), MAX_EVENTS
+    for _ in range(num_steps):
+        phases.note("forward")
+        phases.note("backward")
+    device.is_capturing = True
+    phases.note("optimizer")
+    device.is_capturing = False
+    phases.note("other")
+    found = phases.seconds()
+    assert (found["forward"], found["backward"]) == (pytest.approx(0.01 * num_steps), pytest.approx(0.01 * num_steps))
+    assert found["optimizer"] == 0.0
+    assert set(device.streams) == {"stream of 1"}
 
 
 def test_the_host_s_clock_takes_the_wait_off() -> None:

@@ -19,7 +19,7 @@ from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKE
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
-from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, _num_wanted
+from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
 from autotune.harness.patches import Patches, patches
 from tests.harness.conftest import PROGRAMS, Run, Trial
 
@@ -118,12 +118,11 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     assert len(steps) == found["steps"] >= MIN_STEPS
     ranges: dict[str, float] = {}
     for event in events:
-        if event.get("cat") == "user_annotation" and event["name"] in found["annotated"]:
+        if event.get("cat") == "user_annotation" and event["name"].startswith(RANGE):
             ranges[event["name"]] = ranges.get(event["name"], 0.0) + event["dur"]
     assert set(ranges) == {f"autotune::{phase}" for phase in ("input", "forward", "backward", "optimizer")}
     assert ranges["autotune::input"] > 0.5 * sum(step["dur"] for step in steps)  # the loop waits for the workers
     assert any(event.get("args", {}).get("Input Dims") for event in events)
-    assert found["activities"] == ["CPU"]
     assert found["step_s"] > 0 < found["plain_step_s"]
     assert set(found["peaks"]) == {"float32", "bfloat16", "bytes"}
     assert run.stderr == ""
@@ -154,7 +153,6 @@ def test_memory_is_told_by_its_parts_and_flops_are_exact(trial: Trial) -> None:
     assert (found["parameters"], found["gradients"]) == (parameters, 0)  # at the peak the backward pass has only begun
     assert found["optimizer_state"] == pytest.approx(2 * parameters, abs=64)
     products = 2 * 512 * 64 * 256
-    assert found["flops_forward"] == 2 * products
     assert found["flops"] == 5 * products  # the input needs no gradient
     assert found["samples"] == 512
     modules = {row["module"]: row for row in found["by_module"]}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from autotune.harness.explain.documents import BACKWARD, BYTES, CASTS, FORWARD, NARROW, OTHER, TIMED_FRAC, WIDE
+from autotune.harness.explain import peaks as peaks_of_device
+from autotune.harness.explain.documents import BYTES, CASTS, NARROW, TIMED_FRAC, WIDE
 from autotune.harness.explain.flops import StepFlops
-from autotune.harness.explain.peaks import peaks
+from autotune.harness.explain.peaks import least_s, peaks
 
 WITHIN = 0.02
 
@@ -20,11 +22,7 @@ def counted(model: nn.Module, x: torch.Tensor, loss_of: Callable[[torch.Tensor],
     """Returns what is counted of one step."""
     counter = StepFlops()
     counter.begin()
-    counter.entered(FORWARD)
-    loss = loss_of(model(x))
-    counter.entered(BACKWARD)
-    loss.backward()
-    counter.entered(OTHER)
+    loss_of(model(x)).backward()
     counter.end()
     return counter
 
@@ -47,7 +45,6 @@ def test_flops_of_resnet18() -> None:
         stages += convolution(side, inputs, outputs, 3) + 3 * convolution(side, outputs, outputs, 3)
         stages += convolution(side, inputs, outputs, 1)
     head = 2 * 512 * 1000
-    assert counter.forward == pytest.approx(2 * (stem + stages + head), rel=WITHIN)
     assert counter.total == pytest.approx(2 * (2 * stem + 3 * (stages + head)), rel=WITHIN)  # images need no gradient
 
 
@@ -66,7 +63,6 @@ def test_flops_of_a_tiny_vision_transformer() -> None:
     tokens = (64 // 16) ** 2 + 1
     patches = 2 * (64 // 16) ** 2 * 3 * 16**2 * width
     rest = depth * transformer(tokens, width, hidden=4 * width) + 2 * width * 100
-    assert counter.forward == pytest.approx(batch * (patches + rest), rel=WITHIN)
     assert counter.total == pytest.approx(batch * (2 * patches + 3 * rest), rel=WITHIN)
 
 
@@ -99,10 +95,8 @@ def test_flops_of_a_small_gpt() -> None:
     counter = counted(Gpt(width, depth, 4, vocabulary), torch.randint(0, vocabulary, (batch, tokens)), mean)
     head, attention = 2 * tokens * width * vocabulary, 2 * 2 * tokens**2 * width
     forward = batch * (depth * transformer(tokens, width, hidden=4 * width) + head)
-    assert counter.forward == pytest.approx(forward, rel=WITHIN)
     # The backward pass makes the scores of the attention once more instead of keeping them.
     assert counter.total == pytest.approx(3 * forward + batch * depth * attention / 2, rel=WITHIN)
-    assert any("attention" in row["operator"] for row in counter.by_operator())
 
 
 def test_products_of_a_step_are_timed_again_in_two_precisions() -> None:
@@ -123,3 +117,23 @@ def test_peaks_of_this_device_are_rates() -> None:
     assert set(found) == {WIDE, NARROW, BYTES}
     assert found[WIDE] > 1e9
     assert found[BYTES] > 1e8
+
+
+class Queue:
+    """A GPU's clock and the host's: a call takes 30 us there and 5 us here, a wait 10 us more than what is queued."""
+
+    now_s = busy_until_s = 0.0
+
+    def call(self) -> None:
+        self.now_s += 5e-6
+        self.busy_until_s = max(self.busy_until_s, self.now_s) + 30e-6
+
+    def synchronize(self) -> None:
+        self.now_s = max(self.now_s, self.busy_until_s) + 10e-6
+
+
+def test_short_calls_on_a_gpu_are_timed_without_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue()
+    monkeypatch.setattr(torch.cuda, "synchronize", queue.synchronize)
+    monkeypatch.setattr(peaks_of_device, "time", SimpleNamespace(perf_counter=lambda: queue.now_s))
+    assert least_s(queue.call, "cuda") == pytest.approx(30e-6, rel=0.05)

@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.harness import protocol, report
+from autotune.harness.knobs.base import KnobHandler
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 ALL: dict[str, Any] = {
     "precision.amp": "bf16",
@@ -49,3 +53,30 @@ def test_autocast_inside_the_module_is_seen(trial: Trial) -> None:
     found = trial("inner_autocast.py", knobs={"precision.amp": "fp16"}, mode="inspect").result()
     assert found.observed["precision.amp"] == "bf16"
     assert found.knobs["precision.amp"].status == OVERRIDDEN
+
+
+@pytest.mark.parametrize(("precision", "value"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
+def test_a_program_that_sets_its_precision_by_the_new_api_is_read(trial: Trial, precision: str, value: str) -> None:
+    found = trial("basic.py", f"precision={precision}", mode="inspect").result()
+    assert "harness_problems" not in found.detected
+    assert found.observed["precision.matmul"] == value
+    assert found.observed["optimizer.implementation"] == "default"
+
+
+def test_a_knob_replaces_a_precision_that_was_set_by_the_new_api(trial: Trial) -> None:
+    found = trial("basic.py", "precision=tf32", knobs={"precision.matmul": "highest"}, mode="inspect").result()
+    assert (found.knobs["precision.matmul"].status, found.knobs["precision.matmul"].observed) == (APPLIED, "highest")
+
+
+def test_knobs_that_cannot_be_read_back_leave_the_others_reports_alone() -> None:
+    broken, other = KnobHandler(context({"a": 1})), KnobHandler(context({"b": 2}))
+    broken.keys, other.keys = ("a",), ("b",)
+    broken.observe = lambda: torch.cuda.not_there()  # type: ignore[method-assign]
+    other.observe = lambda: {"b": 2}  # type: ignore[method-assign]
+    found = protocol.RankResult(trial=0, nonce="", rank=0, world_size=1, pid=0, status="ended")
+    whole = context({"a": 1, "b": 2}, handlers=(broken, other))
+    with pytest.raises(AttributeError):
+        report._add_knobs(found, whole)
+    assert {key: each.status for key, each in found.knobs.items()} == {"a": NOT_APPLICABLE, "b": APPLIED}
+    assert found.observed == {"b": 2}
+    assert "not_there" in found.knobs["a"].reason

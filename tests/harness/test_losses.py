@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.harness import losses
+from autotune.harness.losses import LossWatch
 from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
+from tests.harness.contexts import context
 
 PARITY: dict[str, Any] = {"mode": "parity", "seed": 7, "max_steps": 12}
 
@@ -78,3 +82,16 @@ def test_every_rank_keeps_its_own_and_all_leave_together(trial: Trial) -> None:
     both = [curve(run, rank) for rank in (0, 1)]
     assert [len(one) for one in both] == [12, 12]
     assert both[0] != both[1]
+
+
+def test_a_loss_whose_memory_the_next_step_reuses_keeps_its_value() -> None:
+    optimizers = SimpleNamespace(is_stepping=False, scaler=None)
+    watch = LossWatch(context(device="cpu", optimizers=optimizers, gradients=SimpleNamespace(scaler=None)))
+    for patch in watch._patches:
+        patch.uninstall()
+    loss = torch.ones((), requires_grad=True) * 2
+    watch._see(loss)
+    loss.data.fill_(float("nan"))  # as torch.compile's CUDA graphs do with what a compiled module returned
+    found = watch.summary()
+    assert found is not None
+    assert (found["first"], found["last"]) == (2.0, 2.0)

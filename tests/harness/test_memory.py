@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.harness import process
 from autotune.harness.knobs import memory
+from autotune.harness.process import MemoryWatch
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs import malloc
 from autotune.knobs.memory import configuration
@@ -78,6 +80,9 @@ def test_the_plain_build_is_taken_and_the_first_folder_counts(tmp_path: Path) ->
     }
 
 
+INDEX = 1  # of the GPU that trains; another one is the current device
+
+
 class FakeCuda:
     """What torch.cuda says of an allocator that read a configuration; as in torch 2.14."""
 
@@ -101,16 +106,16 @@ class FakeCuda:
         assert self.backend == "native", "cudaMallocAsync has no snapshot"
         return {"allocator_settings": self.settings}
 
-    def current_device(self) -> int:
-        return 0
-
-    def get_device_properties(self, _: int) -> SimpleNamespace:
+    def get_device_properties(self, index: int | None) -> SimpleNamespace:
+        assert index == INDEX
         return SimpleNamespace(total_memory=1000)
 
-    def set_per_process_memory_fraction(self, fraction: float) -> None:
+    def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
+        assert index == INDEX
         self.fraction = fraction
 
-    def get_per_process_memory_fraction(self) -> float:
+    def get_per_process_memory_fraction(self, index: int | None) -> float:
+        assert index == INDEX
         return self.fraction
 
 
@@ -129,9 +134,98 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
     for limit_bytes, fraction in ((None, 0.5), (300, 0.3), (900, 0.5)):
         fake = FakeCuda("")
         monkeypatch.setattr(torch, "cuda", fake)
-        knobs = memory.MemoryKnobs(context({"memory.fraction": 0.5}, spec={"memory_limit_bytes": limit_bytes}))
+        trial = context({"memory.fraction": 0.5}, spec={"memory_limit_bytes": limit_bytes}, device_index=INDEX)
+        knobs = memory.MemoryKnobs(trial)
         knobs.on_activate()
         assert fake.fraction == fraction
         assert knobs.verify()["memory.fraction"].status == APPLIED
         fake.fraction = 1.0  # the program's own word
         assert knobs.verify()["memory.fraction"].status == OVERRIDDEN
+
+
+class Statistics:
+    """What torch.cuda says of two GPUs' memory, in bytes; of the second, that it trains."""
+
+    def __init__(self) -> None:
+        self.reserved, self.retries = [0, 800], 0
+        self.limits: list[tuple[float, int | None]] = []
+
+    def device_count(self) -> int:
+        return len(self.reserved)
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=1000 * (1 + index))
+
+    def max_memory_reserved(self, index: int) -> int:
+        return self.reserved[index]
+
+    def max_memory_allocated(self, index: int) -> int:
+        return self.reserved[index] // 2
+
+    def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
+        self.limits.append((fraction, index))
+
+    def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
+        size = self.reserved[index]
+        reserved = {"current": size, "peak": size, "allocated": 0, "freed": 0}  # as cudaMallocAsync has it
+        return {"reserved_bytes": {"all": reserved}, "segment": {"all": {"allocated": 0}}, "num_alloc_retries": self.retries}
+
+    def memory_stats(self, index: int) -> dict[str, int]:
+        return {"num_alloc_retries": self.retries}
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Statistics, MemoryWatch]:
+    """Two GPUs, and the memory watch of a program that trains on the second."""
+    statistics, watch = Statistics(), MemoryWatch()
+    monkeypatch.setattr(torch, "cuda", statistics)
+    monkeypatch.setattr(process, "LOOK_S", 0.0)
+    watch.begin("cuda", INDEX, limit_bytes=500)
+    return statistics, watch
+
+
+def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, MemoryWatch]) -> None:
+    statistics, watch = watched
+    assert statistics.limits == [(0.25, INDEX)]
+    assert watch.summary() == {
+        "kind": "cuda",
+        "peak_bytes": 400,
+        "peak_reserved_bytes": 800,
+        "capacity_bytes": 2000,
+        "alloc_retries": 0,
+    }
+    statistics.reserved = [900, 800]  # a model on both
+    assert watch.summary()["capacity_bytes"] == 1000
+
+
+def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Statistics, MemoryWatch]) -> None:
+    statistics, watch = watched
+    before = watch.movement()
+    assert watch.movement() == before
+    statistics.reserved[INDEX] += 100
+    assert watch.movement() != before
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [("", "GPU-12"), ("0,1", "GPU-12"), ("GPU-12", "GPU-12"), ("GPU-5, MIG-34", "MIG-34"), ("MIG-34", "GPU-12")],
+)
+def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert process.facts("cuda", INDEX)["device_uuid"] == uuid
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [("auto", [500], [500, 500]), ("cpu", [500], [500, 500]), ("cuda", [], [500])]
+)
+def test_the_host_s_memory_is_limited_where_it_is_what_trains(
+    kind: str, before: list[int], after: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(process, "_limit_data", limits.append)
+    process.limit_memory(SimpleNamespace(device=kind, memory_limit_bytes=500))
+    assert limits == before
+    MemoryWatch().begin("cpu", None, limit_bytes=500)
+    assert limits == after

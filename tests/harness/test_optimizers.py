@@ -1,8 +1,13 @@
 """What a step is, and what it holds."""
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from autotune.harness.knobs.optimizer import OptimizerKnobs
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 
 @pytest.mark.parametrize(
@@ -33,3 +38,32 @@ def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tupl
     assert set(found.steps["samples"]) == {12}
     skipped = 0 if flags else 2  # a fused optimizer skips inside itself: its scale tells
     assert found.scaling == {"scale": 0.5, "skipped": skipped, "skipped_in_window": skipped}
+
+
+class Counter(torch.Tensor):
+    """A step counter of a checkpoint, which notes where it is moved."""
+
+    moves: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.to:
+            return super().__torch_function__(func, types, args, kwargs)
+        cls.moves.append(str(kwargs["device"]))
+        return args[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "capturable", "device"),
+    [("fused", False, "meta"), ("foreach", False, "cpu"), ("default", False, "cpu"), ("foreach", True, "meta")],
+)
+def test_step_counters_of_a_checkpoint_go_where_the_implementation_reads_them(
+    value: str, capturable: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counter, "moves", [])
+    monkeypatch.setattr("autotune.harness.knobs.optimizer._problem", lambda optimizer, value: "")  # "meta" stands for a GPU
+    parameter = torch.nn.Parameter(torch.empty(2, device="meta"))
+    optimizer = torch.optim.Adam([parameter], capturable=capturable)
+    optimizer.state[parameter] = {"step": torch.zeros(()).as_subclass(Counter)}
+    OptimizerKnobs(context({"optimizer.implementation": value})).on_optimizer(optimizer)
+    assert Counter.moves == [device]

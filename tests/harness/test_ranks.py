@@ -1,10 +1,13 @@
 """Two real ranks over gloo: what reaches each of them, and what they are found to cost each other."""
 
 import pytest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from autotune.harness import ranks
 from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
-from autotune.harness.ranks import Communication
+from autotune.harness.ranks import Communication, await_end
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
@@ -52,3 +55,44 @@ def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
     communication = Communication(wrappers)
     communication.begin(is_compiled=False)
     assert (communication.is_looking, communication.summary(), communication.probe()) == (False, {}, False)
+
+
+class Work:
+    """A collective of NCCL's, done when it was asked for the third time."""
+
+    def __init__(self, done_at: int = 3) -> None:
+        self.done_at, self.num_asked = done_at, 0
+        self.waited: list[object] = []
+
+    def is_completed(self) -> bool:
+        self.num_asked += 1
+        return self.num_asked >= self.done_at
+
+    def wait(self, timeout: object = None) -> None:
+        self.waited.append(timeout)
+
+
+def test_a_collective_on_a_gpu_is_timed_without_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    await_end(work, "cuda")
+    assert (work.num_asked, work.waited) == (3, [None])  # with a timeout, NCCL's wait() sleeps between two looks
+    monkeypatch.setattr(ranks, "PROBE_S", 0.01)
+    with pytest.raises(RuntimeError, match="has not ended"):
+        await_end(Work(done_at=10**9), "cuda")
+    on_cpu = Work()
+    await_end(on_cpu, "cpu")
+    assert len(on_cpu.waited) == 1
+    assert on_cpu.waited[0] is not None
+
+
+def test_compression_that_this_build_of_torch_lacks_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+.")
+
+    monkeypatch.setattr(DistributedDataParallel, "register_comm_hook", refuse)
+    wrapper, knobs = nn.Linear(2, 2), ParallelKnobs(context({"parallel.gradient_compression": "bf16"}))
+    wrapper._comm_hooks, wrapper.process_group = [], None  # type: ignore[assignment]
+    knobs._compress(wrapper)
+    report = knobs.verify()["parallel.gradient_compression"]
+    assert report.status == NOT_APPLICABLE
+    assert "NCCL 2.10" in report.reason

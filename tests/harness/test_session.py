@@ -1,12 +1,17 @@
 """How a trial begins and ends, seen from real programs."""
 
+import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from autotune.harness import protocol
+from autotune.harness.ending import Ending
 from tests.harness.conftest import RULES, SCRIPTS, Trial
+from tests.harness.contexts import context
 
 
 def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
@@ -165,3 +170,17 @@ def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
     assert found.window.is_raced is is_raced
     assert found.throughput_per_s
     assert len(found.window.block_rates_per_s) >= 5
+
+
+@pytest.mark.parametrize("error", [{"type": "torch.AcceleratorError", "message": "device-side assert triggered"}, None])
+def test_a_dead_device_does_not_hide_the_program_s_own_error(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    idle, broken = SimpleNamespace(enter=lambda phase: None), SimpleNamespace(close_window=dead, finish=dead)
+    ending, written = Ending(context(clock=broken, explained=broken, phases=idle)), []
+    monkeypatch.setattr(ending, "_write_result", written.append)
+    ending.error = error
+    with contextlib.nullcontext() if error else pytest.raises(RuntimeError):
+        ending._end()
+    assert written == (["failed"] if error else [])

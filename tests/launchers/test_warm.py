@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+import torch
 
 from autotune.launchers import warm
 from autotune.launchers.local import LocalLauncher
@@ -361,3 +363,13 @@ def test_server_that_cannot_import_means_fresh_starts(launcher, folder, tmp_path
         ended = wait(LocalLauncher.start(launcher, launch))
         assert (ended.cause, ended.start) == ("result", "fresh")
         assert why in ended.evidence["why_fresh"]
+
+
+@pytest.mark.parametrize(("ask", "words"), [("", ""), ("torch._C._cuda_getDeviceCount()", "asked the CUDA driver")])
+def test_no_trial_is_forked_from_a_process_that_has_asked_the_cuda_driver(ask, words):
+    if not hasattr(torch._C, "_cuda_getDeviceCount"):
+        pytest.skip("this torch was built without CUDA")
+    code = f"import torch\n{ask}\nfrom autotune.harness import warm_server\nwarm_server.check()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == (not words), done.stderr
+    assert words in done.stderr

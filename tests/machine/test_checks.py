@@ -44,6 +44,7 @@ HOST = {
     "open_files": 65536, "max_open_files": 65536, "huge_pages": "madvise", "cxx": "/usr/bin/g++", "cc": "/usr/bin/gcc",
     "variables": {}, "adapters": [PORT], "numa_nodes": {"0": "0-15", "1": "16-31"},
     "slurm": {"partitions": ["main", "high"], "problem": ""},
+    "ray": {"version": "2.60.0", "address": "10.0.0.1:6379", "problem": ""},
 }  # fmt: skip
 PYTHON = {
     "python": "3.11.7", "executable": "/usr/bin/python", "torch": "2.14.1", "cuda": "13.0", "has_header": True,
@@ -242,6 +243,15 @@ def test_a_torch_without_a_gpu_names_what_to_do(why: str, cuda: str, command: st
             "refused",
         ),
         ({}, "Slurm", Status.ok, "partitions: main, high"),
+        ({"ray": None}, "Ray", Status.skipped, "not installed"),
+        ({"ray": {"version": "2.60.0", "address": "", "problem": ""}}, "Ray", Status.skipped, "no cluster"),
+        (
+            {"ray": {"version": "2.60.0", "address": "h:6379", "problem": "Connection refused"}},
+            "Ray",
+            Status.warning,
+            "h:6379 does not answer (Connection refused)",
+        ),
+        ({}, "Ray", Status.ok, "10.0.0.1:6379 answers"),
     ],
 )
 def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -> None:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from autotune.machine.gpus import gpus, has_gpu_driver
+from autotune.machine.visible import visible_gpus
 from tests.machine.fakes import fake_nvml, refuse
 
 ABLE = {"has_energy_counter": True, "has_power_reading": True}
@@ -50,3 +51,20 @@ def test_a_driver_shows_in_the_devices(tmp_path, name):
     assert not has_gpu_driver(tmp_path)
     (tmp_path / name).touch()
     assert has_gpu_driver(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["GPU-ab1", "GPU-ab2", "GPU-c3"]),
+        ("2,0", ["GPU-c3", "GPU-ab1"]),
+        ("GPU-c", ["GPU-c3"]),
+        ("GPU-ab,GPU-ab2", [None, "GPU-ab2"]),
+        ("7,MIG-1", [None, None]),
+        ("", []),
+    ],
+)
+def test_the_gpus_that_a_program_sees_are_those_of_its_environment(visible: str | None, expected: list[str | None]) -> None:
+    gpus = [{"uuid": uuid} for uuid in ("GPU-ab1", "GPU-ab2", "GPU-c3")]
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.get("uuid") for gpu in visible_gpus(gpus, environment)] == expected

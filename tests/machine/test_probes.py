@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.machine.probes import Probe, data, gpus, host, interpreters
+from autotune.machine.probes import Probe, data, gpus, host, interpreters, ray
 from tests.machine.fakes import MISSING, NVMLError, fake_nvml, refuse
 
 ENVIRONMENT = dict(os.environ)
@@ -223,3 +225,21 @@ def test_file_systems_are_found_by_the_longest_mount(tmp_path: Path) -> None:
     assert data.file_system(str(tmp_path / "deep"), str(mounts)) == "nfs4"
     assert data.file_system("/", str(mounts)) == "ext4"
     assert data.file_system("/", str(tmp_path / "nosuch")) == ""
+
+
+def test_a_cluster_of_ray_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", {"ray": "2.60.0"}.__getitem__)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert ray.ray() == {"version": "2.60.0", "address": "", "problem": ""}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"{address}\n")
+        assert ray.ray() == {"version": "2.60.0", "address": address, "problem": ""}
+    for wrong in (address, "host", "127.0.0.1:70000"):
+        monkeypatch.setenv("RAY_ADDRESS", wrong)
+        found = ray.ray()
+        assert found
+        assert found["address"] == wrong
+        assert found["problem"]

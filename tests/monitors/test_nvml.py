@@ -108,6 +108,26 @@ def test_a_device_is_found_by_uuid_and_closed():
     assert "nvmlDeviceGetHandleByUUID" in nvml.asked
 
 
+@pytest.mark.parametrize(
+    ("uuid", "found"), [("GPU-ab", None), ("GPU-abc", "GPU-abc1"), ("GPU-abd2", "GPU-abd2"), ("GPU-x", None)]
+)
+def test_the_beginning_of_a_uuid_is_enough_if_no_other_device_has_it(uuid, found):
+    uuids = ["GPU-abc1", "GPU-abd2"]
+
+    def by_uuid(whole):
+        if whole not in uuids:
+            raise FakeNvml.NVMLError(NOT_FOUND)
+        return whole
+
+    nvml = FakeNvml(
+        nvmlDeviceGetCount=2,
+        nvmlDeviceGetHandleByIndex=lambda index: uuids[index],
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUUID=lambda handle: handle,
+    )
+    assert open_device(uuid=uuid, nvml=nvml).uuid == found
+
+
 def test_the_real_module_answers_with_a_device_or_a_null_object():
     device = open_device()
     device.sample(is_steady=True)

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 KINDS = ("sh", "sh example", "sh server")
 FENCE = re.compile(r"^```(sh\b[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN, VERIFY = re.compile(r"\bautotune run\b"), re.compile(r"\bautotune verify\b")
+RUN, VERIFY, EXPLAIN = (re.compile(rf"\bautotune {name}\b") for name in ("run", "verify", "explain"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
     tests = command_for_tests(text)
     for command in dict.fromkeys(commands(text)):  # one that stands on several pages runs once
         if command.kind == "sh server":
-            yield f"timeout --preserve-status --signal=TERM 20 {command.line} || test $? -eq 143"
+            yield f"timeout --preserve-status --signal=TERM 12 {command.line} || test $? -eq 143"
         elif command.kind == "sh" and command.line != tests:
             yield lowered(command.line, minutes) if minutes else command.line
 
@@ -61,6 +61,7 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
 def lowered(line: str, minutes: str) -> str:
     """Returns a command with a budget of so many minutes, and as few rounds as there can be."""
     line = RUN.sub(f"autotune run study.budget.minutes={minutes}", line)
+    line = EXPLAIN.sub(f"autotune explain --minutes {minutes}", line)
     return VERIFY.sub(f"autotune verify --rounds 2 --minutes {minutes}", line)
 
 

@@ -41,11 +41,13 @@ def test_two_commands_take_a_newcomer_from_a_clone_to_a_verdict_and_through_the_
 
 
 def test_a_lowered_budget_reaches_every_run() -> None:
-    text = "```sh\nautotune run model=x\nautotune verify x\npython -m pytest\n```\n```sh server\nautotune ui\n```\n"
+    text = "```sh\nautotune run model=x\nautotune verify x\nautotune explain x\npython -m pytest\n```\n"
+    text += "```sh server\nautotune ui\n```\n"
     lowered = list(other_commands(text, "1"))
     assert lowered[0] == "autotune run study.budget.minutes=1 model=x"
     assert lowered[1] == "autotune verify --rounds 2 --minutes 1 x"
-    assert "autotune ui" in lowered[2]
+    assert lowered[2] == "autotune explain --minutes 1 x"
+    assert "autotune ui" in lowered[3]
 
 
 def test_continued_lines_and_comments_are_read_as_a_shell_would() -> None:

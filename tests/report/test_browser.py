@@ -120,6 +120,8 @@ def test_it_prints_with_every_table_open(browser, reports, tmp_path):
     looked.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet
     assert hidden.bounding_box()["height"] > 0
     assert looked.overflow_px() == 0
+    rights = looked.page.evaluate("[...document.querySelectorAll('table')].map(each => each.getBoundingClientRect().right)")
+    assert max(rights) <= 700
 
 
 def test_texts_of_a_program_stay_texts(browser, reports):

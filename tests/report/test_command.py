@@ -48,6 +48,13 @@ def test_a_copied_folder_from_another_machine_can_be_named_by_its_path(here, cap
     assert "runs/resnet18" in text
 
 
+def test_a_folder_takes_the_report(here, capsys):
+    (here / "out").mkdir()
+    assert main(["report", "resnet18", "-o", "out/"]) == 0
+    assert capsys.readouterr().out == "wrote out/report.html\n"
+    assert "2.41x" in (here / "out" / "report.html").read_text()
+
+
 def test_a_dash_is_standard_output(here, capsys):
     assert main(["report", "resnet18", "-o", "-"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
@@ -66,7 +73,7 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
     assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
     assert "standard output takes no picture" in refused(capsys, "resnet18", "-o", "-", "--open")
     assert "--picture: not a PNG, got 'x.jpg'. Give FILE.png." in refused(capsys, "resnet18", "--picture", "x.jpg")
-    assert "--width': Input should be greater than or equal to 320, got '100'" in refused(
+    assert "--width: out of range, got '100'. Allowed: whole numbers from 320 to 4000." in refused(
         capsys, "resnet18", "--picture", "x.png", "--width", "100"
     )
     (here / "runs" / "resnet18" / "summary.json").unlink()

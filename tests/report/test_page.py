@@ -1,11 +1,14 @@
 """What a report says, read from its HTML."""
 
+import dataclasses
 import html
 import json
 import re
 
 import pytest
 
+from autotune.cli.main import main
+from autotune.quantities import seconds_text
 from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
 from autotune.report.page import page
 from autotune.report.study import read
@@ -30,8 +33,9 @@ def whole(complete):
 
 
 def part(page_html: str, key: str) -> str:
-    """Returns the text of one figure."""
-    found = re.search(rf'<figure id="{key}".*?</figure>', page_html, flags=re.DOTALL)
+    """Returns the text of one figure, or of the line that says why it is absent."""
+    pattern = rf'<figure id="{key}".*?</figure>|<li>(?:(?!</li>).)*?<b id="{key}">.*?</li>'
+    found = re.search(pattern, page_html, flags=re.DOTALL)
     assert found, key
     return text_of(found[0])
 
@@ -52,12 +56,12 @@ def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete,
 def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
     keys = re.findall(r'<figure id="([\w-]+)"', whole)
     assert keys == [
-        "rates", "changes", "findings", "baseline-findings", "breakdown", "stages", "operators", "kernels", "timeline",
-        "trials", "failures", "memory-by-batch", "memory", "memory-timeline", "method", "quiet", "ranks", "study-timeline",
-        "environment",
+        "rates", "changes", "findings", "baseline-findings", "use", "breakdown", "categories", "stages", "operators",
+        "timeline", "fastest", "trials", "settings", "failures", "memory-by-batch", "memory", "memory-timeline",
+        "method", "quiet", "study-timeline", "environment",
     ]  # fmt: skip
-    absent = re.findall(r'<figure id="([\w-]+)" class="absent"', whole)
-    assert absent == ["kernels", "ranks"]
+    assert re.findall(r'<b id="([\w-]+)"', whole) == ["kernels", "ranks"]
+    assert 'class="absent"><figcaption>' not in whole
     assert "the program ran on the CPU" in part(whole, "kernels")
     assert "One process trains" in part(whole, "ranks")
 
@@ -103,6 +107,22 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("ok", "Nothing that is known to cost 3 % or more."),
+        ("timeout", "Not known, as no pass of it ended well. autotune explain"),
+    ],
+)
+def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
+    passes = {"lines": {"trial": 6, "outcome": outcome, "reason": "it took too long"}}
+    entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": {}, "findings": [], "notes": ["lines: see above"]}
+    explanation = {"explained": [entry], "checks": [], "accuracy": {"checked": 0, "held": 0}, "skipped": ""}
+    said = part(page_of(make_study(tmp_path / "runs"), explanation=explanation), "findings")
+    assert words in said
+    assert "Lines: see above" in said
+
+
 def test_the_code_to_paste_is_there_in_every_format_and_says_what_a_format_lacks(whole):
     for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
         assert f"<b>{name}</b>" in whole
@@ -117,6 +137,77 @@ def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
     assert f"{len(out)} trial" in said
     assert "ran out of memory" in said
     assert f"{out[0].number:04d}" in part(whole, "failures")
+    assert said.count(f"{out[0].number:04d} 128") == 1
+
+
+def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes(complete, whole):
+    summary, said = complete.read_summary(), part(whole, "fastest")
+    low, high = summary["speedup"]["ci"]
+    best = f"{summary['best']['trial']:04d} bf16 · batch 64 · workers 2"
+    assert re.search(
+        rf"{best} \d+ samples/s {summary['speedup']['ratio']:.2f}x \[{low:.2f}, {high:.2f}\] \d+ in the finals", said
+    )
+    assert "1 in the search" in said
+    assert said.index(best) < said.index("0000 as it is today")
+    assert said.endswith("100 ms 100 ms")
+
+
+def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_named(tmp_path, whole):
+    assert "workers 0 loader.num_workers" in part(whole, "settings")
+    assert "batch 128 no rate in 4" in part(whole, "settings")
+    folder = make_study(tmp_path / "runs")
+    record = folder.read_study()
+    record.space["loader.num_workers"] = {"choice": [0, 2]}
+    for name in ("loader.prefetch_factor", "threads.intra"):
+        record.space[name] = {"choice": [2, 4]}
+    folder.write_study(record)
+    trials = [{**trial, "knobs": {**trial["knobs"], "threads.intra": 2}} for trial in folder.read_summary()["trials"]]
+    said = part(page_of(folder, trials=trials), "settings")
+    assert "batch 16 loader.batch_size not tried" in said
+    assert "never changed: loader.prefetch_factor (has no effect in these trials), threads.intra (2)." in said
+
+
+def test_the_machine_s_use_has_steps_cores_and_arithmetic(whole):
+    said = part(whole, "use")
+    assert "a step, median 100 ms 100 ms" in said
+    assert "CPU cores in use 2.00 of 4 2.00 of 4" in said
+    assert re.search(r"arithmetic [\d.]+ GFLOP/s", said)
+
+
+def test_what_a_gpu_was_measured_to_do_is_shown_for_the_sides_and_the_fastest(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    for record in folder.read_trials():
+        if record.number in (0, 5):
+            numbers = {"gpu.utilisation_frac": 0.25 + record.number / 10, "gpu.power_w": 300.0}
+            folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, **numbers}))
+    said, listed = (part(page_of(folder), key) for key in ("use", "fastest"))
+    assert "time in which a kernel runs on the GPU 25.0 % 75.0 %" in said.replace("\xa0", " ")
+    assert "power of the GPU 300 W 300 W" in said
+    assert "GPU in use" in listed
+    assert listed.replace("\xa0", " ").endswith("25.0 %")
+
+
+def test_figures_that_are_absent_for_one_reason_share_one_line(tmp_path):
+    said = page_of(make_study(tmp_path / "runs"))
+    line = part(said, "breakdown")
+    assert line == part(said, "operators") == part(said, "timeline")
+    assert "Where does the time of a step go? What is a step made of? Which operators" in line
+    assert line.count("autotune explain resnet18") == 1
+
+
+def test_links_at_the_top_lead_to_every_part(tmp_path, whole):
+    two = page([read(one, one.read_summary()) for one in (make_study(tmp_path / "runs"), make_study(tmp_path / "runs", "b"))])
+    for said, num in ((whole, 6), (two, 3)):
+        places = re.findall(r'<a href="#([\w-]+)">', said)
+        assert len(places) == num
+        assert set(places) <= set(re.findall(r'\bid="([\w-]+)"', said))
+
+
+def test_the_time_of_a_study_adds_up(complete, whole):
+    seconds = complete.read_summary()["seconds"]
+    rest = seconds["total"] - sum(seconds[name] for name in ("measuring", "starting", "compiling", "lost"))
+    assert rest > 1
+    assert f"and ending processes {seconds_text(rest)}" in part(whole, "study-timeline")
 
 
 def test_baseline_and_best_stand_above_each_other(whole):
@@ -264,13 +355,32 @@ def test_a_path_breaks_after_a_slash():
     assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
 
 
-def test_a_trace_that_slowed_the_step_too_much_gives_way_to_its_phases(tmp_path):
+def test_a_trace_that_slowed_the_step_too_much_is_not_drawn(tmp_path):
     folder = made.complete(tmp_path)
     for index in folder.path.glob("trials/*/explain/tables.json"):
         index.write_text(json.dumps({**json.loads(index.read_text()), "distortion": {"0": 1.8}}))
-    said = part(page_of(folder), "breakdown")
-    assert "without a profiler" in said
-    assert "forward" in said
+        table = json.loads((index.parent / "breakdown.json").read_text())
+        table["notes"] = ["the profiler makes a step 1.8 times as long"]
+        (index.parent / "breakdown.json").write_text(json.dumps(table))
+    said = page_of(folder)
+    assert "without a profiler" in part(said, "breakdown")
+    assert "forward" in part(said, "breakdown")
+    assert "the profiler makes" not in part(said, "breakdown")
+    assert "Best: the profiler makes a step 1.8 times as long." in part(said, "categories")
+    assert "matrix products" not in part(said, "categories")
+
+
+def test_the_step_s_parts_are_the_same_figures_in_the_report_and_in_the_terminal(complete, whole, capsys):
+    assert main(["show", complete.name, "--why", "--runs-dir", str(complete.path.parent)]) == 0
+    terminal = capsys.readouterr().out
+    listed = re.search(r"a step takes 100 ms: ([^\n]*)", terminal)
+    assert listed is not None
+    shares = dict(re.findall(r"(\w+) (\d+) %", listed[1]))
+    assert shares
+    for name, share in shares.items():
+        words = {"input": "waiting for input"}.get(name, name)
+        assert re.search(rf"{words}.*?{share}.%", part(whole, "breakdown"), re.DOTALL), name
+    assert sum(map(int, shares.values())) == pytest.approx(100, abs=2)
 
 
 def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
 from tests.launchers.agents import SHORT, place
+from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
 
 # Tests of the contract that have many rows: the first is run always, the others with the thorough tests.
@@ -62,10 +63,4 @@ def folder(tmp_path: Path) -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what would take long without showing more about Slurm."""
-    seen: set[str] = set()
-    for item in items:
-        name = getattr(item, "originalname", "")
-        if item.path.parent == Path(__file__).parent and any(words in name for words in ROWS):
-            if name in seen:
-                item.add_marker(pytest.mark.thorough)
-            seen.add(name)
+    mark_later_rows(items, Path(__file__).parent, ROWS)

@@ -6,24 +6,17 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from autotune.failures import classify
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait_for
-from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from autotune.testing.launcher_contract import a_launch, wait_for
+from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy, kill, measured
 from tests.launchers.agents import ready
+from tests.launchers.losses import FAMILY, agents, lost, nothing_left
 
-# A program with a child in a session of its own that ignores SIGTERM.
-FAMILY = f"""
-child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
-child.stdout.readline()
-open(folder + "/new", "w").write("%d %d" % (os.getpid(), child.pid)); os.rename(folder + "/new", folder + "/pids")
-progress("warmup", 1); time.sleep(600)
-"""
 TUNER = """
 import sys, time
 from pathlib import Path
@@ -39,36 +32,9 @@ while True:
 """
 
 
-def agents():
-    """Returns the agents in jobs of this Slurm; another one may be tested beside it."""
-    return [one for one in psutil.process_iter() if _is_agent(one)]
-
-
-def _is_agent(process):
-    try:
-        is_ours = process.environ().get("SLURM_CONF") == os.environ["SLURM_CONF"]
-        return is_ours and process.cmdline()[1:3] == ["-m", "autotune.launchers.node"]
-    except psutil.Error:
-        return False
-
-
-def left(study, pids):
-    return [*marked_processes(study), *agents(), *(pid for pid in pids if is_alive(pid))]
-
-
-def nothing_left(study, pids, within_s):
-    give_up_s = time.monotonic() + within_s
-    while left(study, pids) and time.monotonic() < give_up_s:
-        time.sleep(0.1)
-    return left(study, pids) == []
-
-
-def lost(running, within_s):
-    give_up_s = time.monotonic() + within_s
-    while (ended := running.poll()) is None:
-        assert time.monotonic() < give_up_s, "the loss was not noticed"
-        time.sleep(0.05)
-    return ended
+def here():
+    """Returns the agents in jobs of this Slurm."""
+    return agents("SLURM_CONF", os.environ["SLURM_CONF"])
 
 
 @pytest.mark.parametrize("victim", ["srun", "agent"])
@@ -77,12 +43,12 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
     launch = a_launch(folder, program(FAMILY))
     running = launcher.start(launch)
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
-    (agent,) = agents()
+    (agent,) = here()
     os.kill(launcher._transport._process.pid if victim == "srun" else agent.pid, signal.SIGKILL)
     ended = lost(running, 15)
     assert ended.evidence["node_lost"]
     assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
-    assert nothing_left(folder.parent.parent, pids, 10)
+    assert nothing_left(folder.parent.parent, pids, here, 10)
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 30).cause == "result"
 
@@ -92,7 +58,7 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     tuner.kill()
     tuner.wait()
-    assert nothing_left(folder.parent.parent, pids, 10)
+    assert nothing_left(folder.parent.parent, pids, here, 10)
     assert slurm.is_idle()
 
 
@@ -155,6 +121,6 @@ def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slur
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, 40)
+        assert nothing_left(folder.parent.parent, pids, here, 40)
     finally:
         slurm.start("n2")

@@ -19,7 +19,7 @@ def test_gain_of_a_free_loader_is_device_rate_over_throughput():
 def test_what_binds_is_told_from_the_time_spent_waiting(wait, finding):
     (found,) = diagnose(trial(data_wait_frac=wait))
     assert found["finding"] == finding
-    assert "at most +50%" in found["advice"]
+    assert "at most +50 %" in found["advice"]
     assert "loader 110" in found["evidence"]
 
 

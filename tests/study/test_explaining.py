@@ -249,3 +249,23 @@ def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
     entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
     assert entry["findings"] == []
     assert entry["notes"][0].startswith("lines: not known, rank 0: explained.lines.rank0.json: not JSON, or cut short")
+
+
+def test_a_slow_program_leaves_time_for_a_pass_because_a_pass_ends_although_it_has_seen_few_steps(bench, tiny):
+    slow = Surface(documents=documents, step_s=lambda knobs: 2.2, start_s=6.0)
+    one = bench(slow, AUTO, *tiny, minutes=8)
+    assert one.run()["status"] == "complete"
+    assert [which for _, which in passes(one)][:1] == ["lines"]
+
+
+def test_a_setting_that_fails_when_it_is_tried_is_no_longer_advised(bench, tiny):
+    def failures(trial, knobs):
+        return Failure(cause="hang", log_tail="") if knobs.get("optimizer.implementation") == "fused" else None
+
+    made_bench = bench(Surface(documents=fused, observed=OBSERVED, failures=failures), *tiny, minutes=20)
+    made_bench.run()
+    explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
+    tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
+    assert [trial.outcome.may_win for trial in tried] == [False]  # the round ends with the first side that fails
+    assert explanation["explained"][0]["findings"] == []
+    assert explanation["checks"] == []

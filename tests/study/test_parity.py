@@ -192,3 +192,17 @@ def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless
         "env.PRECISION": "fp16",
         "compile.mode": "default",
     }
+
+
+def test_finalists_that_are_not_chosen_are_not_compared(bench, tmp_path):
+    """A comparison takes as long as a pair of the finals, which tells more about the winner."""
+    file = tmp_path / "space.yaml"
+    file.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\noptimizer.implementation: auto\n")
+    gains = {("precision.amp", "bf16"): 2.0, ("optimizer.implementation", "foreach"): 1.9}
+    surface = Surface(gains=gains, losses=lambda knobs, seed: curve(0.97))
+    one = bench(surface, f"search_space={file}", "study.budget.trials=8", minutes=60)
+    summary = one.run()
+    assert summary["parity"]["verdict"] == "passed"
+    compared = [set(run.changed) for run in of_kind(one.trials, Kind.parity) if run.changed]
+    assert len(compared) == len({frozenset(changed) for changed in compared}) <= 2
+    assert any(set(summary["best"]["overrides"]) <= changed for changed in compared)

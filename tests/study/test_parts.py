@@ -251,3 +251,9 @@ def test_an_estimate_is_as_vague_as_its_interval_is_wide():
 def test_changes_that_all_have_an_effect_leave_nothing_to_drop():
     effects = estimates(workers=1.3, prefetch=1.1, amp=1.6, pin=1.05)
     assert AblationResults(SPACE, WINNER, [], effects).idle() is None
+
+
+def test_parts_that_seem_as_fast_as_the_winner_need_more_rounds():
+    evidence = AblationResults(SPACE, WINNER, rounds(*ALONE, values=[80.0, 101.0, 70.0, 99.5], count=2))
+    assert {next(iter(part.keys)) for part in evidence.parts_as_fast(num_rounds=3)} == {PREFETCH, PIN}
+    assert evidence.parts_as_fast(num_rounds=2) == []

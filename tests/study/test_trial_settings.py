@@ -1,6 +1,7 @@
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
+from autotune.trials import launching
 from autotune.trials.launching import meaningful
 from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
 
@@ -15,6 +16,23 @@ def test_memory_cap_is_bytes_or_a_fraction_of_what_there_is(limit, expected):
 def test_fraction_is_of_the_gpu_where_there_is_one():
     machine = {"memory_bytes": 2**34, "gpus": [{"memory_bytes": 2**36}]}
     assert memory_cap_bytes(DeviceOptions(memory_limit=0.5), machine) == 2**35
+
+
+@pytest.mark.parametrize(("kind", "gpu"), [("cpu", {"memory_bytes": 2**36}), ("auto", {"memory_bytes": None}), ("auto", {})])
+def test_fraction_is_of_the_host_where_that_is_the_memory_in_use(kind, gpu):
+    machine = {"memory_bytes": 2**34, "gpus": [gpu]}  # a GPU that shares the host's memory reports none
+    assert memory_cap_bytes(DeviceOptions(kind=kind, memory_limit=0.5), machine) == 2**33
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"), [(None, 1, 2**35), ("1,0", 0, 2**35), ("1,0", 1, 2**33), ("MIG-1", 0, 2**33)]
+)
+def test_fraction_is_of_the_gpu_that_is_to_be_used(visible, index, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = {"memory_bytes": 2**40, "gpus": [{"memory_bytes": 2**34}, {"memory_bytes": 2**36}]}
+    assert memory_cap_bytes(DeviceOptions(index=index, memory_limit=0.5), machine) == expected
 
 
 def test_program_sees_the_device_it_is_to_use():
@@ -56,3 +74,20 @@ def test_phase_limits_come_from_the_configuration():
 def test_a_pin_is_left_out_only_where_it_is_known_to_mean_nothing(known, is_kept):
     pinned = {"loader.prefetch_factor": 4}
     assert meaningful(pinned, {**pinned, **known}) == (pinned if is_kept else {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "visible", "expected"),
+    [
+        ("auto", [{}], None, "cuda"),
+        ("auto", [{}], "", "auto"),
+        ("auto", [], None, "auto"),
+        ("cpu", [{}], None, "cpu"),
+        ("cuda", [], None, "cuda"),
+    ],
+)
+def test_a_memory_limit_is_the_gpu_s_where_there_is_one(kind, gpus, visible, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert launching._kind(kind, {"gpus": gpus}) == expected

@@ -18,7 +18,6 @@ from typing import Any
 from autotune.trackers.contents import Contents
 
 START_S = 60.0
-PYTHON_VARIABLE = "AUTOTUNE_TEST_MLFLOW"  # Python whose MLflow serves, to try another version
 
 
 def free_port() -> int:
@@ -33,10 +32,11 @@ class MlflowServer:
     Args:
         folder: where its files go.
         store_uri: its database; None for an SQLite file in the folder.
+        python: interpreter whose MLflow serves, of another version perhaps.
     """
 
-    def __init__(self, folder: Path, *, store_uri: str | None = None) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, *, store_uri: str | None = None, python: str | Path = sys.executable) -> None:
+        self.folder, self.port, self._python = folder, free_port(), str(python)
         self.uri = f"http://127.0.0.1:{self.port}"
         self.store = folder / "server.db"
         self._store_uri = store_uri or f"sqlite:///{self.store}"
@@ -44,7 +44,7 @@ class MlflowServer:
 
     def start(self) -> None:
         argv = [
-            os.environ.get(PYTHON_VARIABLE, sys.executable),
+            self._python,
             "-m",
             "mlflow",
             "server",

@@ -1,13 +1,16 @@
-"""MLflow's pages of a study with every outcome, as a browser shows them: SQLite and PostgreSQL behind a real server.
+"""MLflow's pages of a study with every outcome in a browser: a real server with SQLite or PostgreSQL, and one of MLflow 3.10.
 
-With `AUTOTUNE_TEST_MLFLOW=PYTHON`, the MLflow of another environment serves the pages, to try an older version.
+The oldest MLflow serves from an environment of the test's own; the client is the running environment's.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
+import subprocess
+import sys
 import urllib.parse
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,10 @@ from autotune.trackers.sync import sync
 from tests.trackers.browser import browser_page
 from tests.trackers.outcomes import WANTED, make_study_of_every_outcome
 from tests.trackers.postgres import Postgres, why_no_postgres
-from tests.trackers.servers import PYTHON_VARIABLE, Mirror, MlflowServer
+from tests.trackers.servers import Mirror, MlflowServer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own use of SQLAlchemy
+OLDEST = "3.10"  # as in pyproject.toml
 
 
 class Pages:
@@ -32,10 +36,11 @@ class Pages:
     Attributes:
         page: the browser's page.
         study: what MLflow has of the study of every outcome.
+        has_column_order: whether the table has its columns in the order of the view.
     """
 
-    def __init__(self, server: MlflowServer, folder: Any, page: Any) -> None:
-        self.url, self.page = server.uri, page
+    def __init__(self, server: MlflowServer, folder: Any, page: Any, *, has_column_order: bool) -> None:
+        self.url, self.page, self.has_column_order = server.uri, page, has_column_order
         self.study = Mirror(server.uri, folder.name)
         self.experiment = self.study.parents[0].info.experiment_id
         self.program = views.key(folder.read_study())
@@ -70,7 +75,21 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> list[StudyFolder]:
     return [make_study_of_every_outcome(runs), make_study(runs)]
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+def _oldest_mlflow(folder: Path) -> Path:
+    """Returns the interpreter of a new environment with the oldest MLflow that autotune works with, but for the patch level."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", f"mlflow=={OLDEST}.*"]
+    made = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
+    if made.returncode:
+        pytest.skip(f"no package index: misses MLflow {OLDEST} ({made.stderr.strip().splitlines()[-1]})")
+    return python
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sqlite", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("postgresql", f"mlflow-{OLDEST}"))],
+)
 def pages(
     request: pytest.FixtureRequest,
     page: Any,
@@ -84,14 +103,15 @@ def pages(
         if why := why_no_postgres():
             pytest.skip(why)
         database = Postgres()
-    server = MlflowServer(home, store_uri=database.uri if database else None)
-    if PYTHON_VARIABLE not in os.environ:  # otherwise of another version
+    python = _oldest_mlflow(home / "environment") if request.param == f"mlflow-{OLDEST}" else Path(sys.executable)
+    server = MlflowServer(home, store_uri=database.uri if database else None, python=python)
+    if python == Path(sys.executable):  # another version has another store
         server.store.write_bytes(empty_store.read_bytes())
     try:
         server.start()
         for each in studies:
             assert sync(each, server.uri).is_complete
-        yield Pages(server, studies[0], page)
+        yield Pages(server, studies[0], page, has_column_order=python == Path(sys.executable))
     finally:
         server.stop()
         if database:
@@ -112,8 +132,14 @@ def test_everything_is_in_the_store(pages, studies):
 
 def test_table_shows_one_program_by_ratio_with_every_outcome_in_sight(pages):
     page = pages.open(views.page(pages.experiment, pages.program))
+    page.get_by_role("columnheader", name="ratio to baseline").first.wait_for()
+    if not pages.has_column_order:  # outcomes are at the right; the red crosses and the reasons' page are in sight
+        failed = page.get_by_role("link", name=re.compile(r"^000[2-6] "))
+        assert len({link.inner_text() for link in failed.all() if link.bounding_box()["y"] < 1000}) == 5
+        page.locator(".ag-body-horizontal-scroll-viewport").evaluate("each => { each.scrollLeft = each.scrollWidth }")
     for outcome in WANTED:
         assert pages.is_in_sight(outcome.value), outcome
+    page.locator(".ag-body-horizontal-scroll-viewport").evaluate("each => { each.scrollLeft = 0 }")
     for name in ("ratio to baseline", "Samples per second", "step alone per second", "memory GiB"):
         page.get_by_role("columnheader", name=name).first.wait_for()
     assert not page.get_by_role("gridcell", name="resnet18").count()

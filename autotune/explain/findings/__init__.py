@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from autotune.explain.evidence import Evidence
@@ -9,7 +10,7 @@ from autotune.explain.findings import compiling, device, host, memory, pipeline,
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
-__all__ = ["RULES", "Finding", "found"]
+__all__ = ["RULES", "Finding", "found", "ranked"]
 
 RULES: dict[str, Rule] = {
     pipeline.STORAGE: partial(pipeline.stage_costs, cause=pipeline.STORAGE),
@@ -34,22 +35,14 @@ RULES: dict[str, Rule] = {
     "allocator retries": memory.allocator_retries,
     "memory fragmentation": memory.fragmentation,
 }
-HIDING_FRAC = 0.5  # of a stage's gain: workers that hide so much of it come first
 
 
 def found(evidence: Evidence) -> list[Finding]:
-    """Returns the findings on a configuration, the largest gain first; [] for a healthy program."""
-    every = [finding for rule in RULES.values() for finding in rule(evidence)]
-    return ranked([finding for finding in every if finding.gain.mid >= LEAST_GAIN], evidence)
+    """Returns the findings on a configuration, the surest large gain first; [] for a healthy program."""
+    return ranked(finding for rule in RULES.values() for finding in rule(evidence))
 
 
-def ranked(findings: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Returns findings by gain; workers come before the stages that they would hide."""
-    ordered = sorted(findings, key=lambda finding: -finding.gain.mid)
-    workers = next((one for one in ordered if one.cause == pipeline.WORKERS), None)
-    if workers is None or evidence.num_workers:
-        return ordered
-    hidden = [one for one in ordered if one.cause in pipeline.CODE and one.gain.mid * HIDING_FRAC <= workers.gain.mid]
-    first = next((index for index, one in enumerate(ordered) if one is workers or one in hidden), 0)
-    rest = [one for one in ordered if one is not workers]
-    return [*rest[:first], workers, *rest[first:]]
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns the findings that gain LEAST_GAIN or more, by the lower end of their gain, then by its middle, as printed."""
+    kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
+    return sorted(kept, key=lambda one: (-max(0.0, round(one.gain.low, 2)), -one.gain.mid))

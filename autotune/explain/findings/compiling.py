@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding, ms, percent
-from autotune.explain.gains import Saved, gain_of
-from autotune.explain.places import named
+from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import INPUT, OPTIMIZER
+from autotune.quantities import step_time_text
 
 DYNAMIC = "compile.dynamic"
 MAX_REASON_CHARS = 100
@@ -32,10 +31,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="recompilation",
         where=_place(top, evidence),
-        evidence=f"{count} recompilations in {evidence.first.steps} steps, {ms(seconds)} a step{_reason(top)}",
-        gain=gain_of(
-            evidence.step_s, Saved(low=0.5 * seconds, mid=seconds, high=min(1.15 * seconds, evidence.step_s)), "predicted"
-        ),
+        evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
+        gain=evidence.gain(0.5 * seconds, seconds, min(1.15 * seconds, evidence.step_s), "predicted"),
         basis="seconds of compiling within the observed steps",
         code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if may_set else "",
@@ -59,9 +56,8 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="graph breaks",
         where=_place(top, evidence),
-        evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {ms(own_s)} of a step's {ms(evidence.step_s)} "
-        f"({percent(own_s / evidence.step_s)}){_reason(top)}",
-        gain=gain_of(evidence.step_s, Saved(low=least_s, mid=mid, high=high), "floor"),
+        evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {evidence.of_step(own_s)}{_reason(top)}",
+        gain=evidence.gain(least_s, mid, high, "floor"),
         basis=f"samples of these lines, and {BREAK_S[0] * 1e6:.0f} us at each break to leave compiled code and enter it again",
         code="move it out of the compiled function, or write it as tensor operations",
     )
@@ -75,7 +71,7 @@ def _seconds_at(breaks: Sequence[Mapping[str, Any]], evidence: Evidence) -> floa
 
 
 def _place(entry: Mapping[str, Any], evidence: Evidence) -> str:
-    return named(str(entry.get("file") or "?"), int(entry.get("line") or 0), evidence.cwd)
+    return evidence.place(str(entry.get("file") or "?"), int(entry.get("line") or 0))
 
 
 def _reason(entry: Mapping[str, Any]) -> str:

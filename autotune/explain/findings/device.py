@@ -6,25 +6,29 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding, ms, percent
-from autotune.explain.gains import Gain, Saved, gain_of
+from autotune.explain.evidence import Evidence, Operations
+from autotune.explain.findings.finding import Finding
+from autotune.explain.gains import Gain
 from autotune.explain.names import CUSTOM, operator_kind
-from autotune.explain.places import place_of
 from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW, OPTIMIZER, TIMED_FRAC, WIDE
+from autotune.quantities import percent_text
 from autotune.records import KnobValue
 
 AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
 PRODUCT_KINDS = ("matmul", "convolution")
 MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
+CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no pass shows it
 OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
-# A step is bound by launches if, for at least this share of it, the GPU has nothing to do or the CPU only calls operators.
+# A step is bound by launches if, for this share of it without its input, the GPU has nothing to do or the CPU calls operators.
 LAUNCH_FRAC = 0.6
+WORK_S = 50e-6  # a call that takes this long does work, even under a profiler and on a busy machine
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
+NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # of the time of calling operators, which does not grow with the batch
+COMPILED_FRAC = (0.1, 0.5, 0.9)  # of the time of calling operators, which compiled code saves
 # How many times as fast 16-bit matrix products are if the program's own were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
 LEFT_FRAC = 0.5  # what remains at least of what products save alone: in a step, memory is new and caches are cold
@@ -51,7 +55,7 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="32-bit arithmetic",
         where="convolutions and matrix products",
-        evidence=f"{percent(share)} of the step in float32 products" + (f", {rate / 1e9:.3g} GFLOP/s" if rate else ""),
+        evidence=f"{percent_text(share)} of the step in float32 products" + (f", {rate / 1e9:.3g} GFLOP/s" if rate else ""),
         gain=_gain_of_16_bits(evidence, share, products),
         basis=_basis_of_16_bits(products),
         knob=AMP,
@@ -69,17 +73,19 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
 
     At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
-    and all other operators of forward and backward move half as many bytes. The estimate is in the middle of the seconds saved.
+    and the other operators among them move half as many bytes. The estimate is in the middle of the seconds saved.
     """
     step_s = evidence.step_s
     if not products:
         low, mid, high = (share * step_s * (1 - 1 / times) for times in FASTER_16_BIT)
-        return gain_of(step_s, Saved(low=0.5 * low, mid=mid, high=high), "predicted")
+        return evidence.gain(0.5 * low, mid, high, "predicted")
     left = products[NARROW] / products[WIDE]
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
-    high = bare + HALF_BYTES * max(0.0, _computing_s(evidence) - share * step_s)
-    return gain_of(step_s, Saved(low=low, mid=(low + high) / 2, high=high), "predicted")
+    computing_s = max(_computing_s(evidence), share * step_s)
+    is_around = min(1.0, 2 * share * step_s / computing_s)  # 1 if products are half of the computing or more
+    high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
+    return evidence.gain(low, (low + high) / 2, high, "predicted")
 
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
@@ -130,7 +136,7 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the weights are updated one by one although one kernel could do it."""
     if not evidence.lines:
         return
-    seconds, step_s = evidence.first.phases_s.get(OPTIMIZER, 0.0), evidence.step_s
+    seconds = evidence.first.phases_s.get(OPTIMIZER, 0.0)
     value = next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
     if value is None or evidence.value(OPTIMIZER_KNOB) == "fused":
         return
@@ -138,9 +144,9 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     own = [line for line in evidence.own_lines() if line.phase == OPTIMIZER]
     yield Finding(
         cause="unfused optimizer",
-        where=place_of(own[0], evidence.cwd) if own else "optimizer.step()",
-        evidence=f"the update takes {ms(seconds)} of a step's {ms(step_s)} ({percent(seconds / step_s)})",
-        gain=gain_of(step_s, Saved(low=low, mid=mid, high=high), "predicted"),
+        where=evidence.place_of(own[0]) if own else "optimizer.step()",
+        evidence=f"the update takes {evidence.of_step(seconds)}",
+        gain=evidence.gain(low, mid, high, "predicted"),
         basis="fused updates are usually 1.5 to 8 times as fast",
         knob=OPTIMIZER_KNOB,
         value=value,
@@ -148,64 +154,78 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
 
 
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if most of a step goes to calling many small operators, not to what they compute."""
+    """Yields a finding if most of a step goes to calling many small operators, not to what they compute.
+
+    Input is not part of it: its operators do not count, and its time is another finding's.
+    """
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None or not evidence.lines:
         return
-    step_s = evidence.step_s
-    overhead_s = min(operations.count * OPERATOR_S, step_s)
-    idle = idle_frac(evidence)
-    share = overhead_s / step_s if idle is None else idle
+    busy_s, idle = evidence.step_s - evidence.input_s, idle_frac(evidence)
+    overhead_s = _calling_s(evidence, operations) if idle is None else idle * evidence.step_s
     knob, value = _relief(evidence)
-    if share < LAUNCH_FRAC or not knob or value is None:
+    if overhead_s < LAUNCH_FRAC * busy_s or value is None:
         return
-    times = float(value) / evidence.batch if knob == BATCH and isinstance(value, int) else 1 / (1 - 0.5 * share)
+    if knob == BATCH:
+        gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
+        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, which a larger batch shares"
+    else:
+        low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
+        gain = evidence.gain(low, mid, high, "predicted")
+        basis = "compiled code usually saves a tenth to nine tenths of the calls"
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
-        evidence=f"{operations.count:.0f} operators a step of {ms(step_s)}: {percent(share)} of it is calling them",
-        gain=gain_of_larger_batch(share, times),
-        basis=f"{OPERATOR_S * 1e6:.0f} us an operator, which a larger batch shares",
+        evidence=f"{operations.count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
+        gain=gain,
+        basis=basis,
         knob=knob,
         value=value,
     )
 
 
+def _calling_s(evidence: Evidence, operations: Operations) -> float:
+    """Returns the seconds of a step in which the CPU calls operators: at most OPERATOR_S for each of them.
+
+    What products take beyond that is their own work, and so it is for other operators that take WORK_S or more. Calling cannot
+    take longer than the phases that call operators, less this work.
+    """
+    rows = [row for row in operations.by_operator if row.get("phase") in CALLING]
+    working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
+    work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
+    phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in CALLING)
+    return min(operations.count * OPERATOR_S, max(0.0, phases_s - work_s))
+
+
 def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
-    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation; "" for none."""
-    larger = [int(value) for value in evidence.domains.get(BATCH, ()) if evidence.may_set(BATCH, value)]
-    larger = [value for value in larger if value > evidence.batch]
-    known = {value: gain.mid for value in larger if (gain := evidence.effect(BATCH, value))}
-    if known:
-        return BATCH, max(known, key=lambda value: known[value])
-    if larger:
-        return BATCH, min(larger, key=lambda value: abs(value - LARGER_BATCH * evidence.batch))
+    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation; ("", None) for none."""
+    if larger := evidence.larger(BATCH, evidence.batch, LARGER_BATCH * evidence.batch):
+        return BATCH, larger
     return (COMPILE, "default") if evidence.may_set(COMPILE, "default") else ("", None)
 
 
 def idle_frac(evidence: Evidence) -> float | None:
-    """Returns the share of the step in which the GPU computes nothing; None if unknown, as on the CPU."""
+    """Returns the share of the step in which the GPU computes nothing and is not waiting for input; None if unknown."""
     busy_s = evidence.operations[0].busy_s if evidence.operations else None
-    return None if busy_s is None or not evidence.lines else 1 - busy_s / evidence.step_s
+    if busy_s is None or not evidence.lines:
+        return None
+    return max(0.0, 1 - (busy_s + evidence.input_s) / evidence.step_s)
 
 
 def gain_of_larger_batch(share: float, times: float) -> Gain:
     """Returns the gain of a larger batch.
 
     Args:
-        share: share of the step that does not grow with the batch.
+        share: largest share of the step that does not grow with the batch.
         times: the larger batch, as a multiple of today's.
     """
-
-    def gain(fixed: float) -> float:
-        return times / (fixed + times * (1 - fixed)) - 1
-
-    return Gain(low=gain(0.5 * share), mid=gain(0.95 * share), high=gain(min(1.0, 1.1 * share)), kind="predicted")
+    low, mid, high = (times / (frac * share + times * (1 - frac * share)) - 1 for frac in NOT_GROWING_FRAC)
+    return Gain(low=low, mid=mid, high=high, kind="predicted")
 
 
 def _model_line(evidence: Evidence) -> str:
     own = [line for line in evidence.own_lines() if line.phase in COMPUTING]
-    return place_of(own[0], evidence.cwd) if own else "forward"
+    return evidence.place_of(own[0]) if own else "forward"
 
 
 def memory_bound(evidence: Evidence) -> Iterable[Finding]:
@@ -216,8 +236,8 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
     if not bound or not evidence.lines:
         return
-    seconds, step_s = math.fsum(entry["seconds"] for entry in bound), evidence.step_s
-    if seconds < MEMORY_BOUND_FRAC * step_s:
+    seconds = math.fsum(entry["seconds"] for entry in bound)
+    if seconds < MEMORY_BOUND_FRAC * evidence.step_s:
         return
     names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -226,8 +246,8 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="memory-bound operators",
         where=names[0],
-        evidence=f"{names[0]}{others}: {ms(seconds)} of a step's {ms(step_s)} ({percent(seconds / step_s)}) move memory",
-        gain=gain_of(step_s, Saved(low=low, mid=mid, high=high), "bound"),
+        evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} move memory",
+        gain=evidence.gain(low, mid, high, "bound"),
         basis="operators at half of the memory's bandwidth or more, by the roofline",
         code="" if remedy else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=remedy[0] if remedy else "",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.gains import Gain
+from autotune.explain.plain_json import from_json
 from autotune.records import KnobValue
 
 
@@ -38,32 +39,14 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the finding as plain JSON values."""
-        remedy = {"knob": self.knob, "value": self.value} if self.knob else {"code": self.code}
-        return {
-            "cause": self.cause,
-            "where": self.where,
-            "evidence": self.evidence,
-            "gain": self.gain.as_json(),
-            "basis": self.basis,
-            "remedy": remedy,
-            "check": self.check,
-        }
+        plain = asdict(self)
+        knob, value, code = (plain.pop(name) for name in ("knob", "value", "code"))
+        return {**plain, "remedy": {"knob": knob, "value": value} if knob else {"code": code}}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Finding:
         """Returns the finding that `as_json` wrote."""
-        texts = {name: raw[name] for name in ("cause", "where", "evidence", "basis")}
-        return cls(**texts, **raw["remedy"], gain=Gain.from_json(raw["gain"]), check=raw.get("check"))
+        return from_json({**raw, **raw["remedy"]}, cls)
 
 
 Rule = Callable[[Evidence], Iterable[Finding]]
-
-
-def ms(seconds: float) -> str:
-    """Returns seconds in milliseconds: "12.3 ms", "0.042 ms"."""
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def percent(share: float) -> str:
-    """Returns a share in percent: "38 %"."""
-    return f"{share:.0%}".replace("%", " %")

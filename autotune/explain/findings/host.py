@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.findings.finding import Finding
 from autotune.explain.findings.pipeline import is_behind
-from autotune.explain.gains import Saved, gain_of
-from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work, named, place_of
+from autotune.explain.gains import Saved
+from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
 from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
 
 ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
@@ -60,8 +59,8 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
-            evidence=f"{lines.gc_count:.2g} collections a step take {ms(seconds)} of {ms(evidence.step_s)}",
-            gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=0.0), "floor"),
+            evidence=f"{lines.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
+            gain=evidence.gain(*_saved(evidence, seconds, share_error=0.0), "floor"),
             basis="the collector's own seconds, which it reports",
             code=CODE[COLLECTION],
         )
@@ -83,7 +82,9 @@ def cause_of(line: Line, evidence: Evidence) -> str:
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
-    sites = [site for site in evidence.first.syncs if _is_at(site, line)]
+    # A comparison of tensors in `if` waits for a GPU. On a CPU, it costs Python's time.
+    is_called = evidence.is_cuda or bool(NUMBERS.search(line.text))
+    sites = [site for site in evidence.first.syncs if _is_at(site, line) and (is_called or site.kind != "bool")]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
     # On a GPU, fetching one number per step only waits for work that the device has to do anyway.
@@ -110,9 +111,9 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
     first = evidence.first
     return Finding(
         cause=cause,
-        where=place_of(top, evidence.cwd),
-        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} ({percent(seconds / evidence.step_s)}){text}{also}",
-        gain=gain_of(evidence.step_s, _saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
+        where=evidence.place_of(top),
+        evidence=f"{evidence.of_step(seconds)}{text}{also}",
+        gain=evidence.gain(*_saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
@@ -130,19 +131,17 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     least, most = max(0.0, seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
-        return Saved(low=0.0, mid=min(seconds, idle_s), high=min(most, idle_s))
-    if evidence.num_workers and is_behind(
-        evidence
-    ):  # the training thread waits for the loader: with less work it only waits longer, though the work's cores become free
+        return (0.0, min(seconds, idle_s), min(most, idle_s))
+    if evidence.num_workers and is_behind(evidence):
+        # The training thread waits for the loader: with less work it only waits longer, though the work's cores become free.
         shared = 0.5 if evidence.is_shared else 0.0
-        return Saved(low=0.0, mid=shared * seconds, high=most)
-    return Saved(low=least, mid=seconds, high=most)
+        return (0.0, shared * seconds, most)
+    return (least, seconds, most)
 
 
 def _busy_s(evidence: Evidence) -> float | None:
-    found = [one.busy_s for one in evidence.operations if one.busy_s is not None]
-    phases = evidence.first.device_phases_s
-    return max(itertools.chain(found, [math.fsum(phases.values())] if phases else []), default=None)
+    # `Lines.device_phases_s` does not say: a phase also holds the time in which the device waits for the phase's first kernel.
+    return max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=None)
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
@@ -154,9 +153,9 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     top = max(sites, key=lambda site: site.seconds)
     yield Finding(
         cause="synchronous copies",
-        where=named(top.file, top.line, evidence.cwd),
-        evidence=f"{ms(seconds)} of a step's {ms(evidence.step_s)} in blocking copies from pageable memory",
-        gain=gain_of(evidence.step_s, Saved(low=0.0, mid=0.7 * seconds, high=seconds), "bound"),
+        where=evidence.place_of(top),
+        evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
+        gain=evidence.gain(0.0, 0.7 * seconds, seconds, "bound"),
         basis="seconds inside the copies; not measured on a GPU yet",
         knob="loader.pin_memory",
         value=True,

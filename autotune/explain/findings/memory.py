@@ -7,9 +7,9 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.device import BATCH, gain_of_larger_batch, idle_frac
-from autotune.explain.findings.finding import Finding, percent
-from autotune.explain.gains import Saved, gain_of
+from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import Memory
+from autotune.quantities import percent_text
 
 ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"
 OBSERVED_STEPS = 2  # of the pass "memory", in which retries are counted
@@ -27,13 +27,13 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
         if not retries:
             continue
         unused = _unused_frac(memory)
-        also = f"; {percent(unused)} of the reserved memory is unused" if unused else ""
+        also = f"; {percent_text(unused)} of the reserved memory is unused" if unused else ""
         low, mid, high = (min(retries * seconds, evidence.step_s) for seconds in RETRY_S)
         yield Finding(
             cause="allocator retries",
             where=f"rank {memory.rank}",
             evidence=f"{retries:.3g} retries a step, each waits for the device and frees the cache{also}",
-            gain=gain_of(evidence.step_s, Saved(low=low, mid=mid, high=high), "bound"),
+            gain=evidence.gain(low, mid, high, "bound"),
             basis="usual cost of freeing the cache; not measured on a GPU yet",
             **_remedy(evidence),
         )
@@ -54,9 +54,9 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="memory fragmentation",
         where=f"rank {worst.rank}",
-        evidence=f"{percent(unused)} of {reserved_bytes / 1e9:.3g} GB reserved at the peak is unused, and the device is full",
+        evidence=f"{percent_text(unused)} of {reserved_bytes / 1e9:.3g} GB reserved at the peak is unused, and the GPU is full",
         gain=gain_of_larger_batch(idle, times),
-        basis=f"a batch {times:.2g} times as large, while the device is idle for {percent(idle)} of the step",
+        basis=f"a batch {times:.2g} times as large, while the device is idle for {percent_text(idle)} of the step",
         code=f"{ALLOCATOR}={EXPANDABLE}, and then a larger batch",
     )
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding, ms, percent
+from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain, Saved, gain_of
-from autotune.explain.places import named, place_of
 from autotune.harness.explain.documents import (
     COLLATE,
     DECODE,
@@ -26,11 +25,11 @@ from autotune.harness.explain.documents import (
     Line,
     Stage,
 )
-from autotune.records import KnobValue
+from autotune.quantities import percent_text, step_time_text
 
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
-NUM_WORKERS = "loader.num_workers"
+NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
@@ -166,7 +165,7 @@ def _item_lines(evidence: Evidence, stage: Stage) -> list[Line]:
 def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, float]]) -> Part:
     top = max(costs, key=lambda cost: cost[1] + cost[2])[0]
     line = _top_line(evidence, top, cause)
-    where = place_of(line, evidence.cwd) if line else named(top.file, top.line, evidence.cwd) if top.file else top.name
+    where = evidence.place_of(line) if line else evidence.place(top.file, top.line) if top.file else top.name
     return Part(
         cause=cause,
         where=where,
@@ -192,23 +191,31 @@ def _is_of(line: Line, stage: Stage) -> bool:
 
 def _finding(evidence: Evidence, part: Part) -> Finding:
     batch, blocked_frac = evidence.batch, part.blocked_s / part.work_s if part.work_s else 0.0
-    blocked = f", {percent(blocked_frac)} of it waiting" if blocked_frac > LEAST_BLOCKED_FRAC else ""
-    waits = f"the step waits {percent(evidence.wait_s / evidence.step_s)} of its time for input"
+    blocked = f", {percent_text(blocked_frac)} of it waiting" if blocked_frac > LEAST_BLOCKED_FRAC else ""
+    work, whole = step_time_text(part.work_s), step_time_text(service_s(evidence))
     return Finding(
         cause=part.cause,
         where=part.where,
-        evidence=f"{part.what}: {ms(part.work_s)} of {ms(service_s(evidence))} a sample{blocked}; {waits}",
+        evidence=f"{part.what}: {work} of {whole} per sample{blocked}; {_input_text(evidence)}",
         gain=gain_without(evidence, work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
         basis="stage times in the workers, and the step's waits" if evidence.num_workers else "stage times in the step",
         code=CODE[part.cause],
     )
 
 
+def _input_text(evidence: Evidence) -> str:
+    """Returns the input's part of a step, and the training loader's part of it if that is another."""
+    of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
+    rest = f", of it {step_time_text(evidence.wait_s)} in the training loader" if of_training else ""
+    return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
+
+
 def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers the step itself gets shorter. With workers, the slower of loader and training thread sets the pace. If the
-    two share cores, work that is removed from one also frees cores for the other.
+    Without workers the step itself gets shorter, by as much at least as workers could not hide. With workers, the slower of
+    loader and training thread sets the pace. If the two share cores, work that is removed from one also frees cores for the
+    other.
 
     Args:
         evidence: what is known of the configuration.
@@ -218,11 +225,13 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
     if not evidence.num_workers:
-        seconds = work_s / whole_s * wait_s
-        return gain_of(step_s, Saved(low=0.8 * seconds, mid=seconds, high=1.25 * seconds), "floor")
+        seconds, wanted = work_s / whole_s * wait_s, _wanted(evidence)
+        hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
+        least_s = max(0.0, 0.8 * seconds - hidden_s)
+        return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
     if not is_behind(evidence):
-        return gain_of(step_s, Saved(low=0.0, mid=0.6 * freed_s, high=1.2 * freed_s), "predicted")
+        return evidence.gain(0.0, 0.6 * freed_s, 1.2 * freed_s, "predicted")
     step_s, busy_s = evidence.trial_step_s, evidence.busy_s
     loader_s = step_s * (1 - work_s / whole_s)  # today the loader sets the pace, so a step takes as long as the loader
     left = [
@@ -230,23 +239,23 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
         for slower, alone, share in zip(LOADER_TIMES, ALONE_TIMES, (0.0, 0.5, 1.3), strict=True)
     ]
     low, mid, high = (max(0.0, step_s - seconds) for seconds in left)
-    return gain_of(step_s, Saved(low=low, mid=mid, high=high), "predicted")
+    return gain_of(step_s, (low, mid, high), "predicted")
 
 
 def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if more loader workers would hide the input's time."""
     if not evidence.lines or not is_behind(evidence):
         return
-    have, wanted = evidence.num_workers, _wanted(evidence)
+    have, service, wanted = evidence.num_workers, service_s(evidence), _wanted(evidence)
     if wanted is None:
         return
-    seconds, service = evidence.wait_s, service_s(evidence)
+    low, mid, high = _saved_by_workers(evidence, wanted)
     yield Finding(
         cause=WORKERS,
         where="loader" if have else "training thread",
-        evidence=f"{have or 'no'} worker{'s' * (have != 1)}; the step waits {ms(seconds)} of {ms(evidence.step_s)} for input"
-        + (f"; {ms(service)} of work a sample" if service else ""),
-        gain=_gain_of_workers(evidence, wanted),
+        evidence=f"{have or 'no'} worker{'s' * (have != 1)}; {_input_text(evidence)}"
+        + (f"; {step_time_text(service)} of work per sample" if service else ""),
+        gain=evidence.gain(low, mid, high, "predicted"),
         basis="input and the rest of the step side by side, on the cores there are",
         knob=NUM_WORKERS,
         value=wanted,
@@ -254,31 +263,25 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _wanted(evidence: Evidence) -> int | None:
-    """Returns a larger number of workers to try: the best one by the trials, or what the work needs; None if there is none."""
-    more = [int(value) for value in evidence.domains.get(NUM_WORKERS, ()) if int(value) > evidence.num_workers]
-    more = [value for value in more if evidence.may_set(NUM_WORKERS, value)]
-    if not more:
-        return None
-    known = {value: gain.mid for value in more if (gain := evidence.effect(NUM_WORKERS, value))}
-    if known:
-        return max(known, key=lambda value: known[value])
-    needed = math.ceil(ENOUGH * service_s(evidence) * evidence.batch / max(evidence.step_s - evidence.wait_s, 1e-6))
-    return min(more, key=lambda value: (value < needed, abs(value - needed)))
+    """Returns a larger number of workers to try; None if there is none."""
+    busy_s = max(evidence.step_s - evidence.wait_s, 1e-6)
+    needed = math.ceil(ENOUGH * service_s(evidence) * evidence.batch / busy_s)
+    return evidence.larger(NUM_WORKERS, evidence.num_workers, needed)
 
 
-def _gain_of_workers(evidence: Evidence, workers: KnobValue) -> Gain:
-    """Returns the gain of more workers, which make the input while the step runs, possibly on the same cores."""
+def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
+    """Returns what more workers save, which make the input while the step runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
-    busy_s = step_s - wait_s
+    busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
         work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
-        least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / int(workers))
-        return gain_of(step_s, Saved(low=0.0, mid=0.7 * max(0.0, step_s - least_s), high=wait_s), "predicted")
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / int(workers))  # what this many workers can hide
+        least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
+        return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # what this many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
     blocked_s = wait_s - cpu_s
-    hidden_s = wait_s if evidence.is_cuda or cores > 2 else blocked_s + 0.5 * cpu_s  # else the step needs the cores, too
-    low = 0.6 * (0.8 * wait_s if evidence.is_cuda or cores > 2 else blocked_s)
-    saved = Saved(low=min(low, most_s), mid=min(0.9 * hidden_s, most_s), high=min(wait_s, most_s))
-    return gain_of(step_s, saved, "predicted")
+    has_room = evidence.is_cuda or cores > 2 or threads < cores  # else the step needs the cores, too
+    hidden_s = wait_s if has_room else blocked_s + 0.5 * cpu_s
+    low_s = 0.6 * (0.8 * wait_s if has_room else blocked_s)
+    return (min(low_s, most_s), min(0.9 * hidden_s, most_s), min(wait_s, most_s))

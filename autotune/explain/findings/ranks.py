@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding, ms, percent
-from autotune.explain.gains import Saved, gain_of
-from autotune.explain.places import place_of
+from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
@@ -29,13 +27,13 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     slow, other = evidence.lines[slowest], evidence.lines[own_s.index(max(rest))]
     phase = max(slow.phases_s, key=lambda name: _more(slow, other, name))
     line = _different_line(slow, other, phase)
-    place = f" at {place_of(line, evidence.cwd)}" if line else ""
+    place = f" at {evidence.place_of(line)}" if line else ""
     yield Finding(
         cause="rank skew",
         where=f"rank {slow.rank}{place}",
-        evidence=f"of a step's {ms(evidence.step_s)}, rank {slow.rank} takes {ms(excess_s)} longer than others, most in {phase}"
+        evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, most in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
-        gain=gain_of(evidence.step_s, Saved(low=0.8 * excess_s, mid=excess_s, high=1.2 * excess_s), "floor"),
+        gain=evidence.gain(0.8 * excess_s, excess_s, 1.2 * excess_s, "floor"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
         code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
@@ -78,12 +76,11 @@ def communication(evidence: Evidence) -> Iterator[Finding]:
     seconds = min(known)  # the rank that waits least waits only for the exchange; the others also wait for slower ranks
     size = evidence.first.communication.get("gradient_bytes")
     amount = f"{float(size) / 1e6:.3g} MB of " if isinstance(size, int | float) else ""
-    share = percent(seconds / evidence.step_s)
     yield Finding(
         cause="communication",
         where="gradient all-reduce",
-        evidence=f"a step waits {ms(seconds)} of its {ms(evidence.step_s)} ({share}) for the exchange of {amount}gradients",
-        gain=gain_of(evidence.step_s, Saved(low=0.0, mid=0.5 * seconds, high=seconds), "bound"),
+        evidence=f"{evidence.of_step(seconds)} waiting for the exchange of {amount}gradients",
+        gain=evidence.gain(0.0, 0.5 * seconds, seconds, "bound"),
         basis="exposed communication of the rank that waits least",
         code="exchange less often (larger batch, accumulation) or fewer bytes (parallel.gradient_compression)",
     )

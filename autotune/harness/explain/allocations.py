@@ -84,10 +84,15 @@ class HostAllocations(Allocations):
 
 
 class DeviceAllocations(Allocations):
-    """What CUDA's allocator did, from its own history. Not measured on a GPU yet."""
+    """What CUDA's allocator did, from its own history. Not measured on a GPU yet.
 
-    def __init__(self) -> None:
+    Args:
+        index: see `TrialContext.device_index`.
+    """
+
+    def __init__(self, index: Optional[int] = None) -> None:
         super().__init__()
+        self._index = index
         self._before = (0, 0, 0)
         self._is_over = False
 
@@ -95,9 +100,9 @@ class DeviceAllocations(Allocations):
         """See the base class."""
         import torch
 
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        self._before = (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), _num_retries())
+        torch.cuda.synchronize(self._index)
+        torch.cuda.reset_peak_memory_stats(self._index)
+        self._before = (torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index), self._num_retries())
         try:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
         except Exception as error:  # for example another allocator
@@ -110,16 +115,22 @@ class DeviceAllocations(Allocations):
         import torch
 
         self._is_over = True
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._index)
         allocated, reserved, retries = self._before
-        self.peak_bytes, self.num_retries = int(torch.cuda.max_memory_allocated()), _num_retries() - retries
+        self.peak_bytes = int(torch.cuda.max_memory_allocated(self._index))
+        self.num_retries = self._num_retries() - retries
         with contextlib.suppress(Exception):
             snapshot = torch.cuda.memory._snapshot()
             torch.cuda.memory._record_memory_history(enabled=None)
             traces = snapshot["device_traces"]
-            device = torch.cuda.current_device()
+            device = torch.cuda.current_device() if self._index is None else self._index
             if device < len(traces) and traces[device]:
                 self._reduce(traces[device], allocated, reserved)
+
+    def _num_retries(self) -> int:
+        import torch
+
+        return int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def _reduce(self, entries: List[Dict[str, Any]], allocated: int, reserved: int) -> None:
         history = History(allocated, reserved)
@@ -212,12 +223,6 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
     return ("", 0, "") if first is None else (first["filename"], int(first["line"]), str(first["name"]))
 
 
-def recorder(device: str) -> Allocations:
-    """Returns what follows the allocator of a device."""
-    return DeviceAllocations() if device == "cuda" else HostAllocations()
-
-
-def _num_retries() -> int:
-    import torch
-
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+def recorder(device: str, index: Optional[int]) -> Allocations:
+    """Returns what follows the allocator of a device; see `TrialContext` for device and index."""
+    return DeviceAllocations(index) if device == "cuda" else HostAllocations()

@@ -149,15 +149,13 @@ class Lines:
         device_phases_s: phase -> device seconds per step, measured with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
-        interval_s: mean seconds between two samples that the line sampler took of the training thread.
-        num_samples: number of these samples.
+        num_samples: number of samples that the line sampler took of the training thread.
         lines: of all phases, the largest self_s first; at most 300 for each `where`.
         stages: of the training loader.
         syncs: the sites with the most seconds, at most 50.
         gc_s, gc_count: seconds and collections of the cyclic garbage collector per step.
         compiled: None if nothing was compiled.
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
-        overhead_frac: the sampler's own CPU seconds relative to the observed seconds.
         notes: what could not be found out, and why.
     """
 
@@ -173,7 +171,6 @@ class Lines:
     wait_s: Optional[float]
     num_workers: Optional[int]
     batch_size: Optional[int]
-    interval_s: float
     num_samples: int
     lines: List[Line]
     stages: List[Stage]
@@ -182,7 +179,6 @@ class Lines:
     gc_count: float
     compiled: Optional[Compiled] = None
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
-    overhead_frac: float = 0.0
     notes: List[str] = dataclasses.field(default_factory=list)
     schema: int = SCHEMA
 
@@ -196,8 +192,6 @@ class Traced:
         steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
-        annotated: names of the ranges that the harness adds, "autotune::input" and so on for each phase.
-        activities: ["CPU"] or ["CPU", "CUDA"].
         peaks: what this rank reached after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
             a second of a matrix product, "bytes" -> bytes a second of a copy. {} if they could not be measured.
         notes: for example that CUPTI was refused.
@@ -210,8 +204,6 @@ class Traced:
     steps: int
     step_s: float
     plain_step_s: Optional[float]
-    activities: List[str]
-    annotated: List[str] = dataclasses.field(default_factory=list)
     peaks: Dict[str, float] = dataclasses.field(default_factory=dict)
     notes: List[str] = dataclasses.field(default_factory=list)
     schema: int = SCHEMA
@@ -225,18 +217,14 @@ class Memory:
         peak_bytes: the most bytes that the program's tensors held at once. On CUDA it is the allocator's peak. On the CPU it is
             the bytes of parameters and optimizer state plus the peak of what the steps allocated. It is at least the sum of
             the parts below.
-        process_peak_bytes: on the CPU, the peak of the whole process's memory; None on CUDA.
         parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest of peak_bytes.
         by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first. The
             numbers of a module do not include the modules inside it; the root's name is "".
-        by_operator: [{"operator", "flops", "count"}] of one step.
         flops: of one step, forward and backward; None if not counted.
-        flops_forward: FLOPs of the forward pass alone.
         samples: work units of that step, in `unit`.
         products: seconds of that step's matrix products and convolutions with inputs in 32 bits, each timed alone in "float32"
             and in "bfloat16"; "casts", seconds in which all their inputs are converted; "timed_frac", the share of these
             products that was timed, by FLOPs. {} if there are none.
-        dtypes: dtype, such as "bfloat16" -> bytes of activations.
         timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
@@ -248,7 +236,6 @@ class Memory:
     world_size: int
     device: str
     peak_bytes: int
-    process_peak_bytes: Optional[int]
     parameters: int
     gradients: int
     optimizer_state: int
@@ -256,13 +243,10 @@ class Memory:
     input: int
     other: int
     by_module: List[Dict[str, Any]]
-    by_operator: List[Dict[str, Any]]
     flops: Optional[float]
-    flops_forward: Optional[float]
     samples: float
     unit: str
     products: Dict[str, float] = dataclasses.field(default_factory=dict)
-    dtypes: Dict[str, int] = dataclasses.field(default_factory=dict)
     timeline: List[List[float]] = dataclasses.field(default_factory=list)
     at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     fragmentation_frac: Optional[float] = None

@@ -65,7 +65,7 @@ class LinesPass(Pass):
         """See the base class."""
         context = self.context
         self._marks = marks = Marks(context)
-        self._device: Optional[DevicePhases] = DevicePhases() if context.device == "cuda" else None
+        self._device: Optional[DevicePhases] = DevicePhases(context.device_index) if context.device == "cuda" else None
         if self._device is not None:
             context.clock.open_window()  # waits for the device
             marks.on_change = self._device.note
@@ -147,7 +147,6 @@ class LinesPass(Pass):
             wait_s=None if training is None else (after[2] - self._before[2]) / num_steps,
             num_workers=None if training is None else training.num_workers,
             batch_size=None if training is None else training.batch_size,
-            interval_s=sampler.seconds / max(1, sampler.num_samples),
             num_samples=sampler.num_samples,
             lines=most_of_each([*sampler.lines(num_steps, self._scale()), *worker_lines]),
             stages=stages,
@@ -156,7 +155,6 @@ class LinesPass(Pass):
             gc_count=self._collections.count / num_steps,
             compiled=compiling.compiled(self._sources, self._compile_s),
             communication=context.communication.summary(),
-            overhead_frac=sampler.cpu_s / max(seconds, 1e-9),
         )
 
     def _scale(self) -> Dict[str, float]:

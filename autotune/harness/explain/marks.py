@@ -11,7 +11,7 @@ from ..context import TrialContext
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
-MAX_EVENTS = 20_000  # CUDA events that are recorded; later steps are timed on the host alone
+MAX_EVENTS = 4_000  # CUDA events that are kept; the older half is then read, which the device has long passed
 # Losses are mostly computed outside the module that trains. Calls of these functions count as forward, too, if the program
 # calls them as attributes of `nn.functional`.
 LOSSES = (
@@ -158,26 +158,38 @@ def torch_is_compiling() -> Callable[[], bool]:
 
 
 class DevicePhases:
-    """Times phases on a GPU: an event at each change of phase, read at the end. Not measured on a GPU yet."""
+    """Times phases on a GPU: an event at each change of phase, read after it has happened. Not measured on a GPU yet.
 
-    def __init__(self) -> None:
+    Args:
+        index: see `TrialContext.device_index`.
+    """
+
+    def __init__(self, index: Optional[int] = None) -> None:
+        self._index = index
         self._events: List[Tuple[str, Any]] = []
+        self._seconds = dict.fromkeys(STEP_PHASES, 0.0)
 
     def note(self, phase: str) -> None:
-        """Records an event where the host begins to queue work of a phase."""
+        """Records an event where the host begins to queue work of a phase, unless that work is captured for a CUDA graph."""
         import torch
 
-        if len(self._events) < MAX_EVENTS:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append((phase, event))
+        if torch.cuda.is_current_stream_capturing():
+            return
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._index))
+        self._events.append((phase, event))
+        if len(self._events) >= MAX_EVENTS:
+            self._read(MAX_EVENTS // 2)
+
+    def _read(self, number: int) -> None:
+        """Adds up the time until the event of this number, and drops the events before it."""
+        self._events[number][1].synchronize()
+        for (phase, begin), (_, end) in zip(self._events[:number], self._events[1:]):  # noqa: B905 (Python 3.9)
+            self._seconds[phase] += begin.elapsed_time(end) / 1e3
+        del self._events[:number]
 
     def seconds(self) -> Dict[str, float]:
         """Returns phase -> device seconds between the first event and the last; waits for the device."""
-        import torch
-
-        torch.cuda.synchronize()
-        found = dict.fromkeys(STEP_PHASES, 0.0)
-        for (phase, begin), (_, end) in zip(self._events, self._events[1:]):  # noqa: B905 (Python 3.9)
-            found[phase] += begin.elapsed_time(end) / 1e3
-        return found
+        if self._events:
+            self._read(len(self._events) - 1)
+        return dict(self._seconds)

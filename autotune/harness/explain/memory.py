@@ -73,7 +73,6 @@ class Activations:
     Attributes:
         peak_bytes: the highest sum; `saved_bytes`, `input_bytes` and `gradient_bytes` are its parts.
         by_module: module -> bytes saved in it, at the peak.
-        dtypes: dtype -> bytes saved, at the peak.
 
     Args:
         parameters: of the modules that train and of the optimizers.
@@ -86,13 +85,12 @@ class Activations:
         self, parameters: List[Any], excluded: Set[int], module: Callable[[], str], is_input: Callable[[int], bool]
     ) -> None:
         self._parameters, self._excluded, self._module, self._is_input = parameters, excluded, module, is_input
-        self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module, dtype]; module None for input
+        self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module]; module None for input
         self._gradients: Dict[int, int] = {}  # parameter -> bytes
         self._saved = self._gradient_sum = 0
         self._is_highest = False  # whether the sum is at its highest now; its parts are noted only when it falls
         self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
         self.by_module: Dict[str, int] = {}
-        self.dtypes: Dict[str, int] = {}
         self._hooks: Any = None
         self._handles: List[Any] = []
 
@@ -134,7 +132,7 @@ class Activations:
         living = self._living.get(place)
         if living is None:
             module = None if self._is_input(place) else self._module()
-            living = self._living[place] = [0, size, module, str(tensor.dtype).replace("torch.", "")]
+            living = self._living[place] = [0, size, module]
             self._saved += size
             self._look()
         living[0] += 1
@@ -157,13 +155,12 @@ class Activations:
         if not self._is_highest:
             return
         self._is_highest, self.gradient_bytes = False, self._gradient_sum
-        self.by_module, self.dtypes, self.input_bytes = {}, {}, 0
-        for _, size, module, dtype in self._living.values():
+        self.by_module, self.input_bytes = {}, 0
+        for _, size, module in self._living.values():
             if module is None:
                 self.input_bytes += size
                 continue
             self.by_module[module] = self.by_module.get(module, 0) + size
-            self.dtypes[dtype] = self.dtypes.get(dtype, 0) + size
         self.saved_bytes = sum(self.by_module.values())
 
 
@@ -229,7 +226,7 @@ class MemoryPass(Pass):
         self._syncs = SyncSites(context, self._marks, Sources())  # marks copies to the device as a phase
         self._syncs.install()
         self._marks.install()
-        self._allocations = allocations.recorder(context.device)
+        self._allocations = allocations.recorder(context.device, context.device_index)
         self._allocations.begin()
 
     def _noted(self, phase: str, result: Any) -> None:
@@ -249,8 +246,6 @@ class MemoryPass(Pass):
     def _changed(self, phase: str) -> None:
         if phase == FORWARD and self._saved is not None:
             self._saved.count_gradients()
-        if self._flops is not None:
-            self._flops.entered(phase)
 
     def step_done(self) -> None:
         """See the base class."""
@@ -328,7 +323,6 @@ class MemoryPass(Pass):
             world_size=context.world_size,
             device=context.device,
             peak_bytes=peak_bytes,
-            process_peak_bytes=None if is_on_gpu else summary["peak_bytes"],
             parameters=parts[0],
             gradients=parts[1],
             optimizer_state=parts[2],
@@ -336,13 +330,10 @@ class MemoryPass(Pass):
             input=parts[4],
             other=peak_bytes - sum(parts),
             by_module=self._by_module(saved),
-            by_operator=flops.by_operator() if flops is not None else [],
             flops=flops.total if flops is not None else None,
-            flops_forward=flops.forward if flops is not None else None,
             samples=self._flops_samples,
             unit=context.loaders.unit,
             products=self._products(),
-            dtypes=saved.dtypes,
             timeline=seen.timeline,
             at_peak=seen.at_peak,
             fragmentation_frac=seen.fragmentation_frac,

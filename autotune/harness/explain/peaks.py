@@ -11,6 +11,7 @@ from .documents import BYTES, NARROW, WIDE
 LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
+QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work, and calls, that are queued before the device is waited for
 MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for so long, so many times at most
 
 
@@ -43,22 +44,27 @@ def _flops_per_s(dtype: Any, device: str) -> float:
 
 
 def least_s(call: Callable[[], Any], device: str) -> float:
-    """Returns the seconds of the fastest of a few calls. A first call, which may choose or compile kernels, does not count."""
+    """Returns the seconds of the fastest of a few calls. A first call, which may choose or compile kernels, does not count.
+
+    On a GPU, many short calls are queued before the device is waited for: one launch and one wait take as long as such a call.
+    """
     _finished_s(call, device)
-    seconds = [_finished_s(call, device)]
-    while sum(seconds) < MEASURED_S and len(seconds) < MOST_CALLS:
-        seconds.append(_finished_s(call, device))
+    num = max(1, min(MOST_QUEUED, round(QUEUED_S / max(_finished_s(call, device), 1e-9)))) if device == "cuda" else 1
+    seconds = [_finished_s(call, device, num)]
+    while sum(seconds) * num < MEASURED_S and len(seconds) < MOST_CALLS:
+        seconds.append(_finished_s(call, device, num))
     return max(min(seconds), 1e-9)
 
 
-def _finished_s(call: Callable[[], Any], device: str) -> float:
+def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
     begin_s = time.perf_counter()
-    call()
+    for _ in range(num):
+        call()
     if device == "cuda":
         import torch
 
         torch.cuda.synchronize()
-    return time.perf_counter() - begin_s
+    return (time.perf_counter() - begin_s) / num
 
 
 @contextlib.contextmanager

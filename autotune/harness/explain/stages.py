@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
 from ..worker import OWN_DELAYS, _delays
@@ -278,25 +278,18 @@ def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, k
     return sorted(found, key=lambda stage: _order(stage.name))
 
 
-def difference(after: Dict[str, Any], before: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Returns what was counted between two moments."""
-    if before is None:
-        return after
-    totals = {}
-    for name, total in after["totals"].items():
-        earlier = before["totals"].get(name, [0.0] * len(total))
-        totals[name] = [now - then for now, then in zip(total, earlier)]  # noqa: B905 (Python 3.9)
-    return {**{key: after[key] - before[key] for key in ("fetches", "samples", "timed")}, "totals": totals}
-
-
-def together(counts: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """Returns the sum of several processes' counts."""
+def together(counts: List[Dict[str, Any]], before: Sequence[Dict[str, Any]] = ()) -> Dict[str, Any]:
+    """Returns the sum of several processes' counts, without what they had counted before."""
     totals: Dict[str, List[float]] = {}
-    for each in counts:
+    signed = [(each, 1) for each in counts] + [(each, -1) for each in before]
+    for each, sign in signed:
         for name, total in each["totals"].items():
             known = totals.get(name, [0.0] * len(total))
-            totals[name] = [a + b for a, b in zip(known, total)]  # noqa: B905 (Python 3.9)
-    return {**{key: sum(each[key] for each in counts) for key in ("fetches", "samples", "timed")}, "totals": totals}
+            totals[name] = [a + sign * b for a, b in zip(known, total)]  # noqa: B905 (Python 3.9)
+    return {
+        **{key: sum(sign * each[key] for each, sign in signed) for key in ("fetches", "samples", "timed")},
+        "totals": totals,
+    }
 
 
 def _order(name: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 
 from ..context import TrialContext
 from .base import Pass, mean_step_s
-from .documents import OTHER, STEP_PHASES, TRACE, Traced, trace_file
+from .documents import OTHER, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
 from .marks import Marks
 from .peaks import peaks
@@ -65,7 +65,7 @@ class TracePass(Pass):
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            _synchronize()
+            self._synchronize()
         with quiet(self.notes):
             self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
             self._profiler.start()
@@ -87,10 +87,15 @@ class TracePass(Pass):
 
     def _stop(self) -> None:
         if self.context.device == "cuda":
-            _synchronize()
+            self._synchronize()
         self._seconds = time.perf_counter() - self._begun_s
         with quiet(self.notes):
             self._profiler.stop()
+
+    def _synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.context.device_index)
 
     def _num_events(self) -> int:
         results = self._profiler.profiler.kineto_results
@@ -135,8 +140,6 @@ class TracePass(Pass):
             steps=self._num_steps,
             step_s=self._seconds / max(1, self._num_steps),
             plain_step_s=self._plain_step_s,
-            activities=["CPU", "CUDA"] if is_on_gpu else ["CPU"],
-            annotated=[f"{RANGE}{phase}" for phase in STEP_PHASES if phase != OTHER],
             peaks=self._peaks() if self.is_over else {},
         )
 
@@ -175,9 +178,3 @@ def _num_wanted(step_s: float, num_events: int) -> int:
     """Returns how many steps to trace, given the seconds of a step and the number of its events."""
     wanted = max(MIN_STEPS, min(MAX_STEPS, int(WANTED_S / max(step_s, 1e-6))))
     return max(1, min(wanted, MAX_EVENTS // max(1, num_events)))
-
-
-def _synchronize() -> None:
-    import torch
-
-    torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .documents import INPUT, WORKER, Line, Stage
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
-from .stages import Stages, difference, stages_of, together
+from .stages import Stages, stages_of, together
 
 INTERVAL_S = 0.004  # between samples
 WRITE_S, WRITE_COST = 0.25, 100.0  # minimum time between two writes: in seconds, and in multiples of what a write takes
@@ -112,13 +112,13 @@ def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Sta
         after: the second.
         num_steps: number of steps by which the seconds of lines are divided.
     """
-    counts = [difference(now["counts"], before[path]["counts"] if path in before else None) for path, now in after.items()]
-    if not any(each["timed"] for each in counts):  # no worker has written in between: count from their start
-        before, counts = {}, [now["counts"] for now in after.values()]
+    earlier = {path: reading["counts"] for path, reading in before.items() if path in after}
+    if not any(now["counts"]["timed"] > earlier.get(path, {"timed": 0})["timed"] for path, now in after.items()):
+        before, earlier = {}, {}  # no worker has written in between: count from their start
     places: Dict[str, Any] = {}
     for now in after.values():
         places.update({name: tuple(place) for name, place in now["places"].items()})
-    whole = together(counts)
+    whole = together([now["counts"] for now in after.values()], list(earlier.values()))
     knows_delays = all(now["knows_delays"] for now in after.values())
     return stages_of(whole, places, WORKER, knows_delays=knows_delays), _lines(before, after, num_steps), whole
 

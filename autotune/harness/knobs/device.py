@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any, Dict, Optional
 
@@ -37,14 +38,25 @@ class DeviceKnobs(KnobHandler):
     keys = (KEY,)
 
     def on_activate(self) -> None:
-        """Sets the limit in the current device's context."""
+        """Sets the limit in the context of the device that trains."""
         library = runtime() if self.asked and self._context.device == "cuda" else None
         if library is not None:
-            library.cudaDeviceSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(int(self.asked[KEY])))
+            with self._on_its_device():
+                library.cudaDeviceSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(int(self.asked[KEY])))
 
     def observe(self) -> Dict[str, Any]:
         """Returns the limit in force, in bytes; {} on the CPU."""
-        return {KEY: granularity_bytes()} if self._context.device == "cuda" else {}
+        if self._context.device != "cuda":
+            return {}
+        with self._on_its_device():
+            return {KEY: granularity_bytes()}
+
+    def _on_its_device(self) -> Any:
+        """Returns a context in which the GPU that trains is the current device; another one would get a CUDA context."""
+        import torch
+
+        index = self._context.device_index
+        return contextlib.nullcontext() if index is None else torch.cuda.device(index)
 
     def applicability(self) -> Dict[str, str]:
         """Returns why the knob cannot be changed in this process."""

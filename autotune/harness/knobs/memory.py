@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
@@ -28,9 +28,9 @@ class MemoryKnobs(KnobHandler):
 
         fraction, limit_bytes = float(self.asked[FRACTION]), self._context.spec.memory_limit_bytes
         if limit_bytes:
-            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            total = torch.cuda.get_device_properties(self._context.device_index).total_memory
             fraction = min(fraction, limit_bytes / total)
-        torch.cuda.set_per_process_memory_fraction(fraction)
+        torch.cuda.set_per_process_memory_fraction(fraction, self._context.device_index)
 
     def observe(self) -> Dict[str, Any]:
         """Returns the host's allocator; the device's settings can only be compared with a requested value."""
@@ -45,7 +45,7 @@ class MemoryKnobs(KnobHandler):
             return _verify_malloc(asked)
         if self._context.device != "cuda":
             return KnobReport(NOT_APPLICABLE, NO_CUDA)
-        return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked)
+        return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked, self._context.device_index)
 
 
 def host_allocator() -> str:
@@ -92,12 +92,12 @@ def _report(is_as_asked: bool, asked: str, found: str) -> KnobReport:
     return KnobReport(OVERRIDDEN, f"the allocator uses {found}, {asked} was requested", found)
 
 
-def _verify_fraction(asked: float) -> KnobReport:
+def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
     import torch
 
     if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
         return KnobReport(APPLIED, "", asked)  # before torch 2.8 it can only be set
-    found = torch.cuda.get_per_process_memory_fraction()
+    found = torch.cuda.get_per_process_memory_fraction(index)
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)
     return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was requested", found)

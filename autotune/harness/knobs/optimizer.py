@@ -54,8 +54,7 @@ class OptimizerKnobs(KnobHandler):
         # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
         optimizer._step_supports_amp_scaling = bool(fused)
         optimizer._need_device_dtype_check_for_fused = bool(fused)
-        if fused:
-            _move_step_counters(optimizer)
+        _move_step_counters(optimizer)
         self._report = KnobReport(APPLIED, "", value)
 
     def observe(self) -> Dict[str, Any]:
@@ -95,8 +94,13 @@ def _problem(optimizer: Any, value: str) -> str:
 def _move_step_counters(optimizer: Any) -> None:
     import torch
 
-    # A state loaded from a checkpoint has its counters on the CPU; fused kernels need them on the parameter's device.
-    for parameter, state in optimizer.state.items():
-        counter: Any = state.get("step") if isinstance(state, dict) else None
-        if isinstance(counter, torch.Tensor):
-            state["step"] = torch.Tensor.to(counter, device=parameter.device)
+    # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them: fused and capturable ones
+    # on the parameter's device, torch's others on the CPU, as they read each counter in each step.
+    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    for group in optimizer.param_groups:
+        is_on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"] if is_on_device or is_torchs else ():
+            state = optimizer.state.get(parameter)
+            counter: Any = state.get("step") if isinstance(state, dict) else None
+            if isinstance(counter, torch.Tensor):
+                state["step"] = torch.Tensor.to(counter, device=parameter.device if is_on_device else "cpu")

@@ -94,7 +94,10 @@ class ParallelKnobs(KnobHandler):
         if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):
             self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are not float32")
             return
-        DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
+        try:
+            DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
+        except TypeError as error:  # torch has this hook only in builds with NCCL, whatever the backend
+            self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, str(error))
 
     def hold_back(self) -> List[Any]:
         """Does what entering `no_sync` does, unless averaging is due; called before the forward pass of a module that trains.

@@ -56,7 +56,7 @@ class ProcessKnobs(KnobHandler):
         found: Dict[str, Any] = {
             INTRA: torch.get_num_threads(),
             INTEROP: torch.get_num_interop_threads(),
-            MATMUL: torch.get_float32_matmul_precision(),
+            MATMUL: matmul_precision(self._context.device),
             CUDNN: bool(torch.backends.cudnn.benchmark),
             SHARING: torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         }
@@ -83,6 +83,23 @@ class ProcessKnobs(KnobHandler):
         if str(value) == str(asked):
             return KnobReport(APPLIED, "", value)
         return KnobReport(OVERRIDDEN, f"the process has {value!r}, {asked!r} was requested", value)
+
+
+def matmul_precision(device: str) -> str:
+    """Returns the value of precision.matmul in force, even if the program has set it by the API of torch 2.9.
+
+    After that, torch's own `get_float32_matmul_precision` raises.
+
+    Args:
+        device: "cuda" or "cpu".
+    """
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+        return {"tf32": "high", "bf16": "medium"}.get(backend.matmul.fp32_precision, "highest")
 
 
 def _set_interop(num_threads: int) -> None:

@@ -38,6 +38,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
         _open_files(found),
         _huge_pages(found.get("huge_pages") or ""),
         _slurm(found.get("slurm")),
+        _ray(found.get("ray")),
     ]
 
 
@@ -123,6 +124,19 @@ def _slurm(found: dict[str, Any] | None) -> Finding:
         text, cost = f"installed, but its controller does not answer ({problem})", "launcher=slurm does not work"
         return _finding("Slurm", text, Status.warning, cost, "scontrol ping")
     return _finding("Slurm", f"its controller answers; partitions: {', '.join(found['partitions']) or 'none'}")
+
+
+def _ray(found: dict[str, Any] | None) -> Finding:
+    """Returns the finding about the engine of launcher=ray."""
+    if found is None:
+        return _finding("Ray", "not installed", Status.skipped)
+    version, address = found["version"], found["address"]
+    if not address:
+        return _finding("Ray", f"{version}, no cluster runs here", Status.skipped)
+    if problem := found["problem"]:
+        text, cost = f"{version}, but the cluster at {address} does not answer ({problem})", "launcher=ray does not work"
+        return _finding("Ray", text, Status.warning, cost, "ray status   # or: unset RAY_ADDRESS")
+    return _finding("Ray", f"{version}, its cluster at {address} answers")
 
 
 def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:

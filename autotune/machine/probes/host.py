@@ -13,6 +13,7 @@ import psutil
 
 from autotune.machine.cores import cpu_quota, memory_limit_bytes, num_cores
 from autotune.machine.facts import recorded
+from autotune.machine.probes.ray import ray
 from autotune.machine.probes.slurm import slurm
 from autotune.machine.topology import adapters, numa_nodes
 
@@ -30,7 +31,7 @@ def look() -> dict[str, Any]:
         "shared_memory": {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (None:
         unlimited);
         "huge_pages": "always", "madvise", "never", or "" if unknown; "cxx", "cc": path of a compiler or None; "variables";
-        "adapters", "numa_nodes": as in `topology()`; "slurm": as in `slurm()`.
+        "adapters", "numa_nodes": as in `topology()`; "slurm", "ray": as in `slurm()` and `ray()`.
     """
     memory, swap, limit = psutil.virtual_memory(), psutil.swap_memory(), memory_limit_bytes()
     cpus = sorted(os.sched_getaffinity(0))
@@ -56,6 +57,7 @@ def look() -> dict[str, Any]:
         "adapters": adapters(),
         "numa_nodes": numa_nodes(),
         "slurm": slurm(),
+        "ray": ray(),
     }
 
 

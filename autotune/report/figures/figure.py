@@ -50,6 +50,7 @@ class Figure:
         notes: sentences below it.
         quoted: text of the program below it, such as the end of its log.
         absent: why it is absent, with the command that adds it; "" if it is there.
+        width: "wide" or "half" for another width than its contents suggest.
     """
 
     key: str
@@ -61,6 +62,12 @@ class Figure:
     notes: Sequence[str] = ()
     quoted: str = ""
     absent: str = ""
+    width: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing but the reason why it is absent."""
+        return bool(self.absent) and not (self.notes or self.grid or self.quoted)
 
 
 Maker = Callable[[Study], Figure]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explained import accuracy_text, check_text, gain_text, remedy_text, signed, size_text
+from autotune.explained import accuracy_text, diagnosis_lines, gain_text, other_checks, remedy_text, signed, size_text
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
@@ -32,11 +32,18 @@ def baseline_findings(study: Study) -> Figure:
 def _findings(study: Study, number: int, key: str, title: str) -> Figure:
     entry, document = study.explained(number), study.summary.get("explanation") or {}
     if not entry:
-        return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=_diagnosis(study, number))
+        notes = [f"{sentence(line)}." for line in diagnosis_lines(study.summary)] if number == study.best else []
+        return Figure(key=key, title=title, absent=_why_absent(study, number, document), notes=notes)
     found = entry.get("findings") or []
     accuracy = accuracy_text(document)
-    notes = [*_tried(number, document, found), *([f"Explanations so far: {accuracy}."] if accuracy else [])]
+    notes = [
+        *(f"Tried, too: {line}." for line in other_checks(document, [entry])),
+        *([f"Explanations so far: {accuracy}."] if accuracy else []),
+    ]
     notes += [sentence(note) for note in entry.get("notes") or []]
+    if not found and not any(one["outcome"] == "ok" for one in (entry.get("passes") or {}).values()):
+        absent = f"Not known, as no pass of it ended well. `{_command(study, number)}` runs them again."
+        return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
     says = "How many more samples a second the training makes without each cost. Gains do not add up."
@@ -47,8 +54,11 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
     why = f" It was left out of the study: {skipped}." if skipped else ""
-    command = f"autotune explain {study.name}" + (" --trial 0" if number == BASELINE else "")
-    return f"Where the time goes was not looked at.{why} `{command}` does it."
+    return f"Where the time goes was not looked at.{why} `{_command(study, number)}` does it."
+
+
+def _command(study: Study, number: int) -> str:
+    return f"autotune explain {study.name}" + (" --trial 0" if number == BASELINE else "")
 
 
 def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
@@ -84,19 +94,3 @@ def _grid(found: Sequence[Mapping[str, Any]]) -> Grid:
         for number, one in enumerate(found, 1)
     ]
     return Grid(columns=["finding", "where", "seen", "what to do", "gain", "sized by"], rows=rows)
-
-
-def _tried(number: int, document: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a sentence for each check of the trial that is not shown with a finding, such as one that was refuted."""
-    shown = {(one["cause"], one["where"]) for one in found if one.get("check")}
-    checks = [check for check in document.get("checks") or [] if check["trial"] == number]
-    others = [check for check in checks if (check["cause"], check["where"]) not in shown]
-    return [f"Tried, too: {check['cause']}, {check['remedy']}: {check_text(check)}." for check in others]
-
-
-def _diagnosis(study: Study, number: int) -> list[str]:
-    """Returns what the trial's own rates say of its input, which is known without any pass."""
-    if number != study.best:
-        return []
-    found = study.summary.get("diagnosis") or []
-    return [f"{sentence(str(one.get('finding')))}: {one.get('evidence')}. {one.get('advice')}" for one in found]

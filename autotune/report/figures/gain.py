@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.quantities import ratio_interval_text, ratio_text
+from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of
 from autotune.report.claims import compared_rows
@@ -16,7 +16,7 @@ from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, dot, interv
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ROLES, sentence, tick_text
 from autotune.report.study import Study
-from autotune.report.verdict import no_interval_text
+from autotune.report.verdict import no_interval_text, origin_text
 from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, knob_phrase, side_texts
 
 MIDDLE = TRACK_PX / 2
@@ -37,7 +37,7 @@ def rates_of(studies: Sequence[Study]) -> Figure:
     title = "How sure is it?"
     if not drawing:
         return Figure(key="rates", title=title, absent=_why_no_ratio(studies[0]))
-    notes = [note for study in studies for note in _ratio_notes(study)]
+    notes = [*(_origins(alone) if alone else []), *(note for study in studies for note in _ratio_notes(study))]
     return Figure(
         key="rates", title=title, says=INTERVALS, drawing=drawing, grid=_claimed(alone) if alone else None,
         notes=list(dict.fromkeys(notes)),
@@ -97,7 +97,7 @@ def _ratio_bars(rows: Sequence[tuple[str, float, list[float] | None]]) -> Markup
     drawn = [
         Row(
             label=label,
-            value=f"{ratio_text(ratio)} {ratio_interval_text(ci)}".strip(),
+            value=ratio_with_interval_text(ratio, ci),
             marks=[
                 line(scale(1.0), scale(1.0), "one", 0, TRACK_PX),
                 *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
@@ -117,6 +117,12 @@ def _ratio_notes(study: Study) -> list[str]:
     if found.get("ratio") and not found.get("ci"):
         notes.append("There is no interval, so how sure the ratio is cannot be said.")
     return notes
+
+
+def _origins(study: Study) -> list[str]:
+    """Returns which measurement each rate is; [] for a verification, which says it itself."""
+    sides = [] if study.summary.get("verification") else [(name, study.summary.get(name) or {}) for name in study.sides]
+    return [f"{sentence(ROLES[name])}: {origin_text(study.summary, side)}." for name, side in sides if side.get("value")]
 
 
 def _why_no_ratio(study: Study) -> str:
@@ -144,7 +150,7 @@ def changes(study: Study) -> Figure:
         begun, reached = reached, reached * (entry.get("ratio") or 1.0)
         rows.append(_change_row(entry, begun, reached, scale))
     if ratio and len(entries) > 1:
-        rows.append(Row(label="all together", value=f"{ratio_text(ratio)} {ratio_interval_text(ci)}".strip(), marks=[
+        rows.append(Row(label="all together", value=ratio_with_interval_text(ratio, ci), marks=[
             bar(scale(1.0), scale(ratio), "best"),
             *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
         ]))  # fmt: skip
@@ -155,7 +161,7 @@ def changes(study: Study) -> Figure:
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
-    notes = [*(words.removeprefix("-: ") for words in basis_lines(summary)), *dropped_lines(summary)]
+    notes = [*basis_lines(summary), *dropped_lines(summary)]
     return Figure(
         key="changes",
         title=title,

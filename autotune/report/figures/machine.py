@@ -11,14 +11,22 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
-from autotune.quantities import DASH, bytes_text, number_text, seconds_text, step_time_text
+from autotune.quantities import DASH, bytes_text, number_text, percent_text, step_time_text
 from autotune.records import Kind, TrialRecord, objective_names
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence, share_text
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
-from autotune.wording import aims_text, command_text, communication_text, cycles_text, machine_text, warm_start_text
+from autotune.wording import (
+    aims_text,
+    budget_text,
+    command_text,
+    communication_text,
+    cycles_text,
+    machine_text,
+    warm_start_text,
+)
 
 
 def ranks(study: Study) -> Figure:
@@ -40,7 +48,7 @@ def ranks(study: Study) -> Figure:
     ]  # fmt: skip
     chart = Bars(rows=rows, key=[("best", "own work"), ("predicted", "waiting for other ranks")])
     grid = Grid(columns=["rank ", f"{study.unit}/s ", "a step ", "waiting for input ", "memory "], rows=[
-        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), _share(entry["data_wait_frac"]),
+        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), percent_text(entry["data_wait_frac"]),
          bytes_text(entry["peak_memory_bytes"])]
         for entry in by_rank
     ])  # fmt: skip
@@ -52,10 +60,6 @@ def _step(seconds: float | None) -> str:
     return DASH if seconds is None else step_time_text(seconds)
 
 
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0%}"
-
-
 def quiet(study: Study) -> Figure:
     """Returns whether the machine was quiet: what other programs took while trials were measured."""
     title = "Was the machine quiet?"
@@ -64,7 +68,8 @@ def quiet(study: Study) -> Figure:
     disturbed = [record for record in study.records.values() if record.outcome == "disturbed"]
     said = _foreign(measured, study)
     if disturbed:
-        said.append(f"{len(disturbed)} trials were disturbed, and are not used.")
+        num = len(disturbed)
+        said.append(f"{num} trial{'s were' if num > 1 else ' was'} disturbed, and not used.")
     if noise := study.summary.get("noise"):
         said.append(f"From process to process, the rate of one configuration varies by {share_text(noise['spread'])}.")
     if not said and not lines:
@@ -92,7 +97,7 @@ def environment(study: Study) -> Figure:
     facts = {
         "study": f"{summary['study']}, {summary.get('status')}, in {study.folder.path}",
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(summary["started_at"] or 0.0))),
-        "budget": _budget(summary),
+        "budget": budget_text(summary.get("budget_s"), summary.get("budget_trials")),
         "goal": aims_text(summary.get("objective") or "throughput", summary.get("terms") or {}),
         "program": command_text(map(str, summary.get("command") or [])),
         "folder": str(summary.get("cwd") or ""),
@@ -109,12 +114,6 @@ def environment(study: Study) -> Figure:
     files = [f"{name}: {said}" for name, said in file_lines(summary)]
     grid = Grid(columns=["what", "value"], rows=[[name, value] for name, value in facts.items() if value.strip(": ")])
     return Figure(key="environment", title="What do the numbers hold for?", grid=grid, is_open=True, notes=files)
-
-
-def _budget(summary: dict[str, Any]) -> str:
-    parts = [seconds_text(summary["budget_s"])] if summary.get("budget_s") else []
-    parts += [f"{summary['budget_trials']} trials"] if summary.get("budget_trials") else []
-    return " or ".join(parts)
 
 
 def method(study: Study) -> Figure:

@@ -33,6 +33,7 @@ from autotune.report.trials import phrases
 
 UNITS = (2**40, 2**30, 2**20, 2**10)
 NEAR_FRAC = 0.2  # of the capacity; if no trial used more, the capacity is not drawn, since it would flatten everything else
+TEXT_FRAC = 0.07  # height of a text, as a share of a plot
 MAX_NAMED = 5  # trials that a sentence names
 MAX_MODULES = 40  # rows of the table of modules
 
@@ -42,7 +43,7 @@ class Sized:
     """The trials of a study whose batch size is known.
 
     Attributes:
-        measured: those with a peak memory.
+        measured: those with a peak memory that did not run out of it.
         out: those that ran out of memory.
         capacity_bytes: memory that trials may use; None if unknown.
     """
@@ -83,9 +84,10 @@ def memory_by_batch(study: Study) -> Figure:
 
 def _sized(study: Study) -> Sized:
     sized = [trial for trial in study.trials if _batch(trial) and str(trial.get("kind")) in (Kind.baseline, Kind.search)]
+    out = [trial for trial in sized if Outcome(str(trial["outcome"])).is_memory]
     return Sized(
-        measured=[trial for trial in sized if trial.get("peak_memory_bytes")],
-        out=[trial for trial in sized if Outcome(str(trial["outcome"])).is_memory],
+        measured=[trial for trial in sized if trial.get("peak_memory_bytes") and trial not in out],
+        out=out,
         capacity_bytes=_capacity_bytes(study),
     )
 
@@ -118,7 +120,9 @@ def _plot(study: Study, found: Sized) -> Plot:
     height = heights(found.capacity_bytes if found.is_near and found.capacity_bytes else found.peak_bytes)
     sizes = [_batch(trial) for trial in (*found.measured, *found.out)]
     across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, is_log=True)
-    marks = [_capacity(found.capacity_bytes, height)] if found.is_near and found.capacity_bytes else []
+    capacity_bytes = found.capacity_bytes if found.is_near else None
+    marks = [_capacity(capacity_bytes, height)] if capacity_bytes else []
+    above = height(capacity_bytes or height.high) - TEXT_FRAC  # a text of the axis higher than this would lie on the capacity
     places: dict[tuple[str, float, int], Markup] = {}  # trials at the same place are drawn once
     for trial in found.measured:
         x, y = across(_batch(trial)), at_height(height(float(trial["peak_memory_bytes"])))
@@ -133,7 +137,7 @@ def _plot(study: Study, found: Sized) -> Plot:
     return Plot(
         title="Peak memory by batch size.", marks=[*marks, *places.values(), *crosses.values()],
         x=[(across(tick), f"batch {tick:g}") for tick in (across.ticks() if len(set(sizes)) > 1 else sizes[:1])],
-        y=_byte_axis(height), key=kinds if found.out else kinds[:-1],
+        y=[tick for tick in _byte_axis(height) if tick[0] > at_height(above)], key=kinds if found.out else kinds[:-1],
     )  # fmt: skip
 
 
@@ -160,7 +164,7 @@ def memory(study: Study) -> Figure:
         if (found := study.rows("memory", number))
     }
     if not amounts:
-        return Figure(key="memory", title=title, absent=study.why_absent("memory", "What holds the memory"))
+        return Figure(key="memory", title=title, absent=study.why_absent("memory"))
     names = dict.fromkeys(name for found in amounts.values() for name, value in found.items() if value)
     scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
     rows = [

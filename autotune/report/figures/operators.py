@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.quantities import number_text
@@ -13,6 +13,7 @@ from autotune.report.figures.sides import ms_text, share_text, table_notes
 from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more
+SECONDS = "seconds"  # stands for the column with a row's seconds
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
 
 _Ranked = list[tuple[dict[str, Any], float]]
@@ -20,42 +21,40 @@ _Ranked = list[tuple[dict[str, Any], float]]
 
 def operators(study: Study) -> Figure:
     """Returns the operators that take the most time."""
-    title = "Which operators take the most time?"
-    rows = _ranked(study.rows("operators", study.best), "device_self_s", "host_self_s")
-    if not rows:
-        return Figure(key="operators", title=title, absent=study.why_absent("operators", "Operators"))
-    columns = ["operator", "shapes", "phase", "calls a step ", "a step ", "share ", "bound by"]
-    cells = [
-        [
-            row["operator"], row["shapes"], row["phase"], number_text(row["count"]), ms_text(seconds),
-            share_text(row["share_frac"]), row["bound"],
-        ]
-        for row, seconds in rows[:MAX_LISTED]
-    ]  # fmt: skip
-    return Figure(
-        key="operators", title=title, says="Time in each operator itself, without those that it calls, in the best trial.",
-        drawing=_chart(rows, "operator").html(), grid=Grid(columns=columns, rows=cells), notes=table_notes(study, "operators"),
-    )  # fmt: skip
+    columns = {
+        "operator": "operator", "shapes": "shapes", "phase": "phase", "calls a step ": "count", "a step ": SECONDS,
+        "share ": "share_frac", "bound by": "bound",
+    }  # fmt: skip
+    says = "Time in each operator itself, without those that it calls, in the best trial."
+    return _figure(study, "operators", columns, says, "device_self_s", "host_self_s")
 
 
 def kernels(study: Study) -> Figure:
     """Returns the kernels that take the most time."""
-    title = "Which kernels take the most time?"
-    rows = _ranked(study.rows("kernels", study.best), "total_s")
+    columns = {
+        "kernel": "kernel", "operator": "operator", "launches a step ": "count", "a step ": SECONDS, "share ": "share_frac",
+        "Tensor Cores": "tensor_core_used", "could use them": "tensor_core_eligible",
+    }  # fmt: skip
+    return _figure(study, "kernels", columns, "Time on the device, in the best trial.", "total_s")
+
+
+def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *seconds: str) -> Figure:
+    title, rows = f"Which {table} take the most time?", _ranked(study.rows(table, study.best), *seconds)
     if not rows:
-        return Figure(key="kernels", title=title, absent=study.why_absent("kernels", "Kernels"))
-    columns = ["kernel", "operator", "launches a step ", "a step ", "share ", "Tensor Cores", "could use them"]
-    cells = [
-        [
-            row["kernel"], row["operator"], number_text(row["count"]), ms_text(seconds), share_text(row["share_frac"]),
-            row["tensor_core_used"], row["tensor_core_eligible"],
-        ]
-        for row, seconds in rows[:MAX_LISTED]
-    ]  # fmt: skip
+        return Figure(key=table, title=title, absent=study.why_absent(table))
+    cells = [[_cell(row, each_s, column) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
     return Figure(
-        key="kernels", title=title, says="Time on the device, in the best trial.", drawing=_chart(rows, "kernel").html(),
-        grid=Grid(columns=columns, rows=cells), notes=table_notes(study, "kernels"),
+        key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns))).html(),
+        grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table),
     )  # fmt: skip
+
+
+def _cell(row: Mapping[str, Any], seconds: float, column: str) -> str:
+    if column == SECONDS:
+        return ms_text(seconds)
+    if column == "share_frac":
+        return share_text(row[column])
+    return number_text(row[column]) if column == "count" else str(row[column])
 
 
 def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from autotune.explain.tables import Tables
-from autotune.quantities import DASH, number_text, step_time_text
+from autotune.quantities import DASH, number_text, percent_text, step_time_text
 from autotune.report.drawing import Scale, bar
 from autotune.report.study import Study
 
@@ -72,4 +72,4 @@ def tick_text(value: float) -> str:
 
 def share_text(share: float | None) -> str:
     """Returns a share in percent, with one decimal."""
-    return DASH if share is None else f"{100 * share:.1f} %"
+    return percent_text(share, digits=1)

@@ -9,10 +9,11 @@ from markupsafe import Markup
 
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
-from autotune.quantities import DASH, number_text, step_time_text
+from autotune.harness.explain.documents import INPUT
+from autotune.quantities import DASH, number_text, percent_text, step_time_text
 from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, box, round_values, text
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, share_text, table_notes, tick_text
+from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, table_notes, tick_text
 from autotune.report.study import Study
 
 LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
@@ -25,49 +26,65 @@ KINDS = {
     **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
-BY_TRACE = "By torch.profiler; each instant counts once."
+BY_TRACE = "By torch.profiler, under which a step takes longer; each instant counts once."
 BY_PHASE = "By phase, as the training thread sees it, without a profiler."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
 Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
 
 
 def breakdown(study: Study) -> Figure:
-    """Returns the seconds of a step by category, of the baseline above those of the best."""
-    title = "Where does the time of a step go?"
-    seconds, source = _step_seconds(study)
+    """Returns the seconds of a step by phase, of the baseline above those of the best."""
+    seconds = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
+    return _parts(study, seconds, "breakdown", "Where does the time of a step go?", BY_PHASE, "phases")
+
+
+def categories(study: Study) -> Figure:
+    """Returns the seconds of a step by what is computed, under the profiler, of the baseline above those of the best.
+
+    A trace whose profiler slowed the step too much says nothing of the plain program.
+    """
+    traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
+    seconds = {
+        role: {str(row["category"]): float(row["seconds"]) for row in rows}
+        for role, rows in traced.items()
+        if study.tables[study.sides[role]].distortion.get(0, 1.0) <= MAX_DISTORTION
+    }
+    key, title = "categories", "What is a step made of?"
+    if traced and not seconds:
+        return Figure(key=key, title=title, absent=" ".join(table_notes(study, "breakdown")))
+    return _parts(study, seconds, key, title, BY_TRACE, "breakdown")
+
+
+def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, table: str) -> Figure:
+    """Returns the chart of a step's parts.
+
+    Args:
+        study: the study.
+        seconds: role -> {part: seconds of a step}.
+        key: the figure's place in the page.
+        title: its title.
+        source: a sentence on how the seconds were found out.
+        table: name of the table that they are from; its notes are shown, or why it is absent.
+    """
     if not seconds:
-        return Figure(key="breakdown", title=title, absent=study.why_absent("breakdown", "Where the time of a step goes"))
+        return Figure(key=key, title=title, absent=study.why_absent(table))
     names = dict.fromkeys(name for found in seconds.values() for name, value in found.items() if value)
-    categories = sorted(names, key=lambda name: -max(found.get(name, 0.0) for found in seconds.values()))
+    parts = sorted(names, key=lambda name: -max(found.get(name, 0.0) for found in seconds.values()))
     scale = Scale(0.0, 1.02 * max(value for found in seconds.values() for value in found.values()))
     rows = [
         Row(
             label=named(name), value=" → ".join(ms_text(found.get(name)) for found in seconds.values()),
             marks=pair({role: found.get(name) for role, found in seconds.items()}, scale),
         )
-        for name in categories
+        for name in parts
     ]  # fmt: skip
     axis = [(scale(tick), step_time_text(tick).replace(".0 ", " ")) for tick in scale.ticks()[1:]]
     whole = ", ".join(f"{ROLES[role]}: {step_time_text(math.fsum(found.values()))}" for role, found in seconds.items())
     return Figure(
-        key="breakdown", title=title, says=f"A whole step, {whole}. {source}",
-        drawing=Bars(rows=rows, axis=axis, key=keys(seconds)).html(), grid=_breakdown_grid(seconds, categories),
-        notes=[*_batch_notes(study, seconds), *table_notes(study, "breakdown")],
+        key=key, title=title, says=f"A whole step, {whole}. {source}",
+        drawing=Bars(rows=rows, axis=axis, key=keys(seconds)).html(), grid=_breakdown_grid(seconds, parts),
+        notes=[*_batch_notes(study, seconds), *table_notes(study, table)],
     )  # fmt: skip
-
-
-def _step_seconds(study: Study) -> tuple[Seconds, str]:
-    """Returns the seconds of a step, and how they were found out: by traces, or by phases if more trials have them.
-
-    A trace whose profiler slowed the step too much says nothing of the plain program.
-    """
-    by_trace = {
-        role: {str(row["category"]): float(row["seconds"]) for row in rows}
-        for role, number in study.sides.items()
-        if (rows := study.rows("breakdown", number)) and study.tables[number].distortion.get(0, 1.0) <= MAX_DISTORTION
-    }
-    by_phase = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
-    return (by_phase, BY_PHASE) if len(by_phase) > len(by_trace) else (by_trace, BY_TRACE)
 
 
 def _breakdown_grid(seconds: Seconds, categories: Sequence[str]) -> Grid:
@@ -77,7 +94,7 @@ def _breakdown_grid(seconds: Seconds, categories: Sequence[str]) -> Grid:
         [
             named(name),
             *(f"{found.get(name, 0.0):.6f}" for found in seconds.values()),
-            *(share_text(found.get(name, 0.0) / (totals[role] or 1.0)) for role, found in seconds.items()),
+            *(percent_text(found.get(name, 0.0) / (totals[role] or 1.0)) for role, found in seconds.items()),
         ]
         for name in categories
     ]
@@ -108,14 +125,21 @@ def stages(study: Study) -> Figure:
         "If L is not well above D, the step waits for its input. These are rates of single trials."
     )
     notes = [
-        f"{sentence(ROLES[role])}: the step waits for input {share_text(trial['data_wait_frac'])} of the time."
-        for role, trial in known.items()
-        if trial.get("data_wait_frac") is not None
+        f"{sentence(ROLES[role])}: input takes {percent_text(share)} of a step."
+        for role in known
+        if (share := _input_frac(study, study.sides[role])) is not None
     ]
     grid = _stage_grid(study)
     if grid is None:
         notes.append(study.why_absent("stages", "What a sample costs at each stage of the loader"))
     return Figure(key="stages", title=title, says=says, drawing=chart.html(), grid=grid, notes=notes)
+
+
+def _input_frac(study: Study, number: int) -> float | None:
+    """Returns the input's share of a step: the one of the breakdown or, if there is none, the one of the trial's window."""
+    if phases := study.explained(number).get("phases_s"):
+        return float(phases.get(INPUT, 0.0)) / (math.fsum(phases.values()) or 1.0)
+    return study.trial(number).get("data_wait_frac")
 
 
 def _rate_row(study: Study, key: str, rates: Mapping[str, float | None], scale: Scale) -> Row:
@@ -146,7 +170,7 @@ def timeline(study: Study) -> Figure:
     title = "What happens during one step?"
     tables = study.tables.get(study.best)
     if tables is None or not tables.timeline:
-        return Figure(key="timeline", title=title, absent=study.why_absent("breakdown", "What happens during one step"))
+        return Figure(key="timeline", title=title, absent=study.why_absent("breakdown"))
     end_s = max(each.start_s + each.seconds for each in tables.timeline)
     lanes = list(dict.fromkeys(each.lane for each in tables.timeline))
     marks = [text(0, TOP_PX + number * PITCH_PX, lane) for number, lane in enumerate(lanes)]

@@ -107,7 +107,7 @@ def _finished(trial: FrozenTrial) -> Seen:
     is_measured = rate is not None and not broken & {"memory", "works"}
     return Seen(
         params=trial.params,
-        score=trial.values[0] if is_measured and trial.values else None,
+        score=_score(trial, stored) if is_measured else None,
         rate=rate if is_measured else None,
         device_rate=_positive(stored.get("device_rate")) if is_measured else None,
         loader_rate=_positive(stored.get("loader_rate")) if is_measured else None,
@@ -118,6 +118,12 @@ def _finished(trial: FrozenTrial) -> Seen:
         to_blame=frozenset(stored["to_blame"]) if stored.get("to_blame") else None,
         may_win=is_measured and not broken and stored.get("outcome") in (None, "ok"),
     )
+
+
+def _score(trial: FrozenTrial, stored: Mapping[str, Any]) -> float | None:
+    """Returns the score as measured; the trial's own value is the worst seen if it may not win."""
+    score = stored.get("score")
+    return score if score is not None or not trial.values else trial.values[0]
 
 
 def _positive(value: Any) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +32,9 @@ MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time
 RESCALE_TIMES = 1.1  # the models' spreads are found anew whenever the number of trials has grown by this factor
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
+DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
+MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
+MOST_EXAMINED = 5  # number of trials, those furthest below the forecast, for which a forecast without them is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +134,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         if why := self._why_not(study):
             self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
             return self._fallback.infer_relative_search_space(study, trial)
-        return dict(self._distributions or self._shared_space.calculate(study))
+        return self._shared(study)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -205,6 +210,38 @@ class RatesSampler(optuna.samplers.BaseSampler):
         chances = self._memory(known, machine).chances(configurations)
         rows = zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True)
         return [Forecasted(log_rate=mean, spread=spread, chance_to_fit=chance) for mean, spread, chance in rows]
+
+    def doubted(self, study: optuna.Study) -> Params | None:
+        """Returns the configuration whose only rate is far below what the other trials let expect, if it may be the best.
+
+        A neighbour's load can halve a rate without a trace. Of several such configurations, the one with the highest forecast
+        is returned; None if there is none.
+        """
+        space = self._shared(study)
+        known = [one for one in self._history.seen(study) if one.rate is not None and one.params.keys() <= space.keys()]
+        if self._why_not(study) or len(known) < MIN_SPREAD_TRIALS:
+            return None
+        machine, coding = self._machine(study), self._coding(space, known)
+        codes = coding.encode([one.params for one in known])
+        rates = np.log([one.rate or 1.0 for one in known])
+        winners = [place for place, one in enumerate(known) if one.may_win and self.rules.may_win(one.params)]
+        if not winners:
+            return None
+        means = self._forecast(coding, known, machine).expected(codes, codes[:1]).mean
+        times = Counter(map(bytes, codes))
+        suspects = [place for place in winners if times[bytes(codes[place])] == 1 and rates[place] < max(rates[winners])]
+        found: tuple[float, Params] | None = None
+        for place in sorted(suspects, key=lambda place: rates[place] - means[place])[:MOST_EXAMINED]:
+            others = self._forecast(coding, [*known[:place], *known[place + 1 :]], machine)
+            expected = others.expected(codes[[place]], codes[[place]])
+            mean, spread = float(expected.mean[0]), math.hypot(float(expected.own_spread[0]), others.spread)
+            is_far = mean - rates[place] > max(MIN_DOUBTED, DOUBTED * spread)
+            if is_far and mean >= max(rates[winners]) and (found is None or mean > found[0]):
+                found = mean, known[place].params
+        return None if found is None else found[1]
+
+    def _shared(self, study: optuna.Study) -> dict[str, BaseDistribution]:
+        return dict(self._distributions or self._shared_space.calculate(study))
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
         return Coding(distributions, [one.params for one in known], self.rules.ladders)

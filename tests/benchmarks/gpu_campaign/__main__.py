@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.gpu_campaign [STAGE ...] [--out FOLDER] [--work FOLDER] [--minutes 8] [--dry]
 
-Stages, in order of worth, all of them when none is named: smoke, tutorial, record, rival, transformer, truth, overhead. Each
-takes at most `--minutes`; what does not fit, or was cut off, is done when the same command is given again. A stage that fails
-leaves the others alone. No network is needed.
+Stages, in order of worth, all of them when none is named: smoke, tutorial, record, rival, transformer, truth, explaining,
+overhead. Each takes at most `--minutes`; what does not fit, or was cut off, is done when the same command is given again. A
+stage that fails leaves the others alone. No network is needed.
 
 FOLDER (runs/gpu_campaign) gets `campaign.json` with everything measured, `campaign.md` made from it, and `tables/`. Studies and
 trials work in `--work` (FOLDER/work), of which nothing is a result. `--dry` runs all that a CPU can run, at small sizes, and
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.gpu_campaign import overhead, record, rival, smoke, transformer, truth, tutorial
+from tests.benchmarks.gpu_campaign import explaining, overhead, record, rival, smoke, transformer, truth, tutorial
 from tests.benchmarks.gpu_campaign.checks import FAILED, LATER, NOT_RUN, Check, Finding, Place, run_stage
 from tests.benchmarks.gpu_campaign.document import Document
 from tests.benchmarks.gpu_campaign.page import FILE, write_page
@@ -52,6 +52,7 @@ STAGES = {
     "rival": Stage(title="other tuners on the same model, device and budget", checks=rival.checks),
     "transformer": Stage(title="a language model: tokens, arithmetic, memory", checks=transformer.checks),
     "truth": Stage(title="short trials against long runs", checks=truth.checks),
+    "explaining": Stage(title="is what costs time on a GPU named?", checks=explaining.checks),
     "overhead": Stage(title="what autotune itself costs", checks=overhead.checks),
 }
 TITLES = {name: stage.title for name, stage in STAGES.items()}

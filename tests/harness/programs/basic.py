@@ -20,6 +20,8 @@ def make_model():
 
 def main():
     torch.manual_seed(0)
+    if "precision" in OPTIONS:
+        torch.backends.mkldnn.matmul.fp32_precision = OPTIONS["precision"]
     if "threads" in OPTIONS:
         torch.set_num_threads(option("threads", 2))
     data = TensorDataset(torch.randn(256, 3, 8, 8), torch.randint(0, 10, (256,)))

@@ -1,3 +1,5 @@
+import itertools
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -103,8 +105,6 @@ def test_the_optimum_is_found_in_few_trials(seed):
 
 
 def all_configurations():
-    import itertools
-
     for values in itertools.product(*(SPACE[key].choices for key in SPACE)):
         yield active(dict(zip(SPACE, values, strict=True)))
 
@@ -288,3 +288,27 @@ def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_a
     assert first.why.endswith("(from now on by the rates alone: search.decomposition=false)")
     _, second = proposal(study)
     assert "from now on" not in second.why
+
+
+def some_neighbours():
+    levels = itertools.product(("off", "bf16"), (0, 2, 4), (32, 64))
+    return [with_(amp=amp, workers=workers, batch=batch) for amp, workers, batch in levels]
+
+
+def test_rate_far_below_its_forecast_is_doubted_until_it_is_measured_again():
+    known = some_neighbours()
+    optimum = with_(amp="bf16", workers=8, batch=128)
+    study = new_study([*known, with_(workers=8, batch=128)])
+    assert study.sampler.doubted(study) is None, "all rates are as forecast"
+    _, loader, rate = rates_of(optimum)
+    add(study, optimum, score=rate / 2, rate=rate / 2, device_rate=rate / 2, loader_rate=loader)
+    assert study.sampler.doubted(study) == optimum
+    add(study, optimum)
+    assert study.sampler.doubted(study) is None, "it was measured again"
+
+
+def test_slow_configuration_that_would_not_win_anyway_is_not_measured_again():
+    known = some_neighbours()
+    study = new_study(known)
+    add(study, with_(workers=8, batch=16), score=20.0, rate=20.0, device_rate=20.0)
+    assert study.sampler.doubted(study) is None

@@ -1,0 +1,49 @@
+"""Tells whether the machine became slower or faster while configurations were compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune import stats
+from autotune.records import Kind, TrialRecord
+
+LEVEL = 0.01  # level of the test for a trend
+LEAST_FRAC = 0.03  # a smaller change over the whole comparison is not mentioned
+
+
+def trend(records: Sequence[TrialRecord]) -> str:
+    """Returns a sentence on how much slower or faster the machine became during the finals; "" if there is no clear trend.
+
+    The rates of every configuration must have changed in the same direction, and the slope that they have in common must be
+    significant at LEVEL. tests/compare/test_trend.py simulates how often there is none.
+
+    Args:
+        records: all trials, by number.
+    """
+    finals = [one for one in records if one.kind is Kind.final and one.value and one.outcome.may_win]
+    rates: dict[int, list[tuple[float, float]]] = {}
+    for at, final in enumerate(finals):
+        rates.setdefault(final.repeats or 0, []).append((float(at), final.value or 1.0))
+    rates = {number: pairs for number, pairs in rates.items() if len(pairs) > 1}
+    slope = stats.common_slope(list(rates.values()), LEVEL) if len(rates) > 1 else None
+    if slope is None or not all(_change(pairs) * slope > 0 for pairs in rates.values()):
+        return ""
+    factor = math.exp(slope * (len(finals) - 1))
+    return _sentence(sorted(rates), factor) if abs(factor - 1) >= LEAST_FRAC else ""
+
+
+def _change(pairs: Sequence[tuple[float, float]]) -> float:
+    """Returns the covariance of time and log rate, up to a positive factor."""
+    mean = math.fsum(at for at, _ in pairs) / len(pairs)
+    return math.fsum((at - mean) * math.log(rate) for at, rate in pairs)
+
+
+def _sentence(numbers: Sequence[int], factor: float) -> str:
+    others = [str(number) for number in numbers if number]
+    who = f"{'the baseline and ' if 0 in numbers else ''}trial{'s' if len(others) > 1 else ''} {', '.join(others)}"
+    became, went = ("slower", "fell") if factor < 1 else ("faster", "rose")
+    return (
+        f"the machine became {became} by {abs(factor - 1):.0%} during the comparison: the rates of {who} {went} together "
+        f"(trend clear at the {LEVEL:.0%} level). The ratio compares only runs that were measured in turn, so it holds"
+    ).replace("%", " %")

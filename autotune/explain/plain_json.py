@@ -1,0 +1,55 @@
+"""Reads dataclasses from plain JSON values; `dataclasses.asdict` writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+_Made = TypeVar("_Made")
+
+
+def from_json(raw: Any, kind: type[_Made]) -> _Made:
+    """Returns a JSON value as a dataclass. Unknown keys are ignored, and missing ones get their default.
+
+    Raises:
+        TypeError: the value has another type, or a key without default is missing.
+        ValueError: a key of a dict of integers is no integer.
+    """
+    return typing.cast(_Made, _value(raw, kind))
+
+
+def _value(raw: Any, kind: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints, given = typing.get_type_hints(kind), _of(raw, dict)
+        return kind(**{name: _named(given[name], hint, name) for name, hint in hints.items() if name in given})  # type: ignore[operator]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if raw is None and type(None) in arguments:
+            return None
+        kinds = tuple(each for each in arguments if each is not type(None))
+        return _value(raw, kinds[0]) if len(kinds) == 1 else raw
+    if origin is list:
+        return [_value(item, arguments[0]) for item in _of(raw, list)]
+    if origin is tuple:
+        return tuple(_value(item, each) for item, each in zip(_of(raw, list), arguments, strict=True))
+    if origin is dict:
+        return {arguments[0](name): _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
+    if kind is float:
+        return float(_of(raw, (int, float)))
+    return raw if kind is Any or origin is Literal else _of(raw, kind)
+
+
+def _named(raw: Any, hint: Any, name: str) -> Any:
+    try:
+        return _value(raw, hint)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _of(raw: Any, kind: Any) -> Any:
+    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
+        what = "object" if kind is dict else getattr(kind, "__name__", "number")
+        raise TypeError(f"{type(raw).__name__} instead of {what}")
+    return raw

@@ -1,0 +1,86 @@
+"""Counts the steps of a program that records whole steps as a CUDA graph (torch.cuda.graph), by the replays of that graph.
+
+While a stream is captured, asking the device for anything (an event, a number) is an error that ends the capture, and what is
+recorded runs only later. So a step that is being captured is not counted, and nothing is read in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .patches import patches
+
+if TYPE_CHECKING:
+    from .context import TrialContext
+
+
+def is_capturing() -> bool:
+    """Whether the program is recording a CUDA graph on the current stream."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+class CapturedSteps:
+    """Counts one step for each replay of a graph that holds a step; installed by the first step that is captured.
+
+    Args:
+        context: the trial in this process.
+    """
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._is_installed = self._has_step = False
+        self._samples = 0.0  # of the forward calls in the current capture
+        self._graphs: Any = weakref.WeakKeyDictionary()  # graph that holds a step -> samples of its forward calls
+
+    def is_captured(self) -> bool:
+        """Returns whether the step that the program just made was only captured; called for each step."""
+        if not is_capturing():
+            return False
+        if not self._is_installed:
+            self._is_installed = True
+            self._install()
+        self._context.gradients.captured()
+        self._has_step, self._samples = True, self._samples + self._context.modules.take_samples()
+        return True
+
+    def _install(self) -> None:
+        import torch
+
+        def around_end(end: Any) -> Any:
+            def capture_end(graph: Any) -> None:
+                end(graph)
+                self._graphs.pop(graph, None)
+                if self._has_step:
+                    self._graphs[graph] = self._samples
+                self._has_step, self._samples = False, 0.0
+
+            return capture_end
+
+        def around_replay(replay: Any) -> Any:
+            def counted_replay(graph: Any) -> None:
+                samples = self._graphs.get(graph)
+                if samples is not None:
+                    self._begins(samples)
+                replay(graph)
+                if samples is not None:
+                    self._ends()
+
+            return counted_replay
+
+        patches.install(torch.cuda.CUDAGraph, "capture_end", around_end)
+        patches.install(torch.cuda.CUDAGraph, "replay", around_replay)
+
+    def _begins(self, samples: float) -> None:
+        try:
+            self._context.clock.batch_is_there()
+            self._context.modules.give_samples(samples)
+        except Exception:
+            self._context.broke("timing the replay of a step")
+
+    def _ends(self) -> None:
+        if self._context.losses is not None:
+            self._context.losses.replayed()
+        self._context.step_done()

@@ -1,0 +1,104 @@
+"""Reaches an agent through a child process, whose standard input and output are the link: `srun`, or Ray's broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from typing import IO
+
+from autotune.errors import BadInput
+from autotune.launchers.environment import PACKAGE
+from autotune.launchers.link import Link
+from autotune.launchers.supervisor import ENTRY_POINT
+from autotune.launchers.transport import Transport, end_process
+from autotune.plain_text import plain, shortened
+
+# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name.
+_AGENT = (
+    'for path in "$1" "$2"; do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
+    'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
+)
+_UNSEEN = re.compile(r"^autotune: (\S+) does not see (.+)$", re.MULTILINE)
+MAX_WORDS_BYTES = 1 << 16
+EXIT_S = 15.0  # longest wait for the exit of a child whose link has closed
+
+
+class ChildTransport(Transport):
+    """A child process with an agent at its other end.
+
+    Args:
+        argv: its command.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the child and the agent print to standard error)
+        self._process = subprocess.Popen(
+            # The entry point ends the child with the tuner even while the child does not look at the link.
+            [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *argv],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is the tuner's
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
+        self._process.stdout.close()
+        self._process.stdin.close()
+        self._end = weakref.finalize(self, _end, self._process, self.link, self._log)
+
+    def close(self) -> None:
+        """Closes the link, upon which the agent and the child leave; ends the child, and so the agent, if that takes long."""
+        self._end()
+
+    def exited(self, patience_s: float) -> int | None:
+        """Returns the exit status of the child, after a wait of at most `patience_s`; None if it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        return self._process.poll()
+
+    def unseen(self) -> BadInput | None:
+        """Returns the error for an agent that did not start because the node does not see its files; None if it does."""
+        if (found := _UNSEEN.search(self.text())) is None:
+            return None
+        where = "the interpreter that autotune runs in" if found[2] == sys.executable else "autotune itself"
+        return BadInput(
+            f"launcher: node {found[1]} does not see {where}, got {found[2]!r}. Install autotune on a file system that all "
+            "nodes share."
+        )
+
+    def text(self) -> str:
+        """Returns the end of what the child and the agent have printed to standard error."""
+        file = self._log.fileno()  # the child writes at its offset, which pread leaves alone
+        size = os.fstat(file).st_size
+        return plain(os.pread(file, MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace"))
+
+    def last_words(self) -> str:
+        """Returns the last line of it."""
+        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
+        return shortened(lines[-1], 200) if lines else ""
+
+
+def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
+    """Returns the error for a node that an engine did not give within `launch.queue_minutes`, for the reason `why`."""
+    problem = f"{engine} had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
+    return BadInput(f"launch.queue_minutes: {problem}. Ask for less, or give more minutes; null waits as long as it takes.")
+
+
+def agent_command() -> list[str]:
+    """Returns the command that starts the agent on a node."""
+    return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent)]
+
+
+def _end(process: subprocess.Popen[bytes], link: Link, log: IO[bytes]) -> None:
+    """Ends the child with its agent. Also called when the tuner exits."""
+    end_process(process, link)
+    log.close()

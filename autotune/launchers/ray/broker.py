@@ -1,0 +1,349 @@
+"""Connects the tuner to an agent on a node of a Ray cluster: `PYTHON broker.py REQUEST`, a child process of the tuner.
+
+Ray is imported here and nowhere else: when a cluster's head dies, Ray ends every process that is connected to it. PYTHON may be
+another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this program needs
+only Ray and the standard library of Python 3.9, and is run by path.
+
+The tuner's end of the link is standard input and output. The bytes go through calls of an actor on the node, not through a port
+of our own. The actor starts the agent in a session of its own, where Ray does not look for it; the agent leaves when the pipes
+to the actor close, which they do however the actor, its raylet or this program ends.
+
+REQUEST is a JSON object: "address", "cpus", "gpus" (a number, or null for `num_processes` if the cluster has any),
+"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), and "agent", the agent's command.
+What happens is said on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
+{"lost": why}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, NoReturn
+
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # workers get this list
+
+SAID = "autotune-broker: "
+CONNECT_S = 5.0
+LOOK_S = 2.0  # between two looks at why the actor waits
+READ_S = 5.0  # a call that waits for the agent's bytes returns after this long without any
+RETRY_S = 0.2
+LEAVE_S = 14.0  # an agent that has not left this long after the tuner closed the link is killed
+KILL_S = 1.0  # longest wait for that
+CHUNK_BYTES = 1 << 20
+MAX_WORDS_BYTES = 1 << 14
+CLUSTER = "autotune"
+# The agent gets these variables of Ray's worker and no others; the tuner sends it the user's environment.
+KEPT = (
+    "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
+    "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+# Becomes the agent as a grandchild of the worker. What a process inherits is set as the tuner has it: Ray gives its workers
+# niceness 15 and to the kernel when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
+DETACH = """
+import os, signal, sys
+if pid := os.fork():
+    os.write(1, b"%d" % pid)
+    os._exit(0)
+nice, oom, umask, out = map(int, sys.argv[1:5])
+os.dup2(out, 1)
+os.close(out)
+os.umask(umask)
+try:
+    open("/proc/self/oom_score_adj", "w").write(str(oom))
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+except OSError:
+    pass
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    try:
+        signal.signal(number, signal.SIG_DFL)
+    except OSError:
+        pass
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+os.execv(sys.argv[5], sys.argv[5:])
+"""
+
+
+class Relay:
+    """The actor: starts the agent on its node, and passes bytes on. A call that is repeated has no further effect."""
+
+    def start(self, argv: list[str], inherited: list[int]) -> None:
+        """Starts the agent.
+
+        Args:
+            argv: its command.
+            inherited: what `inherited` returned where the tuner is.
+        """
+        import ray
+
+        context = ray.get_runtime_context()
+        theirs, self._in = os.pipe()
+        self._out, ours = os.pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the agent prints to standard error)
+        self._num_written = self._num_read = 0
+        self._unread = bytearray()
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        # Ray itself leaves the variable alone if it gives no GPU, and if it is told to.
+        gpus = sorted(context.get_accelerator_ids().get("GPU", []), key=lambda each: (len(each), each))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        started = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", DETACH, *map(str, inherited), str(ours), *argv],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            pass_fds=[ours],
+            stderr=self._log,
+            cwd="/",
+            env={**environment, "RAY_JOB_ID": context.get_job_id()},
+            start_new_session=True,
+            check=True,
+        )
+        self._agent = os.pidfd_open(int(started.stdout))
+        os.close(theirs)
+        os.close(ours)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Writes to the agent; `offset` is the number of bytes before `data`."""
+        with self._writing, contextlib.suppress(OSError):  # an agent that is gone is noticed by `read`
+            left = memoryview(data)[self._num_written - offset :]
+            while left:
+                num = os.write(self._in, left)
+                self._num_written += num
+                left = left[num:]
+
+    def close(self) -> None:
+        """Closes the agent's standard input, upon which it leaves."""
+        with self._writing:
+            if self._in >= 0:
+                os.close(self._in)
+            self._in = -1
+
+    def kill(self) -> None:
+        """Ends the agent the hard way; its supervisor ends the trial then."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._agent, signal.SIGKILL)
+
+    def read(self, offset: int, wait_s: float) -> bytes | None:
+        """Returns what the agent has written after the first `offset` bytes; b"" if that is nothing yet; None at its end."""
+        with self._reading:
+            del self._unread[: offset - self._num_read]
+            self._num_read = offset
+            if not self._unread and select.select([self._out], [], [], wait_s)[0]:
+                self._unread += os.read(self._out, CHUNK_BYTES)
+                if not self._unread:
+                    return None
+            return bytes(self._unread)
+
+    def words(self) -> str:
+        """Returns what the agent has printed to standard error."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace")
+
+
+class Inbox:
+    """Reads standard input in a thread, so that the tuner's end is noticed at any time.
+
+    Attributes:
+        closed_s: when the tuner closed its end, monotonic clock; infinite until then.
+    """
+
+    def __init__(self) -> None:
+        self.closed_s = math.inf
+        self._data = bytearray()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def take(self) -> bytes:
+        """Returns what has been read since the last call, once there is anything; b"" at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._data or self.closed_s < math.inf)
+            data, self._data = bytes(self._data), bytearray()
+            return data
+
+    def _serve(self) -> None:
+        while data := os.read(0, CHUNK_BYTES):
+            with self._changed:
+                self._data += data
+                self._changed.notify()
+        with self._changed:
+            self.closed_s = time.monotonic()
+            self._changed.notify()
+
+
+def say(**fields: str) -> None:
+    """Tells the tuner something."""
+    sys.stderr.write(f"\n{SAID}{json.dumps(fields)}\n")
+    sys.stderr.flush()
+
+
+def leave(status: int, **fields: str) -> NoReturn:
+    """Ends this program, after telling why; Ray ends the actor."""
+    if fields:
+        say(**fields)
+    sys.stdout.flush()
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+    os._exit(status)
+
+
+def plainly(error: Exception) -> str:
+    """Returns what an error says, without Ray's indented lines of identifiers."""
+    return " ".join(" ".join(line for line in str(error).splitlines() if not line.startswith("\t")).split())
+
+
+def import_ray() -> Any:
+    """Returns Ray, or ends this program."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call after the end of a connection would start a cluster
+    try:
+        import ray
+    except ImportError as error:
+        say(refused="ray", words=str(error))
+        os._exit(1)
+    return ray
+
+
+def connect(address: str) -> None:
+    """Connects to the cluster, and ends this program if there is none."""
+    given = os.environ.get("RAY_ADDRESS") if address == "auto" else None
+    address = given or address
+    if address == "local" or "://" in address:  # Ray would start a cluster, or run the driver elsewhere
+        leave(1, refused="address", words=f"RAY_ADDRESS={address}: not HOST:PORT")
+    host, _, port = address.rpartition(":")
+    try:
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        leave(1, refused="address", words=f"{address}: {error}")
+    try:
+        ray.init(address=address, namespace=CLUSTER, log_to_driver=False, logging_level="error")
+    except Exception as error:
+        told = plainly(error)
+        if "ersion mismatch" in told:
+            leave(1, refused="version", words=told)
+        token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token" if "Failed to connect" in told else ""
+        leave(1, refused="address", words=told.rstrip(".") + token)
+
+
+def wanted(request: dict[str, Any]) -> dict[str, int]:
+    """Returns the resources that the actor asks for, and ends this program if no node can ever have them."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    most = max((node.get("GPU", 0) for node in nodes), default=0)
+    gpus = request["gpus"]
+    if gpus is None:
+        gpus = request["num_processes"] if most else 0
+    asked = {"CPU": request["cpus"], "GPU": gpus}
+    if not request["may_wait"] and not any(all(node.get(name, 0) >= asked[name] for name in asked) for node in nodes):
+        refused = "gpus" if gpus > most else "cpus"
+        have = "; ".join(sorted({in_words({name: node.get(name, 0) for name in asked}) for node in nodes}))
+        leave(1, refused=refused, words=f"nodes have {have}")
+    return asked
+
+
+def why_waiting(asked: dict[str, int]) -> str:
+    """Returns what the actor waits for."""
+    free, there = ray.available_resources(), ray.cluster_resources()
+    names = [name for name in asked if asked[name]]
+    parts = [f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}s free" for name in names]
+    return f"Ray has no node for {in_words(asked)} yet ({', '.join(parts)})"
+
+
+def in_words(resources: dict[str, Any]) -> str:
+    """Returns "2 GPUs, 8 CPUs"."""
+    return ", ".join(f"{value:g} {name}{'' if value == 1 else 's'}" for name, value in sorted(resources.items(), reverse=True))
+
+
+def started(request: dict[str, Any], inbox: Inbox) -> Any:
+    """Returns the actor once the agent has been started on its node; ends this program if that fails or the tuner is gone."""
+    asked = wanted(request)
+    options = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_restarts": 0, "max_task_retries": 0}
+    relay = ray.remote(Relay).options(max_concurrency=8, **options).remote()
+    ready = relay.start.remote(request["agent"], inherited())
+    said = ""
+    while not ray.wait([ready], timeout=LOOK_S)[0]:
+        if inbox.closed_s < math.inf:
+            leave(0)
+        if (why := why_waiting(asked)) != said:
+            said = why
+            say(waiting=why)
+    try:
+        ray.get(ready)
+    except ray.exceptions.RayError as error:
+        leave(1, refused="actor", words=plainly(error))
+    return relay
+
+
+def inherited() -> list[int]:
+    """Returns niceness, oom_score_adj and umask of this process, which it has from the tuner."""
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        oom = int(file.read())
+    umask = os.umask(0o77)
+    os.umask(umask)
+    return [os.getpriority(os.PRIO_PROCESS, 0), oom, umask]
+
+
+def call(method: Any, *arguments: Any) -> Any:
+    """Returns what a method of the actor returns. An actor that cannot be reached may be reached later.
+
+    Raises:
+        RayError: the actor is dead.
+    """
+    while True:
+        try:
+            return ray.get(method.remote(*arguments))
+        except ray.exceptions.ActorUnavailableError:
+            time.sleep(RETRY_S)
+
+
+def send(relay: Any, inbox: Inbox) -> None:
+    """Passes on what the tuner sends, until its end."""
+    offset = 0
+    with contextlib.suppress(ray.exceptions.RayError):  # `receive` says so
+        while data := inbox.take():
+            call(relay.write, offset, data)
+            offset += len(data)
+        call(relay.close)
+
+
+def receive(relay: Any, inbox: Inbox, out: int) -> None:
+    """Passes on what the agent sends, until its end, or until it ought to have left."""
+    offset = 0
+    while time.monotonic() < inbox.closed_s + LEAVE_S and (data := call(relay.read, offset, READ_S)) is not None:
+        offset += len(data)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(out, left) :]
+
+
+def main() -> None:
+    """Runs the broker; see the module docstring."""
+    request, out, inbox = json.loads(sys.argv[1]), os.dup(1), Inbox()
+    os.dup2(2, 1)  # what Ray prints
+    connect(request["address"])
+    relay = started(request, inbox)
+    threading.Thread(target=send, args=(relay, inbox), daemon=True).start()
+    try:
+        receive(relay, inbox, out)
+        words = call(relay.words)
+        sys.stderr.write(words)  # as they are, since they may say what the node does not see
+        say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it said nothing'})")
+    except (BrokenPipeError, SystemExit):  # the tuner is gone, or wants this program to end
+        pass
+    except ray.exceptions.RayError as error:
+        leave(1, lost=plainly(error))
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(relay.kill.remote(), timeout=KILL_S)
+    leave(0)
+
+
+if __name__ == "__main__":
+    ray = import_ray()
+    main()

@@ -1,0 +1,121 @@
+"""Runs trials on a node of a Ray cluster: a broker, which is a child process, asks Ray for the node and carries the link.
+
+Only the broker (broker.py) imports Ray. It lives as long as the node is kept, which is the whole study.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from autotune.config.schema import RayOptions
+from autotune.errors import BadInput
+from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
+from autotune.launchers.local import Graces
+from autotune.launchers.remote import Place, RemoteLauncher
+from autotune.launchers.transport import Transport
+from autotune.plain_text import one_line
+
+BROKER = Path(__file__).resolve().parent / "broker.py"
+SAID = "autotune-broker: "
+MAX_WORDS = 400
+
+
+class RayLauncher(RemoteLauncher):
+    """Starts trials on a node of a Ray cluster.
+
+    Args:
+        ray: `launch.ray`.
+        place: what the node must see, and the devices of a trial.
+        graces: the grace periods of the LocalLauncher there.
+        patience_s: longest wait for a node; None for no limit.
+    """
+
+    def __init__(self, ray: RayOptions, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
+        super().__init__(place, graces=graces, patience_s=patience_s)
+        self._ray = ray
+
+    def transport(self) -> Transport:
+        """Starts a broker and returns at once. A node that was lost may come back, so the second broker waits for one."""
+        ray = self._ray
+        python = shutil.which(ray.python or sys.executable)
+        if python is None:
+            raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
+        python = os.path.abspath(python)  # the broker starts in /; a link stays one, since it may name a virtual environment
+        return Broker(ray, self._place.device, python, may_wait=ray.autoscaling or self._first is not None)
+
+    def too_late(self, waited_s: float, why: str) -> BadInput:
+        """See `RemoteLauncher.too_late`."""
+        return queued_too_long("Ray", waited_s, why)
+
+
+class Broker(ChildTransport):
+    """One run of the broker with the agent at its other end.
+
+    Args:
+        ray: `launch.ray`.
+        device: kind of device, index of the first one, and number of devices, as in `Place`.
+        python: the interpreter that has Ray.
+        may_wait: whether to wait for a node that the cluster does not have yet.
+    """
+
+    def __init__(self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool) -> None:
+        kind, _, num_processes = device
+        usual = {"cpu": 0, "cuda": num_processes}.get(kind)
+        self._asked = {
+            "address": ray.address,
+            "cpus": ray.cpus,
+            "gpus": usual if ray.gpus is None else ray.gpus,
+            "num_processes": num_processes,
+            "may_wait": may_wait,
+            "agent": agent_command(),
+        }
+        super().__init__([python, str(BROKER), json.dumps(self._asked)])
+        self._ray, self._python = ray, python
+
+    def why_waiting(self) -> str:
+        """Returns what Ray has not got: "Ray has no node for 1 GPU, 1 CPU yet (0 of 2 GPUs free, 3 of 4 CPUs free)"."""
+        return self._said("waiting")
+
+    def why_never(self) -> BadInput | None:
+        """Returns None: a broker that finds no node for ever says so and ends."""
+        return None
+
+    def why_lost(self) -> str:
+        """See `Transport.why_lost`."""
+        status = self.exited(2.0 if self.link.is_lost else 0.0)
+        if status is None:
+            return ""
+        return one_line(self._said("lost") or f"Ray's broker ended with status {status}", MAX_WORDS)
+
+    def refusal(self) -> BadInput:
+        """Returns why the broker has no agent: no Ray, no cluster, no node, or an agent that does not start."""
+        self.exited(EXIT_S)
+        words, kind = self._said("words") or self._said("lost") or self.last_words() or "it said nothing", self._said("refused")
+        words = one_line(words, MAX_WORDS)
+        if unseen := self.unseen():
+            return unseen
+        address, asked = self._ray.address, self._asked
+        told = {
+            "ray": f"launch.ray.python: this interpreter does not import Ray, got {self._python!r} ({words}). Install the "
+            "cluster's version of Ray there (pip install ray==VERSION), or name an interpreter that has it.",
+            "version": f"launch.ray.python: the cluster has other versions, got {self._python!r} ({words}). Give an "
+            "interpreter with the cluster's versions of Python and Ray.",
+            "address": f"launch.ray.address: no Ray cluster can be reached there, got {address!r} ({words}). Start autotune on "
+            "a node of the cluster, or give HOST:PORT of its head; autotune starts no cluster itself.",
+            "gpus": f"launch.ray.gpus: no node of the cluster has that many, got {asked['gpus']} ({words}). Give fewer, or "
+            "launch.ray.autoscaling=true if the cluster adds nodes.",
+            "cpus": f"launch.ray.cpus: no node of the cluster has that many, got {asked['cpus']} ({words}). Give fewer, or "
+            "launch.ray.autoscaling=true if the cluster adds nodes.",
+        }
+        otherwise = f"launch.ray: Ray does not start the agent, got {address!r} ({words}). Change launch.ray.*."
+        return BadInput(told.get(kind, otherwise))
+
+    def _said(self, name: str) -> str:
+        """Returns what the broker has said last under a name; "" if nothing."""
+        lines = [line.removeprefix(SAID) for line in self.text().splitlines() if line.startswith(SAID) and line.endswith("}")]
+        said = [str(fields[name]) for fields in map(json.loads, lines) if name in fields]
+        return said[-1] if said else ""

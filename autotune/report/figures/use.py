@@ -1,0 +1,66 @@
+"""Figure on how much of the machine a step uses: its duration, cores, device, power, arithmetic against the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotune.explain.tables import MAX_DISTORTION
+from autotune.quantities import DASH, number_text, step_time_text
+from autotune.report.figures.figure import Figure, Grid
+from autotune.report.figures.sides import ROLES, share_text
+from autotune.report.study import Study
+
+METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "step_p50_s": ("a step, median", step_time_text),
+    "step_p95_s": ("a step, p95 (95 of 100 are shorter)", step_time_text),
+    "gpu.utilisation_frac": ("time in which a kernel runs on the GPU", share_text),
+    "gpu.sm_clock_frac": ("clock of the GPU, of its default", share_text),
+    "gpu.power_w": ("power of the GPU", lambda watts: f"{number_text(watts)} W"),
+}
+ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
+    "flops_per_s": ("arithmetic", lambda rate: f"{number_text(rate / 1e9)} GFLOP/s"),
+    "mfu_frac": ("arithmetic, of the device's peak (MFU)", share_text),
+    "bandwidth_frac": ("memory traffic, of the device's peak", share_text),
+}
+SIXTEEN, THIRTY_TWO = "compute_16bit", "compute_32bit"
+
+
+def use(study: Study) -> Figure:
+    """Returns how much of the machine baseline and best use, in single trials of the search."""
+    title = "How well is the machine used?"
+    found = {role: _facts(study, number) for role, number in study.sides.items()}
+    names = list(dict.fromkeys(name for facts in found.values() for name in facts))
+    if not names:
+        return Figure(key="use", title=title, absent="No trial with numbers of the machine is known.")
+    grid = Grid(
+        columns=["", *(f"{ROLES[role]} " for role in found)],
+        rows=[[name, *(facts.get(name, DASH) for facts in found.values())] for name in names],
+    )
+    has_peaks = any(study.rows("roofline", number) for number in study.sides.values())
+    notes = [] if has_peaks else [study.why_absent("roofline", "Arithmetic against the device's peak")]
+    return Figure(key="use", title=title, says="In one trial each.", grid=grid, is_open=True, notes=notes, width="half")
+
+
+def _facts(study: Study, number: int) -> dict[str, str]:
+    """Returns name -> number as text of one trial; unknown ones are left out."""
+    metrics: Mapping[str, Any] = study.records[number].metrics if number in study.records else {}
+    said = {words: text(metrics[key]) for key, (words, text) in METRICS.items() if metrics.get(key)}
+    if cores := metrics.get("host.own_cores"):
+        all_cores = (study.summary.get("machine") or {}).get("num_cores") or "?"
+        said["CPU cores in use"] = f"{number_text(cores)} of {all_cores}"
+    return {**said, **_sixteen(study, number), **_against_peaks(study, number)}
+
+
+def _against_peaks(study: Study, number: int) -> dict[str, str]:
+    row: Mapping[str, Any] = next(iter(study.rows("roofline", number)), {})
+    return {words: text(row[key]) for key, (words, text) in ROOFLINE.items() if row.get(key)}
+
+
+def _sixteen(study: Study, number: int) -> dict[str, str]:
+    """Returns the share of the arithmetic's time on a device that is in 16 bits; {} if no trace tells it."""
+    seconds = {str(row["category"]): float(row["seconds"]) for row in study.rows("breakdown", number)}
+    whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
+    if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:
+        return {}
+    return {"arithmetic in 16 bits, of its time on the device": share_text(seconds.get(SIXTEEN, 0.0) / whole)}

@@ -1,0 +1,75 @@
+"""Completes the effects of the best's changes for the summary: estimates from few trials, and the time that the others need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from autotune import stats
+from autotune.clock import Clock
+from autotune.compare.effects import estimated
+from autotune.compare.noise import from_json, noise_of, rounds_of
+from autotune.records import Kind, StudyRecord, TrialRecord
+from autotune.trials.budget import Budget
+
+NOT_MEASURED = "not measured"
+MOST_FACTOR = 10  # budgets up to this many times the study's own are considered
+
+
+def with_estimates(
+    entries: Sequence[dict[str, Any]], winner: TrialRecord, about: StudyRecord, records: Sequence[TrialRecord]
+) -> list[dict[str, Any]]:
+    """Returns the entries of an attribution, with an estimate where nothing was measured but the trials allow one.
+
+    The attribution itself decides without these estimates, which may be vague.
+
+    Args:
+        entries: `Change.as_json` of the winner's changes.
+        winner: the trial whose changes they are.
+        about: study.json, with the spread known from earlier studies.
+        records: all trials of the study.
+    """
+    if not any(entry["verdict"] == NOT_MEASURED for entry in entries):
+        return list(entries)
+    noise = stats.pooled([noise_of(rounds_of(records)), from_json(about.noise)])
+    lost = {entry["knob"]: entry["with"] for entry in entries}
+    found = estimated(winner.changed, lost, records, noise, is_any=True)
+    margin = max(stats.MARGIN_FRAC, noise.spread if noise else 0.0)
+    return [
+        _estimated(entry, found[entry["knob"]], margin)
+        if entry["verdict"] == NOT_MEASURED and entry["knob"] in found
+        else entry
+        for entry in entries
+    ]
+
+
+def _estimated(entry: dict[str, Any], effect: stats.Ratio, margin: float) -> dict[str, Any]:
+    verdict = stats.verdict(effect, margin)
+    is_slower = verdict == "ambiguous" and effect.ci is not None and effect.ci[1] < 1
+    said = {"verdict": "slower" if is_slower else verdict, "basis": "estimated", "reason": ""}
+    return {**entry, "ratio": effect.ratio, "ci": effect.ci, **said}
+
+
+def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
+    """Returns the budget that lets an attribution measure the missing effects once each, {"minutes", "more_minutes"}.
+
+    Returns None if no effect is missing, without a time budget, and if no budget up to MOST_FACTOR times the study's would do.
+
+    Args:
+        entries: as `with_estimates` returned them.
+        about: study.json.
+        records: all trials of the study, the baseline first.
+    """
+    num = sum(entry["verdict"] == NOT_MEASURED for entry in entries)
+    if not num or not about.budget_s:
+        return None
+    again = [record.attempt_s for record in records if record.kind is Kind.final]
+    each_s = max(again, default=records[0].fresh_s)  # without its changes, the best is about as slow as the baseline
+    begin = math.floor(about.budget_s / 60) + 1
+    for minutes in range(begin, math.ceil(MOST_FACTOR * about.budget_s / 60) + 1):
+        budget = Budget(clock=Clock(), total_s=60.0 * minutes)
+        budget.reserve(records[0])
+        if budget.attribution_s >= num * each_s:
+            return {"minutes": minutes, "more_minutes": minutes - about.budget_s / 60}
+    return None

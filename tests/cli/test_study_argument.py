@@ -1,0 +1,142 @@
+"""What stands for a study on a command line: the same in every command."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from autotune.api import Study
+from autotune.cli.main import main
+from autotune.errors import BadInput
+from autotune.run_dir import StudyFolder, call, find, studies
+from autotune.testing.studies import make_study
+
+# A command and what it prints of the study that it was given, which ran in a folder of its own that is gone.
+COMMANDS = {
+    "show": (["show"], "files        {folder}"),
+    "trial": (["show", "--trial", "5"], "everything else is in {folder}/trials/0005"),
+    "why": (["show", "--why"], "--why: nothing was explained yet, got '{name}'"),
+    "report": (["report", "-o", "-"], "{name}, complete, in {folder}"),
+    "export": (["export"], 'study: "{name}"'),
+    "explain": (["explain"], "cwd: the folder the program ran in is gone, got '/gone/{name}'"),
+    "resume": (["resume"], "To continue, give it a larger budget: autotune resume {call} "),
+    "sync": (["sync"], "{name}: nothing is tracked"),
+    "apply": (["apply"], "COMMAND: {folder}/best.yaml was made for your own program"),
+    "verify": (["verify"], "provenance: no claim to verify in '{folder}/best.yaml'"),
+}
+PLACES = ["runs/first", "b/second", "./b/second/", "b/second/report.html", "b/second/trials/0001/stdout.log"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Two studies, one in the runs folder and one elsewhere, each made in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    for runs, name in (("runs", "first"), ("b", "second")):
+        folder = make_study(Path(runs), name)
+        folder.write_study(dataclasses.replace(folder.read_study(), cwd=f"/gone/{name}", identity={"a": 1}))
+        folder.config_file.write_text("tracker:\n  uri: none\n", encoding="utf-8")
+        folder.report_file.write_text("", encoding="utf-8")
+    return tmp_path
+
+
+def said(capsys, *words):
+    """Returns what a command prints, on one line."""
+    main(list(words))
+    ended = capsys.readouterr()
+    assert "Traceback" not in ended.err
+    return " ".join(" ".join(line.strip("\u2502 ") for line in (ended.out + ended.err).splitlines()).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("given", ["first", *PLACES])
+def test_every_command_takes_a_name_a_folder_or_a_file_in_it(here, capsys, command, given):
+    words, expected = COMMANDS[command]
+    name = "second" if "second" in given else "first"
+    folder = StudyFolder(Path("b/second" if name == "second" else "runs/first"))
+    shown = expected.format(folder=folder.path, name=name, call=call(folder))
+    assert " ".join(shown.split()) in said(capsys, words[0], given, *words[1:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("frist", "STUDY: no such study in 'runs', got 'frist'. Did you mean 'first'? There are: first."),
+        ("b/secnd", "STUDY: no such study, got 'b/secnd'. Did you mean 'second'? There are: second."),
+        ("b", "STUDY: a folder that is no study, got 'b'. It contains studies, such as 'b/second'."),
+        ("empty/", "STUDY: a folder that is no study, got 'empty/'. Give a study's name or its folder."),
+        ("../nowhere", "STUDY: no such study, got '../nowhere'. There is none yet."),
+        ("", "STUDY: no such study in 'runs', got ''."),
+    ],
+)
+def test_every_command_says_the_same_where_there_is_no_study(here, capsys, command, given, expected):
+    (here / "empty").mkdir()
+    words, _ = COMMANDS[command]
+    assert main([words[0], given, *words[1:]]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_copy_is_a_study_of_its_own_name(here, capsys):
+    make_study(Path("runs"), "a")
+    shutil.copytree("runs/a", "runs/0copy")
+    assert find(Path("runs"), "a").path == Path("runs/a")
+    assert json.loads(_json(capsys, "0copy"))["study"] == "0copy"
+    assert said(capsys, "show", "0copy").startswith("0copy ")
+    assert 'study: "0copy"' in said(capsys, "export", "0copy")
+    assert call(StudyFolder(Path("runs/0copy"))) == "0copy"
+    assert Study("0copy").name == "0copy"
+    assert {folder.read_study().base for folder in studies(Path("runs"))} == {"first", "a", "0copy"}
+
+
+def _json(capsys, name):
+    assert main(["show", name, "--json"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_renamed_study_is_no_longer_meant_by_its_former_name(here):
+    make_study(Path("runs"), "a")
+    later = make_study(Path("runs"), "a")
+    os.rename(later.path, "runs/good")
+    assert find(Path("runs"), "a").path == Path("runs/a")
+    assert find(Path("runs"), "good").path == Path("runs/good")
+
+
+def test_which_of_two_studies_of_one_name_is_meant_is_said(here, capsys):
+    for _ in range(2):
+        make_study(Path("runs"), "a")
+    assert main(["export", "a"]) == 0
+    assert capsys.readouterr().err == "autotune: a means runs/a-2, the latest of that name; runs/a is another study\n"
+    assert main(["export", "runs/a"]) == 0
+    assert capsys.readouterr().err == ""
+    make_study(Path(), "first")
+    assert main(["export", "first"]) == 0
+    assert capsys.readouterr().err == "autotune: first means runs/first, the latest of that name; ./first is another study\n"
+
+
+def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, monkeypatch):
+    monkeypatch.chdir(here / "runs")
+    assert "files first" in said(capsys, "show", "first")
+    monkeypatch.chdir(here / "runs" / "first")
+    assert f"files {here}/runs/first" in said(capsys, "show", ".")
+    assert f"files {here}/runs/first" in said(capsys, "show", "report.html")
+
+
+def test_the_folder_of_a_study_is_not_taken_for_the_folder_of_the_studies(here, capsys):
+    assert main(["list", "--runs-dir", "b/second"]) == 2
+    assert f"got 'b/second'. Give --runs-dir {here}/b." in capsys.readouterr().err
+
+
+def test_a_file_outside_any_study_is_none(here):
+    (here / "train.py").write_text("")
+    with pytest.raises(BadInput, match=r"STUDY: a file that belongs to no study, got 'train\.py'"):
+        find(Path("runs"), "train.py")
+
+
+@pytest.mark.parametrize("command", ["apply", "verify"])
+def test_the_configuration_of_a_study_is_not_taken_for_its_best(here, capsys, command):
+    words, expected = COMMANDS[command]
+    shown = expected.format(folder="b/second", name="second", call="")
+    assert shown in said(capsys, *words, "b/second/config.yaml")

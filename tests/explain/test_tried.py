@@ -1,0 +1,128 @@
+"""What a study's own trials say of a setting goes before what a rule predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.explain import checks
+from autotune.explain.evidence import Evidence, Operations
+from autotune.explain.findings import found
+from autotune.explain.trials import Tried
+from autotune.harness.explain.documents import FORWARD
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.space import ResolvedSpace
+from autotune.stats import Noise
+from tests.explain import made
+
+BASELINE = {
+    "loader.batch_size": 8, "loader.num_workers": 0, "precision.amp": "off", "optimizer.implementation": "default",
+    "compile.mode": "off",
+}  # fmt: skip
+SPACE = ResolvedSpace(domains={}, pinned={}, baseline=BASELINE, dropped={}, reference=BASELINE)
+DOMAINS = {
+    "loader.batch_size": [8, 16, 32, 64], "loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"],
+    "optimizer.implementation": ["default", "foreach", "fused"], "compile.mode": ["off"],
+}  # fmt: skip
+BATCH, WORKERS, AMP, OPTIMIZER = list(BASELINE)[:4]
+
+
+def trial(number: int, rate: float | None, changed: dict[str, Any], outcome: Outcome = Outcome.ok) -> TrialRecord:
+    kind = Kind.search if number else Kind.baseline
+    return TrialRecord(number=number, kind=kind, knobs={**BASELINE, **changed}, changed=changed, outcome=outcome, value=rate)
+
+
+BEST = trial(9, 28131.0, {BATCH: 16, OPTIMIZER: "fused"})
+STUDY = [
+    trial(0, 12960.0, {}),
+    trial(1, 9557.0, {AMP: "bf16", OPTIMIZER: "fused"}, Outcome.raced),
+    trial(2, 4576.0, {BATCH: 64, WORKERS: 2}, Outcome.raced),
+    trial(7, 2910.0, {WORKERS: 1, OPTIMIZER: "foreach"}, Outcome.raced),
+    trial(8, 23224.0, {BATCH: 16}),
+    BEST,
+    trial(10, None, {WORKERS: 1}, Outcome.timeout),
+]
+
+
+def tried(*records: TrialRecord, of: TrialRecord = BEST) -> Tried:
+    return Tried(record=of, records=records, space=SPACE, noise=Noise(spread=0.02, freedom=3.0))
+
+
+def evidence(*records: TrialRecord, of: TrialRecord = BEST, **more: Any) -> Evidence:
+    """Returns what is known of a program of many small operators, whose input takes a quarter of the step."""
+    document = made.lines(
+        made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD),
+        stages=(made.stage("decode", 0.0008, where="main"),), wait_s=0.025, phases_s=made.phases(input=0.025), batch_size=16,
+    )  # fmt: skip
+    operations = [Operations(count=12_000, by_operator=[])]
+    return made.evidence(document, record=of, domains=DOMAINS, operations=operations, tried=tried(*records, of=of), **more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_refuted"),
+    [
+        (BATCH, 64, True),  # a sixth of the rate of the trial like it with a batch of 16
+        (BATCH, 32, False),  # no trial has it
+        (WORKERS, 1, True),  # one trial was slow and one timed out
+        (WORKERS, 2, True),
+        (AMP, "bf16", True),
+        (BATCH, 8, False),  # the baseline has it: measured, see below
+    ],
+)
+def test_a_value_with_which_every_trial_failed_or_was_no_faster_is_refuted(key: str, value: Any, is_refuted: bool) -> None:
+    assert tried(*STUDY, trial(11, 14000.0, {OPTIMIZER: "fused"})).is_refuted(key, value) is is_refuted
+
+
+def test_a_value_that_helped_another_configuration_is_not_refuted() -> None:
+    helped = [*STUDY, trial(11, 14500.0, {AMP: "bf16"})]  # less than the best, and 12 % more than the baseline
+    assert not tried(*helped).is_refuted(AMP, "bf16")
+
+
+def test_a_trial_that_was_disturbed_says_nothing() -> None:
+    assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
+
+
+def test_a_measured_gain_goes_before_refutation() -> None:
+    both = tried(*STUDY, trial(11, 40000.0, {BATCH: 64, OPTIMIZER: "fused"}))
+    gain = both.gain(BATCH, 64)
+    assert gain is not None
+    assert (gain.kind, round(gain.mid, 2)) == ("measured", 0.42)
+    assert not both.is_refuted(BATCH, 64)
+
+
+def test_an_estimate_is_relative_to_the_explained_value_and_not_to_the_baseline_s() -> None:
+    """Batch 64 against batch 16: 1.1 times as fast; against the baseline's batch of 8, it is 2.2 times."""
+    records = [
+        trial(number, rate * (1.0 + 0.001 * number), {**batch, **other})
+        for number, (rate, batch, other) in enumerate(
+            (100.0 * by_batch * by_other, batch, other)
+            for by_batch, batch in ((1.0, {}), (2.0, {BATCH: 16}), (2.2, {BATCH: 64}))
+            for by_other, other in ((1.0, {}), (1.2, {OPTIMIZER: "fused"}), (0.9, {AMP: "bf16"}))
+        )
+    ]
+    best = next(one for one in records if one.changed == {BATCH: 16, OPTIMIZER: "fused"})
+    others = [one for one in records if one.changed != {BATCH: 64, OPTIMIZER: "fused"}]
+    gain = tried(*others, of=best).gain(BATCH, 64)
+    assert gain is not None
+    assert gain.kind == "predicted"
+    assert gain.mid == pytest.approx(0.1, abs=0.04)
+    assert gain.low < 0.1 < gain.high
+
+
+def test_no_finding_advises_what_trials_have_refuted() -> None:
+    remedies = {one.cause: (one.knob, one.value) for one in found(evidence(*STUDY))}
+    assert remedies["launch-bound"] == (BATCH, 32)
+    assert "too few workers" not in remedies
+    untried = {one.cause: (one.knob, one.value) for one in found(evidence(STUDY[0], BEST))}
+    assert untried["launch-bound"] == (BATCH, 64)
+    assert untried["too few workers"] == (WORKERS, 1)
+
+
+def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> None:
+    """Another trial has a batch of 32 and gained 20 %: the rule's own prediction, which is larger, is not shown."""
+    given = evidence(*STUDY, trial(11, 33757.0, {BATCH: 32, OPTIMIZER: "fused"}))
+    (kept,) = [one for one in checks.by_trials(found(given), given)[0] if one.cause == "launch-bound"]
+    assert (kept.value, kept.gain.kind, round(kept.gain.mid, 2)) == (32, "measured", 0.2)
+    assert kept.check is not None
+    assert kept.check["predicted"]["kind"] == "predicted"

@@ -1,0 +1,29 @@
+"""Steps that a program records as a CUDA graph and replays, on a fake of torch's graphs: only a GPU has them."""
+
+import pytest
+
+from autotune.harness.knobs.step import CAPTURED
+from autotune.harness.protocol import NOT_APPLICABLE
+from tests.harness.conftest import Trial
+
+
+@pytest.mark.parametrize(("words", "source"), [(("loader",), "loader"), ((), "forward calls")])
+def test_replays_of_a_recorded_step_are_steps(trial: Trial, words: tuple[str, ...], source: str) -> None:
+    run = trial("captured.py", *words)
+    found = run.result()
+    assert (found.status, found.error) == ("measured", None)
+    assert "harness_problems" not in found.detected
+    assert found.window is not None
+    assert (found.unit, found.unit_source) == ("samples", source)
+    assert found.window.samples == pytest.approx(16 * found.window.steps)
+    losses = [float(line) for line in (run.folder / "losses.txt").read_text().splitlines()]
+    assert found.detected["num_steps"] == 3 + len(losses) + 1  # the last replay ends the program
+    assert found.loss is not None
+    assert found.loss["is_finite"]
+    assert found.loss["curve"][3:20] == pytest.approx(losses[:17])
+
+
+def test_what_needs_hooks_between_passes_is_left_alone_and_says_why(trial: Trial) -> None:
+    found = trial("captured.py", "loader", knobs={"step.accumulation": 2}).result()
+    assert found.status == "measured"
+    assert (found.knobs["step.accumulation"].status, found.knobs["step.accumulation"].reason) == (NOT_APPLICABLE, CAPTURED)

@@ -1,0 +1,68 @@
+"""One private Ray for all tests of this folder, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config.schema import RayOptions
+from autotune.launchers.ray.launcher import RayLauncher
+from tests.launchers.agents import SHORT, place
+from tests.launchers.rows import mark_later_rows
+from tests.ray.private import PrivateRay, why_not
+
+# Tests of the contract that run always; the others run with the thorough tests. It is what Ray itself could change.
+ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_of_the_way")
+Make = Callable[..., RayLauncher]
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[PrivateRay]:
+    """Returns the private Ray."""
+    if why := why_not():
+        pytest.skip(why)
+    made = PrivateRay()
+    yield made
+    made.stop()
+
+
+def launcher_on(ray: PrivateRay, where: Any, **options: Any) -> RayLauncher:
+    """Returns a launcher of a cluster, with the given options of Ray."""
+    return RayLauncher(RayOptions(**{"address": ray.address, **options}), where, graces=SHORT)
+
+
+@pytest.fixture
+def make(ray: PrivateRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes launchers with the given options of Ray, and closes them. Fails if one of them has started a cluster."""
+    made: list[RayLauncher] = []
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+    def make_launcher(where: Any = None, **options: Any) -> RayLauncher:
+        made.append(launcher_on(ray, where or place(tmp_path), **options))
+        return made[-1]
+
+    yield make_launcher
+    for launcher in made:
+        launcher.close()
+    assert not (tmp_path / "ray").exists()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns a trial's folder that does not exist yet."""
+    study = tmp_path / "runs" / "study"
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what would take long without showing more about Ray."""
+    here = Path(__file__).parent
+    mark_later_rows(items, here, ALWAYS)
+    for item in items:
+        if item.path == here / "test_contract.py" and not any(words in item.name for words in ALWAYS):
+            item.add_marker(pytest.mark.thorough)

@@ -1,0 +1,137 @@
+"""A Ray cluster of our own on this host, with its ports and files in one folder; nothing of it is known to `address=auto`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+START = (sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start", "--block")
+STORE_BYTES = 80_000_000  # little more than Ray's least
+
+
+def why_not() -> str:
+    """Returns why there can be no Ray here; "" if there can."""
+    return "" if importlib.util.find_spec("ray") else "not installed: ray (pip install ray)"
+
+
+class PrivateRay:
+    """A running cluster. Its head has 4 CPUs and 2 GPUs, which do not exist; further nodes are added by `add`.
+
+    Attributes:
+        address: of the head.
+        folder: where all of Ray's files are; it is also TMPDIR of its processes, by which they are recognised.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 bytes
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        port = _free_port()
+        self.address = f"127.0.0.1:{port}"
+        head = ["--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
+        self._start("head", [*head, "--disable-usage-stats", "--num-cpus=4", "--num-gpus=2"])
+        _wait_for(lambda: self._is_up("head"), self)
+
+    def add(self, name: str, *, cpus: int, apart: Path | None = None) -> None:
+        """Adds a node without GPUs, which is this host as well; it does not see what is in the folder `apart`."""
+        argv = [f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0"]
+        self._start(name, argv, apart)
+        _wait_for(lambda: self._is_up(name), self)
+
+    def kill(self, name: str, *only: str) -> None:
+        """Ends a node's daemons the hard way, or only those of a name ("raylet"); what they have started is not touched."""
+        processes = psutil.Process(self._processes[name].pid).children(recursive=True)
+        if not only:
+            self._processes[name].kill()
+        for process in processes:
+            if process.name() in (only or ("raylet", "gcs_server")):
+                process.kill()
+
+    def remove(self, name: str) -> None:
+        """Ends a node, or what is left of it."""
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(30)
+
+    def workers(self) -> list[psutil.Process]:
+        """Returns the processes in which actors run."""
+        return [one for one in self._ours() if "Relay" in " ".join(_cmdline(one))]
+
+    def is_idle(self, within_s: float = 10.0) -> bool:
+        """Returns whether no actor is left, after a while at most."""
+        give_up_s = time.monotonic() + within_s
+        while self.workers() and time.monotonic() < give_up_s:
+            time.sleep(0.1)
+        return self.workers() == []
+
+    def log(self) -> str:
+        """Returns the ends of the nodes' output, for a test that fails."""
+        return "\n".join(f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in self.folder.glob("*.out"))
+
+    def stop(self) -> None:
+        """Ends everything."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        psutil.wait_procs(self._ours(), timeout=5)
+        for process in self._ours():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
+        hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
+        argv = [*hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
+            "TMPDIR": str(self.folder),
+            "RAY_AUTH_MODE": "disabled",  # whatever token this user has for other clusters
+        }
+        with open(self.folder / f"{name}.out", "wb") as out:
+            self._processes[name] = subprocess.Popen(
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
+            )
+
+    def _is_up(self, name: str) -> bool:
+        assert self._processes[name].poll() is None, self.log()
+        return "Ray runtime started" in (self.folder / f"{name}.out").read_text(errors="replace")
+
+    def _ours(self) -> list[psutil.Process]:
+        return [one for one in psutil.process_iter() if _environ(one).get("TMPDIR") == str(self.folder)]
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _wait_for(is_there: object, ray: PrivateRay) -> None:
+    give_up_s = time.monotonic() + 60
+    while not is_there():  # type: ignore[operator]
+        assert time.monotonic() < give_up_s, f"no Ray: {ray.log()}"
+        time.sleep(0.1)

@@ -1,0 +1,14 @@
+"""The contract of all launchers, on a real Ray: every test starts a broker, an actor and an agent."""
+
+import pytest
+
+from autotune.launchers.base import Launcher
+from autotune.testing.launcher_contract import LauncherContract
+from tests.launchers.agents import ready
+from tests.ray.conftest import Make
+
+
+class TestRayLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self, make: Make) -> Launcher:
+        return ready(make())

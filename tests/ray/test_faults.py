@@ -1,0 +1,184 @@
+"""Kills parts of a study on Ray. Each loss must be reported, no process may be left, and the next trial must run."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from autotune.errors import BadInput
+from autotune.failures import classify
+from autotune.launchers.environment import own_environment
+from autotune.records import Outcome
+from autotune.testing.launcher_contract import a_launch, wait_for
+from autotune.testing.stub_programs import program
+from tests.faults.quick_study import QuickStudy, kill, measured
+from tests.launchers.agents import place, ready
+from tests.launchers.losses import FAMILY, agents, lost, nothing_left
+from tests.ray.conftest import launcher_on
+from tests.ray.private import PrivateRay, why_not
+
+TUNER = """
+import sys, time
+from pathlib import Path
+from autotune.config.schema import RayOptions
+from autotune.launchers.ray.launcher import RayLauncher
+from autotune.testing.launcher_contract import a_launch
+from tests.launchers.agents import SHORT, place
+folder = Path(sys.argv[1])
+launcher = RayLauncher(RayOptions(address=sys.argv[2], gpus=int(sys.argv[3])), place(folder.parent), graces=SHORT)
+running = launcher.start(a_launch(folder, sys.argv[4:]))
+while True:
+    running.poll(); print(launcher.why_waiting(), flush=True); time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def here(ray):
+    """Returns a function that returns the agents that this Ray has started, and its actors."""
+    return lambda: [*agents("TMPDIR", str(ray.folder)), *ray.workers()]
+
+
+@pytest.fixture
+def other(ray):
+    """Adds a node, and returns its name."""
+    ray.add("other", cpus=8)
+    yield "other"
+    ray.remove("other")
+
+
+def began(launcher, folder):
+    """Starts a family of processes; returns its launch, the running trial and the process ids."""
+    launch = a_launch(folder, program(FAMILY))
+    running = launcher.start(launch)
+    return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
+
+
+@pytest.mark.parametrize("victim", ["actor", "broker", "agent"])
+def test_a_killed_process_of_the_way_costs_the_trial_and_nothing_is_left(make, ray, here, folder, victim):
+    launcher = ready(make())
+    launch, running, pids = began(launcher, folder)
+    (agent,), (actor,) = agents("TMPDIR", str(ray.folder)), ray.workers()
+    os.kill({"broker": launcher._transport._process.pid, "actor": actor.pid, "agent": agent.pid}[victim], signal.SIGKILL)
+    ended = lost(running, 15)
+    assert ended.evidence["node_lost"]
+    assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 30).cause == "result"
+
+
+def test_a_killed_tuner_leaves_nothing_on_the_node(ray, here, folder):
+    argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "0", *program(FAMILY)]
+    tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    kill(tuner)
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+
+
+@pytest.mark.thorough
+def test_a_tuner_that_is_killed_while_it_waits_leaves_no_actor(make, ray, here, folder):
+    ready(make(gpus=2))
+    argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "1", *program(FAMILY)]
+    with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.PIPE, text=True) as tuner:
+        for line in tuner.stdout:
+            if "no node for 1 GPU" in line:
+                break
+        broker = psutil.Process(tuner.pid).children()
+        kill(tuner)
+    assert psutil.wait_procs(broker, timeout=10)[1] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["broker", "actor", "agent"])
+def test_a_stopped_process_of_the_way_is_told_in_time_and_nothing_is_left(make, ray, here, folder, victim):
+    launcher = ready(make())
+    _, running, pids = began(launcher, folder)
+    (agent,), (actor,) = agents("TMPDIR", str(ray.folder)), ray.workers()
+    os.kill({"broker": launcher._transport._process.pid, "actor": actor.pid, "agent": agent.pid}[victim], signal.SIGSTOP)
+    assert lost(running, 45).evidence["node_lost"]
+    assert nothing_left(folder.parent.parent, pids, here, 40)
+
+
+@pytest.mark.thorough
+def test_a_stopped_tuner_has_nothing_running_after_the_lease(ray, here, folder):
+    argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "0", *program(FAMILY)]
+    tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    tuner.send_signal(signal.SIGSTOP)
+    try:
+        assert nothing_left(folder.parent.parent, pids, here, 50)
+    finally:
+        kill(tuner)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("only", [("raylet",), ()], ids=["raylet", "node"])
+def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, folder, only):
+    launcher = ready(make(cpus=8))
+    _, running, pids = began(launcher, folder)
+    ray.kill(other, *only)
+    assert lost(running, 45).evidence["node_lost"]
+    assert nothing_left(folder.parent.parent, pids, here, 40)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert again.poll() is None  # it waits for a node like the first, and may be stopped
+    again.stop("interrupted by the user")
+
+
+@pytest.mark.thorough
+def test_a_lost_head_ends_the_trial_and_leaves_nothing(folder, tmp_path):
+    if why := why_not():
+        pytest.skip(why)
+    ray = PrivateRay()  # the cluster of the other tests lives on
+    try:
+        ray.add("other", cpus=8)
+        launcher = ready(launcher_on(ray, place(tmp_path), cpus=8))
+        _, running, pids = began(launcher, folder)
+        ray.kill("head")
+        assert lost(running, 100).evidence["node_lost"]
+        assert nothing_left(folder.parent.parent, pids, lambda: agents("TMPDIR", str(ray.folder)), 40)
+        with pytest.raises(BadInput, match=r"^launch\.ray\.address: no Ray cluster can be reached there"):
+            lost(launcher.start(a_launch(folder, program("result()"))), 60)
+        launcher.close()
+    finally:
+        ray.stop()
+
+
+@pytest.mark.thorough
+def test_a_study_goes_on_after_its_actor_was_killed(ray, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    process = study.start("launcher=ray", f"launch.ray.address={ray.address}", "explain.auto=false")
+    study.wait_for_trial(1, process)
+    (actor,) = ray.workers()
+    actor.kill()
+    study.wait_for_trial(1, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Once more, on another node" in out + err
+    record = study.folder.read_trials()[1]
+    assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
+    assert record.outcome.has_value
+    assert study.none_is_left()
+
+
+@pytest.mark.thorough
+def test_a_study_whose_tuner_was_killed_is_resumed_with_a_new_agent(ray, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=0.5)
+    process = study.start("launcher=ray", f"launch.ray.address={ray.address}", "explain.auto=false")
+    study.wait_for_trial(1, process)
+    kill(process)
+    assert study.none_is_left()
+    assert ray.is_idle()
+    before = measured(study.folder.read_trials())
+    process = study.resume()
+    study.wait_for_trial(2, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    trials = study.folder.read_trials()
+    assert measured(trials)[: len(before)] == before
+    assert len({trial.evidence["node"]["job"] for trial in trials if "node" in trial.evidence}) == 2
+    assert study.none_is_left()

@@ -1,0 +1,167 @@
+"""Studies on a real Ray, what trials find there, and what is refused."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.launchers.environment import own_environment
+from autotune.launchers.local import LocalLauncher
+from autotune.launchers.node import DEVICE_VARIABLES
+from autotune.testing.launcher_contract import a_launch, wait
+from autotune.testing.stub_programs import program
+from tests.faults.quick_study import QuickStudy
+from tests.launchers.agents import environment, place, ready
+
+RAY = ("launcher=ray", "study.budget.minutes=0.2", "study.budget.trials=1", "explain.auto=false")
+
+
+def test_a_study_on_a_node_measures_and_leaves_nothing(ray, tmp_path):
+    study = QuickStudy(tmp_path)
+    out, err = study.start(*RAY, f"launch.ray.address={ray.address}").communicate(timeout=100)
+    assert "verdict" in out, err
+    assert "trials run on node" in err
+    trials = study.folder.read_trials()
+    assert len(trials) >= 3
+    assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
+    assert len({trial.evidence["node"]["job"] for trial in trials}) == 1  # one agent for the whole study
+    assert study.none_is_left()
+    assert ray.is_idle()
+
+
+def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OF_THE_USER", "ü")
+    local = LocalLauncher()
+    here = environment(local, tmp_path / "runs" / "local" / "trials" / "0007", ADDED="yes")
+    local.close()
+    there = environment(ready(make(gpus=1)), folder, ADDED="yes")
+    devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
+    assert there == here
+    assert devices["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+
+
+# What a process inherits besides its environment: signals that are ignored or blocked, cores, limits, priorities.
+STATE = """
+import resource
+lines = open("/proc/self/status").read().splitlines()
+state = [line for line in lines if line.split(":")[0] in ("SigBlk", "SigIgn", "Cpus_allowed", "NoNewPrivs", "Umask")]
+state += [os.nice(0), os.sched_getscheduler(0), open("/proc/self/oom_score_adj").read()]
+limits = [resource.getrlimit(each) for each in range(16)]
+result(detected={"state": state, "limits": limits, "gpus": os.environ.pop("CUDA_VISIBLE_DEVICES", None)})
+"""
+
+
+def test_a_trial_inherits_neither_priority_nor_signals_of_ray_s_and_no_gpus_that_are_not_the_job_s(make, folder, tmp_path):
+    local = LocalLauncher()
+    (tmp_path / "runs" / "local" / "trials").mkdir(parents=True)
+    here = wait(local.start(a_launch(tmp_path / "runs" / "local" / "trials" / "0007", program(STATE)))).results[0].detected
+    local.close()
+    there = wait(ready(make()).start(a_launch(folder, program(STATE)))).results[0].detected
+    if os.getuid():  # only root may lower a niceness
+        here["state"][-3] = there["state"][-3]
+    assert there == {**here, "gpus": ""}
+
+
+def test_why_a_trial_waits_is_told_and_costs_no_time(make, folder):
+    first, second = ready(make(gpus=2)), make(gpus=1)
+    running = second.start(a_launch(folder, program("result()")))
+    stood_s, give_up_s = second.clock.monotonic(), time.monotonic() + 30
+    while "no node for 1 GPU, 1 CPU yet (" not in second.why_waiting():
+        assert time.monotonic() < give_up_s, second.why_waiting()
+        assert running.poll() is None
+        time.sleep(0.1)
+    assert "0 of 2 GPUs free" in second.why_waiting()
+    assert second.clock.monotonic() == stood_s
+    first.close()
+    assert wait(running).cause == "result"
+    assert second.why_waiting() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"gpus": 3}, ["launch.ray.gpus: ", "got 3", "2 GPUs, 4 CPUs", "launch.ray.autoscaling=true"]),
+        ({"cpus": 64}, ["launch.ray.cpus: ", "got 64", "2 GPUs, 4 CPUs"]),
+        ({"address": "127.0.0.1:1"}, ["launch.ray.address: ", "got '127.0.0.1:1'", "refused"]),
+        ({"address": "nosuch.invalid:6379"}, ["launch.ray.address: ", "nosuch.invalid:6379"]),
+        ({"python": "/nowhere/python"}, ["launch.ray.python: no such program, got '/nowhere/python'"]),
+    ],
+)
+def test_what_cannot_be_had_is_told(make, options, told):
+    with pytest.raises(BadInput) as caught:
+        ready(make(**options))
+    assert all(words in str(caught.value) for words in told), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_an_interpreter_without_ray_is_named(make, tmp_path):
+    python = wrapped(tmp_path, "-S")
+    with pytest.raises(
+        BadInput, match=rf"^launch\.ray\.python: .* does not import Ray, got '{python}' \(No module named 'ray'\)"
+    ):
+        ready(make(python=str(python)))
+
+
+def test_another_version_of_ray_than_the_cluster_s_is_told(make, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import ray\nray.__version__ = '1.2.3'\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(BadInput, match=r"^launch\.ray\.python: the cluster has other versions, got .*Ray: 1\.2\.3"):
+        ready(make())
+
+
+@pytest.mark.thorough
+def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
+    if os.getuid():
+        pytest.skip("hiding a folder from a node needs root")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    ray.add("apart", cpus=16, apart=hidden)
+    there = {name: hidden / name for name in ("cwd", "runs_dir")}
+    for name, path in there.items():
+        path.mkdir()
+        launcher = make(dataclasses.replace(place(tmp_path), **{name: str(path)}), cpus=16)
+        with pytest.raises(BadInput, match=rf"{name}: node {os.uname().nodename} does not see .*{path}"):
+            ready(launcher)
+    python = hidden / "python"
+    python.symlink_to(sys.executable)
+    launcher = make(cpus=16, python=sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{python}"):
+        ready(launcher)
+    ray.remove("apart")
+
+
+def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "files"))
+    study = QuickStudy(tmp_path)
+    process = study.start(*RAY)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert not study.folder.path.exists()
+    assert "Traceback" not in err
+    assert "launch.ray.address: no Ray cluster can be reached there, got 'auto'" in err
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_call_after_the_end_of_the_connection_starts_no_cluster(ray, tmp_path):
+    code = "from autotune.launchers.ray import broker; ray = broker.import_ray(); ray.nodes()"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**own_environment(), "RAY_TMPDIR": str(tmp_path)}, capture_output=True
+    )
+    assert b"Ray has not been started yet" in told.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def wrapped(folder, *options):
+    """Returns an interpreter that is this one with more options."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {" ".join(options)} "$@"\n')
+    path.chmod(0o755)
+    return path

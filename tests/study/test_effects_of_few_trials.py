@@ -1,0 +1,84 @@
+"""What a summary says of the effects of changes after a few trials, and of the time that the missing ones need."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.compare.ablation import Change
+from autotune.config.recorded import recorded
+from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
+from autotune.study import resume_study
+from autotune.study.effects import needed, with_estimates
+from autotune.testing.fake_launcher import Surface
+from tests.study.conftest import RATES
+
+ALL = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
+ABOUT = StudyRecord(name="s", title="s", command=[], cwd="/", budget_s=180.0)
+
+
+def trial(number, changed, value, kind=Kind.search, repeats=None):
+    return TrialRecord(
+        number=number, kind=kind, knobs=changed, changed=changed, outcome=Outcome.ok, value=value, seconds=18.0,
+        tier=Tier.numerics, repeats=repeats, phases_s={"steady": 8.0}, round=None if repeats is None else number,
+    )  # fmt: skip
+
+
+def entries(changed):
+    return [
+        Change(knob=knob, before="off", after=value, also=(), ratio=None, worth="not measured", is_kept=True, reason="no time")
+        .as_json()
+        for knob, value in changed.items()
+    ]  # fmt: skip
+
+
+RECORDS = [trial(0, {}, 13.5, Kind.baseline), trial(1, ALL, 31.5), trial(2, {**ALL, "loader.batch_size": 64}, 30.1)]
+FINALS = [trial(3, {}, 13.6, Kind.final, 0), trial(4, ALL, 28.5, Kind.final, 1)]
+
+
+def test_changes_that_were_only_tried_together_say_what_budget_they_need():
+    records = [*RECORDS, *FINALS]
+    told = with_estimates(entries(ALL), records[1], ABOUT, records)
+    assert told == entries(ALL)
+    need = needed(told, ABOUT, records)
+    assert need["more_minutes"] == need["minutes"] - 3
+    assert 5 <= need["minutes"] <= 9, "an eight-minute study measures three effects of this program"
+    fewer = needed(told[:1], ABOUT, records)
+    assert fewer["minutes"] < need["minutes"]
+
+
+def test_what_a_trial_without_a_change_tells_is_said_as_an_estimate():
+    without = {key: value for key, value in ALL.items() if key != "optimizer.implementation"}
+    records = [*RECORDS, trial(3, without, 31.0)]
+    told = {entry["knob"]: entry for entry in with_estimates(entries(ALL), records[1], ABOUT, records)}
+    fused = told.pop("optimizer.implementation")
+    assert (fused["basis"], fused["verdict"], fused["reason"]) == ("estimated", "ambiguous", "")
+    assert fused["ci"][0] < fused["ratio"] < fused["ci"][1]
+    assert fused["ratio"] == pytest.approx(31.5 / 31.0, rel=0.02)
+    assert {entry["verdict"] for entry in told.values()} == {"not measured"}
+
+
+def test_what_was_measured_is_left_as_it_is_and_needs_nothing():
+    measured = [{**entry, "verdict": "faster", "ratio": 1.3, "ci": (1.2, 1.4)} for entry in entries(ALL)]
+    assert with_estimates(measured, RECORDS[1], ABOUT, RECORDS) == measured
+    assert needed(measured, ABOUT, RECORDS) is None
+    assert needed(entries(ALL), StudyRecord(name="s", title="s", command=[], cwd="/"), RECORDS) is None
+
+
+def test_the_budget_that_is_asked_for_is_enough_to_know_every_effect(bench, tmp_path):
+    """A simulated three-minute study of a program whose trials take as long as resnet18's on two cores."""
+    space = tmp_path / "space.yaml"
+    space.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\nloader.batch_size: [16, 32, 64]\n")
+    gains = {("precision.amp", "bf16"): 1.7, ("layout.channels_last", True): 1.2}
+    losses = [2.0 - 0.01 * step for step in range(40)]
+    surface = Surface(
+        gains=gains, base_per_s=14.0, half_batch=1.0, start_s=13.0, window_s=5.0, noise_frac=0.03, losses=lambda *_: losses
+    )
+    study = bench(surface, RATES, f"search_space={space}", minutes=3)
+    before = study.run()
+    assert {entry["verdict"] for entry in before["attribution"]} == {"not measured"}
+    minutes = before["effects_need"]["minutes"]
+    assert minutes <= 10
+    composed = recorded(study.folder.read_study(), study.folder.config_file, [f"study.budget.minutes={minutes}"])
+    after = resume_study(replace(study.inputs, config=composed.config), study.folder, study.listener)
+    assert after["effects_need"] is None
+    assert {"precision.amp", "layout.channels_last"} <= {entry["knob"] for entry in after["attribution"] if entry["ratio"]}
