@@ -17,7 +17,7 @@ from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environment, place, ready
 
-RAY = ("launcher=ray", "study.budget.minutes=0.2", "study.budget.trials=1", "explain.auto=false")
+RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
 
 def test_a_study_on_a_node_measures_and_leaves_nothing(ray, tmp_path):
