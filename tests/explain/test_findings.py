@@ -400,6 +400,7 @@ def test_the_slow_rank_and_its_line_are_named():
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:55"
     assert finding.gain.mid == pytest.approx(0.1 / 0.07 - 1)
+    assert finding.gain.high == pytest.approx(0.1 / (0.8 * 0.07) - 1)  # the others' own work remains
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

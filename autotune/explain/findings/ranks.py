@@ -33,7 +33,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
         where=f"rank {slow.rank}{place}",
         evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, most in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
-        gain=evidence.gain(0.8 * excess_s, excess_s, 1.2 * excess_s, "floor"),
+        gain=evidence.gain(0.8 * excess_s, excess_s, excess_s + 0.2 * (evidence.step_s - excess_s), "floor"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
         code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
