@@ -110,7 +110,7 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     ("outcome", "words"),
     [
         ("ok", "Nothing that is known to cost 3 % or more."),
-        ("timeout", "Not known, as no pass of it ended well. autotune explain"),
+        ("timeout", "Not known, as no pass of it ended well."),
     ],
 )
 def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
@@ -206,7 +206,7 @@ def test_the_time_of_a_study_adds_up(complete, whole):
     seconds = complete.read_summary()["seconds"]
     rest = seconds["total"] - sum(seconds[name] for name in ("measuring", "starting", "compiling", "lost"))
     assert rest > 1
-    assert f"and ending processes {seconds_text(rest)}" in part(whole, "study-timeline")
+    assert f"the rest {seconds_text(rest)} (warm-up, " in part(whole, "study-timeline")
 
 
 def test_baseline_and_best_stand_above_each_other(whole):
