@@ -154,6 +154,7 @@ def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes
 def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_named(tmp_path, whole):
     assert "workers 0 loader.num_workers" in part(whole, "settings")
     assert "batch 128 no rate in 4" in part(whole, "settings")
+    assert "loader.batch_size 128 4 4 - -" in part(whole, "settings")
     folder = make_study(tmp_path / "runs")
     record = folder.read_study()
     record.space["loader.num_workers"] = {"choice": [0, 2]}
