@@ -111,7 +111,7 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     ("outcome", "words"),
     [
         ("ok", "Nothing that is known to cost 3 % or more."),
-        ("timeout", "Not known, as no pass of it ended well. autotune explain"),
+        ("timeout", "Not known, as no pass of it ended well."),
     ],
 )
 def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
@@ -155,6 +155,7 @@ def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes
 def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_named(tmp_path, whole):
     assert "workers 0 loader.num_workers" in part(whole, "settings")
     assert "batch 128 no rate in 4" in part(whole, "settings")
+    assert "loader.batch_size 128 4 4 - -" in part(whole, "settings")
     folder = make_study(tmp_path / "runs")
     record = folder.read_study()
     record.space["loader.num_workers"] = {"choice": [0, 2]}
@@ -207,7 +208,7 @@ def test_the_time_of_a_study_adds_up(complete, whole):
     seconds = complete.read_summary()["seconds"]
     rest = seconds["total"] - sum(seconds[name] for name in ("measuring", "starting", "compiling", "lost"))
     assert rest > 1
-    assert f"and ending processes {seconds_text(rest)}" in part(whole, "study-timeline")
+    assert f"the rest {seconds_text(rest)} (warm-up, " in part(whole, "study-timeline")
 
 
 def test_baseline_and_best_stand_above_each_other(whole):

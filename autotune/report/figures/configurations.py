@@ -120,7 +120,7 @@ def settings(study: Study) -> Figure:
         "fastest of each value; for the effect of a change alone, see what each change brought."
     )
     return Figure(
-        key="settings", title=title, says=says, drawing=Bars(rows=rows, axis=axis, key=kinds).html(),
+        key="settings", title=title, says=says, drawing=Bars(rows=rows, axis=axis, key=kinds).html(), grid=_values(tried),
         notes=_unchanged([key for key in study.space if key not in tried], by_knob), width="wide",
     )  # fmt: skip
 
@@ -144,6 +144,16 @@ def _rows(study: Study, key: str, found: dict[KnobValue, Trials], scale: Scale) 
         )
         for number, (value, those) in enumerate(found.items())
     ]
+
+
+def _values(tried: dict[str, dict[KnobValue, Trials]]) -> Grid:
+    cells = []
+    for key, found in tried.items():
+        for value, those in found.items():
+            rates = [float(trial["value"]) for trial in those if trial.get("value")]
+            ends = [number_text(end) for end in (min(rates), max(rates))] if rates else [DASH, DASH]
+            cells.append([key, value_text(value), str(len(those)), str(len(those) - len(rates)), *ends])
+    return Grid(columns=["setting", "value", "trials ", "without a rate ", "slowest ", "fastest "], rows=cells)
 
 
 def _tried_text(trials: Trials) -> str:

@@ -16,7 +16,7 @@ LANES = {
     Kind.parity: "losses", Kind.explain: "explain", Kind.check: "checks of findings",
 }  # fmt: skip
 SPENT = {"measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "failed trials"}
-REST = "warm-up, losses, rates of step and loader alone, and ending processes"
+REST = "warm-up, losses, step and loader alone, ending processes"
 PITCH_PX, HEIGHT_PX = 30, 12  # from one lane to the next, and the height of a trial
 LONGEST_PAUSE_S = 60.0  # longer pauses, such as those before a study is resumed or explained, are cut out
 NUM_TICKS = 5
@@ -69,7 +69,7 @@ def _spent(study: Study) -> str:
     seconds = study.summary.get("seconds") or {}
     parts = [f"{words} {seconds_text(seconds[name])}" for name, words in SPENT.items() if seconds.get(name)]
     rest_s = (seconds.get("total") or 0.0) - sum(seconds.get(name) or 0.0 for name in SPENT)
-    parts += [f"{REST} {seconds_text(rest_s)}"] if parts and rest_s >= 1 else []
+    parts += [f"the rest {seconds_text(rest_s)} ({REST})"] if parts and rest_s >= 1 else []
     return f"{seconds_text(seconds.get('total'))} in all, of it: {', '.join(parts) or 'nothing measured'}."
 
 
