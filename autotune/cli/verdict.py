@@ -170,7 +170,7 @@ def _rest(summary: Summary, path: Path) -> Table:
     for name, text in [*noise_lines(summary), *file_lines(summary)]:
         made.add_row(name, Text(text, overflow="fold"))
     for n, command in enumerate(next_commands(summary, path)):
-        made.add_row("" if n else "next", Text(command, style="command"))
+        made.add_row("" if n else "next", Text(command, style="command", overflow="fold"))
     return made
 
 

@@ -184,18 +184,18 @@ class Attributor:
 
         One round decides nothing, and a change without which the winner is as fast must not be handed over.
         """
-        session, least_s = self._session, kept.least_s
+        session, kept_s = self._session, kept.rounds_s
         for _ in range(SETTLING_ROUNDS):
             evidence = self._evidence(winner)
             parts = evidence.parts_as_fast(num_rounds=SETTLING_ROUNDS)
             needed_s = sum(map(self._expected_s, [winner.knobs, *(part.knobs for part in parts)]))
-            if not parts or needed_s > self._left_s(least_s, SETTLING_FRAC) or self._is_lost(winner):
+            if not parts or needed_s > self._left_s(kept_s, SETTLING_FRAC) or self._is_lost(winner):
                 break
             number += 1
-            rules = self._rules(evidence, [key for part in parts for key in part.keys], least_s)
+            rules = self._rules(evidence, [key for part in parts for key in part.keys], kept_s)
             for knobs, missing in [(winner.knobs, set[str]()), *((part.knobs, set(part.keys)) for part in parts)]:
                 session.measure_part(
-                    knobs, winner=winner, round_number=number, rules=rules, why=_why(winner, missing), kept_s=least_s
+                    knobs, winner=winner, round_number=number, rules=rules, why=_why(winner, missing), kept_s=kept_s
                 )
                 self.found = self._attribution(winner)
         return number

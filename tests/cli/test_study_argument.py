@@ -120,8 +120,10 @@ def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, 
     monkeypatch.chdir(here / "runs")
     assert "files first" in said(capsys, "show", "first")
     monkeypatch.chdir(here / "runs" / "first")
-    assert f"files {here}/runs/first" in said(capsys, "show", ".")
-    assert f"files {here}/runs/first" in said(capsys, "show", "report.html")
+    for word in (".", "report.html"):
+        folded = said(capsys, "show", word).replace(" ", "")  # a long path takes several lines
+        assert f"files{here}/runs/first" in folded
+        assert "\u2026" not in folded
 
 
 def test_the_folder_of_a_study_is_not_taken_for_the_folder_of_the_studies(here, capsys):
