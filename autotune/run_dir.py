@@ -19,6 +19,10 @@ from autotune.owner import Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+RECORDS = (  # what a study keeps in its folder, besides its report
+    "study.json", "summary.json", "config.yaml", "optuna.journal", "explanation.json", "best.yaml", "owner.json",
+    "tracking.json", "trials",
+)  # fmt: skip
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -296,15 +300,17 @@ def create(runs: Path, name: str) -> StudyFolder:
 
 
 def check_output(file: Path, option: str) -> None:
-    """Checks that a file to write is not one of a study's own records.
+    """Checks that a file to write replaces nothing that a study or the tracking store has recorded.
 
     Raises:
-        BadInput: it is.
+        BadInput: it does.
     """
-    folder = StudyFolder(file.parent)
-    records = (folder.study_file, folder.summary_file, folder.config_file, folder.journal_file, folder.explanation_file)
-    if folder.study_file.exists() and file in records:
-        raise BadInput(f"{option}: a record of the study {folder.name!r}, got {str(file)!r}. Give another file: -o FILE.")
+    file = file.resolve()
+    place = next((folder for folder in file.parents if (folder / "study.json").is_file()), None)
+    own = place and file.relative_to(place).parts[0]
+    if file.name in RESERVED_NAMES or own in RECORDS:
+        whose = f"the study {place.name!r}" if place and own in RECORDS else "MLflow"
+        raise BadInput(f"{option}: a record of {whose}, got {str(file)!r}. Give another file: -o FILE.")
 
 
 def check_name(name: str) -> None:
@@ -387,7 +393,7 @@ def call(folder: StudyFolder) -> str:
         is_meant = find(folder.path.parent, folder.name).path == folder.path
     except BadInput:
         is_meant = False
-    return f"{folder.name if is_meant else shlex.quote(str(folder.path))}{_where(folder.path.parent)}"
+    return f"{shlex.quote(folder.name if is_meant else str(folder.path))}{_where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:

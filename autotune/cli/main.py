@@ -13,6 +13,15 @@ from autotune.cli.began import begin
 from autotune.errors import AutotuneError, BadInput, Interrupted
 
 SPLIT = "--"
+TAKE_COMMAND = (
+    "run",
+    "explain",
+    "apply",
+    "verify",
+    "inspect",
+    "doctor",
+    "record",
+)  # commands that a program's command may follow
 INTERRUPTED = 130
 
 
@@ -78,6 +87,10 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
         os.getcwd()
     except FileNotFoundError:
         raise BadInput("cwd: the folder you are in was deleted. Change to a folder that exists: cd DIR.") from None
+    taken = next((word for word in arguments if not word.startswith("-")), "")
+    if command is not None and taken and taken not in TAKE_COMMAND:
+        said = " ".join(command[:1]) or "nothing"
+        raise BadInput(f"--: {taken} takes no command of a program, got -- {said} ... Leave out the --.")
     try:
         code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:

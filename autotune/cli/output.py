@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -35,14 +36,36 @@ def output_file(typed: str | None, name: str) -> Path | None:
 
 
 def write(text: str, file: Path) -> None:
-    """Writes a file, and the folders that it lies in.
+    """Writes a file, and the folders that it lies in. What the file held before is lost only once all is written.
 
     Raises:
         BadInput: it cannot be written, or it is a record of a study.
     """
-    check_output(file, "--output")
+    write_bytes(text.encode("utf-8", "backslashreplace"), file, "--output")  # a name may hold bytes that are no text
+
+
+def write_bytes(content: bytes, file: Path, option: str) -> None:
+    """Writes a file as `write` does.
+
+    Args:
+        content: its content.
+        file: the file.
+        option: the option that named it.
+
+    Raises:
+        BadInput: as `write`.
+    """
+    check_output(file, option)
+    is_special = file.exists() and not file.is_file()  # such as /dev/full: it cannot be replaced
+    temporary = file.with_name(f"{file.name[:200]}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        if is_special:
+            file.write_bytes(content)
+            return
+        temporary.write_bytes(content)
+        temporary.replace(file)
     except OSError as error:
-        raise BadInput(f"--output: cannot be written, got {str(file)!r} ({error.strerror}). Give another: -o FILE.") from error
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise BadInput(f"{option}: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli.output import STDOUT, output_file, write
+from autotune.cli.output import STDOUT, output_file, write, write_bytes
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -50,11 +51,11 @@ def report(asked: Asked, *, as_json: bool) -> int:
     if asked.output == STDOUT:
         sys.stdout.write(text)
         return 0
-    write(text, file)
-    if asked.picture:
+    if asked.picture:  # before anything is written: it is the part that may be refused
         from autotune.report.picture import take
 
-        take(text, asked.picture, width_px=asked.width_px)
+        write_bytes(take(text, asked.picture, width_px=asked.width_px), asked.picture, "--picture")
+    write(text, file)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
         print_json({"studies": [folder.name for folder in folders], "file": str(file), "bytes": len(text.encode()), **picture})
@@ -74,6 +75,8 @@ def _folders(asked: Asked) -> list[StudyFolder]:
     problems = ["--output: standard output takes no picture and opens in no browser. Give -o FILE."] if (
         asked.output == STDOUT and (asked.picture or asked.is_opened)
     ) else []  # fmt: skip
+    if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):
+        problems.append(f"--picture: the same file as --output, got {str(asked.picture)!r}. Give another file.")
     folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]
     paths = [folder.path.resolve() for folder in folders]
     problems += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -19,12 +20,12 @@ NUM_COLOURS = 64  # a page has few: so the file takes a third
 TIMEOUT_S = 60.0
 
 
-def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> None:
-    """Writes a PNG of the first screen of a page.
+def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
+    """Returns a PNG of the first screen of a page.
 
     Args:
         page: the page, as HTML.
-        file: the picture.
+        file: where it will be written.
         width_px: its width; its height is always the same.
 
     Raises:
@@ -40,7 +41,7 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> None:
         raise BadInput(problems)
     with tempfile.TemporaryDirectory(prefix="autotune-picture-") as folder:
         source, made = Path(folder, "report.html"), Path(folder, "report.png")
-        source.write_text(page, encoding="utf-8")
+        source.write_text(page, encoding="utf-8", errors="backslashreplace")
         arguments = [
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
             f"--window-size={width_px},{HEIGHT_PX + SPARE_PX}", f"--screenshot={made}", source.as_uri(),
@@ -49,11 +50,10 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> None:
         _run(arguments)
         if not made.is_file():
             raise BadInput(f"--picture: {browser} made none, got {str(file)!r}. Try another browser.")
-        try:
-            taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
-            taken.quantize(NUM_COLOURS).save(file, format="PNG", optimize=True)
-        except OSError as error:
-            raise BadInput(f"--picture: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error
+        taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
+        content = io.BytesIO()
+        taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
+    return content.getvalue()
 
 
 def _run(arguments: list[str]) -> None:

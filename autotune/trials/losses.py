@@ -21,6 +21,7 @@ MIN_STEPS = 5  # fewer say nothing about what follows
 TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
 # Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
 # difference from a loss near 0 would be large.
+NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the sentence says what differences are relative to
 FLOOR_FRAC = 0.5
 FIRST_FACTOR = 3.0  # the first loss has this many times the tolerance, because it is of a single batch
 CHANCE_FACTOR = 2.0  # chance explains this many times the difference between two runs of the baseline
@@ -105,6 +106,8 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     first_by_chance = CHANCE_FACTOR * abs(apart(chance[0], reference[0])) if chance else 0.0
     difference, first = apart(loss, level), apart(own[0], reference[0])
     allowed, first_allowed = max(tolerance_frac, by_chance), max(FIRST_FACTOR * tolerance_frac, first_by_chance)
+    ends = f"{loss:.3g} against {level:.3g} at the end"
+    half = "" if abs(level) >= NEAR_FRAC * floor else f", relative to half its largest loss ({ends})"
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed
     if difference > allowed:
@@ -117,12 +120,12 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
         verdict = Verdict.unknown
         reason = f"two runs of the baseline differ by {percent(by_chance / CHANCE_FACTOR)}, too much to judge: {levels}"
     elif difference < -tolerance_frac:
-        reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps"
+        reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps{half}"
     elif difference > tolerance_frac:
-        above = f"{percent(difference)} above the baseline's loss over {len(own)} steps"
+        above = f"{percent(difference)} above the baseline's loss over {len(own)} steps{half}"
         reason = f"{above}, at most twice the difference between two runs of the baseline"
     else:
-        reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps"
+        reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps{half}"
     return Comparison(
         verdict=verdict,
         reason=reason,

@@ -124,6 +124,7 @@ def _read_until(descriptor: int, word: bytes) -> bytes:
     return said
 
 
+@pytest.mark.thorough
 def test_every_rank_of_torchrun_has_the_knobs_and_one_of_them_says_so(place: Place) -> None:
     place.best({"loader": {"batch_size": 8}, "precision": {"amp": "bf16"}})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -218,6 +219,7 @@ def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.thorough
 def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None:
     place.best({"threads": {"intra": 1}})
     done = place.apply("apply", "best.yaml", "--quiet", "--", sys.executable, "train.py")

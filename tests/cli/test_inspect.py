@@ -59,6 +59,7 @@ def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none
     assert "convolution" in knobs["layout.channels_last"]["reason"]
 
 
+@pytest.mark.thorough
 def test_a_global_batch_and_a_pin_beside_the_program_s_own_workers_are_what_run_makes_of_them(cli, program):
     own_workers = PROGRAM.replace("batch_size=16", "batch_size=16, num_workers=1")
     (cli.cwd / "train.py").write_text(own_workers, encoding="utf-8")

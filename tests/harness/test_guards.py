@@ -99,6 +99,7 @@ def test_a_program_with_its_loader_at_module_level_can_be_turned(trial: Trial) -
     assert run.result().knobs[CONTEXT].status == "applied"
 
 
+@pytest.mark.thorough
 def test_a_rank_that_was_started_by_spawn_has_left_the_guard_behind(trial: Trial) -> None:
     run = trial("module_level.py", "spawned", mode="inspect", is_fresh=True)
     assert CONTEXT not in run.result().applicability

@@ -40,11 +40,13 @@ def test_processes_that_share_one_model_are_counted_together_over_one_span(trial
     assert ranks.rate_per_s(results) == pytest.approx(sum(window.samples / window.seconds for window in windows))
 
 
+@pytest.mark.thorough
 def test_inspect_tells_of_both(trial: Trial) -> None:
     run = trial("hogwild.py", "shared", is_fresh=True, mode="inspect")
     assert [run.result(rank).world_size for rank in (0, 1)] == [2, 2]
 
 
+@pytest.mark.thorough
 def test_processes_that_train_models_of_their_own_are_refused_with_their_numbers(trial: Trial) -> None:
     found = trial("hogwild.py", "apart", is_fresh=True, rules=LONGER).result()
     assert found.error is not None

@@ -19,7 +19,7 @@ Look = Callable[[Program], Seen]
 COUNTED = ("num_steps", "num_loaders", "batches_per_step")
 FORKED_AT = re.compile(r"<fork_server\.py:\w+:\w+")
 # What costs most and shows least beside its neighbours: one imports transformers, the other is a row that is there already.
-SLOW = ("hf_trainer", "bystander_from_bash")
+SLOW = ("hf_trainer", "bystander_from_bash", "late_model")
 EVERY = pytest.mark.parametrize(
     "program",
     [pytest.param(each, marks=[pytest.mark.thorough] * (each.name in SLOW), id=each.name) for each in PROGRAMS],

@@ -70,7 +70,9 @@ def test_as_json_it_says_where_the_file_is(here, capsys):
 def test_what_cannot_be_reported_is_refused(here, capsys):
     assert "STUDY: no such study" in refused(capsys, "nothing")
     assert "STUDY: given twice, got 'resnet18'" in refused(capsys, "resnet18", "runs/resnet18")
-    assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
+    assert "--output: a record of the study 'resnet18'" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
+    (here / "file").touch()
+    assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "file/x.html")
     assert "standard output takes no picture" in refused(capsys, "resnet18", "-o", "-", "--open")
     assert "--picture: not a PNG, got 'x.jpg'. Give FILE.png." in refused(capsys, "resnet18", "--picture", "x.jpg")
     assert "--width: out of range, got '100'. Allowed: whole numbers from 320 to 4000." in refused(
@@ -96,3 +98,32 @@ def test_opened_in_a_browser_or_told_where_it_is(here, capsys, monkeypatch):
     assert main(["report", "resnet18", "--open"]) == 0
     assert opened.read_text().strip() == (here / "runs" / "resnet18" / "report.html").as_uri()
     assert capsys.readouterr().err == ""
+
+
+def test_a_report_replaces_no_record_of_a_study_not_even_through_a_link(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = make_study(tmp_path / "runs")
+    before = made.summary_file.read_bytes()
+    (tmp_path / "link.html").symlink_to(made.summary_file)
+    for file in ("link.html", str(made.best_file), str(made.path / "trials" / "0000" / "trial.json"), "runs/mlflow.db"):
+        assert main(["report", made.name, "-o", file]) == 2
+        assert "a record of" in capsys.readouterr().err
+    assert made.summary_file.read_bytes() == before
+
+
+def test_bytes_that_are_no_text_are_written_in_an_escaped_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = make_study(tmp_path / "runs")
+    summary = json.loads(made.summary_file.read_text())
+    made.summary_file.write_text(json.dumps({**summary, "title": "caf\udcff"}))
+    (tmp_path / "out.html").write_text("old")
+    assert main(["report", made.name, "-o", "out.html"]) == 0
+    assert "caf\\udcff" in (tmp_path / "out.html").read_text()
+
+
+def test_a_command_after_two_dashes_is_refused_where_none_is_taken(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    assert main(["report", "--", "nosuch"]) == 2
+    assert "report takes no command" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*/report.html"))

@@ -120,6 +120,7 @@ def test_a_refusal_ends_the_command_with_status_2_and_one_line(slurm, tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough
 def test_without_a_controller_it_is_said(slurm, make, tmp_path, monkeypatch):
     text = (slurm.apart.parent / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=9", text))
@@ -135,6 +136,7 @@ def test_without_slurm_it_is_said(tmp_path, monkeypatch):
         SlurmLauncher(SlurmOptions(), place(tmp_path)).slots()
 
 
+@pytest.mark.thorough
 def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     asked = [word for word in SLURM if not word.startswith("study.budget")]
