@@ -40,7 +40,7 @@ def fastest(study: Study) -> Figure:
         columns, rows = [*columns, "GPU in use "], [[*row, share_text(busy[int(row[0])])] for row in rows]
     grid = Grid(columns=columns, rows=rows)
     says = (
-        "The search measures a configuration in one process, so its order is not sure; the finals measure the best few again. "
+        "The search measures a configuration in one process, so its order is not sure; the finals measure up to three again. "
         "A slower one may be the better choice if it takes less memory or changes less."
     )
     return Figure(key="fastest", title=title, says=says, grid=grid, is_open=True)

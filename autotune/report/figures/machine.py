@@ -129,7 +129,10 @@ def method(study: Study) -> Figure:
         "Baseline and best were not measured in turn, so the search's own numbers are all there is.",
     ]  # fmt: skip
     if Kind.attribution in kinds:
-        said.append("For the effect of a change, the best was measured with and without it, in turn.")
+        said.append(
+            "Effects of changes are measured, with and without the change in turn, or else estimated from all trials: each says "
+            "which."
+        )
     if Kind.parity in kinds:
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
     warm = sum(trial.get("start") == "warm" for trial in study.trials)

@@ -15,7 +15,7 @@ LANES = {
     Kind.baseline: "baseline", Kind.search: "search", Kind.final: "finals", Kind.attribution: "effects of changes",
     Kind.parity: "losses", Kind.explain: "explain", Kind.check: "checks of findings",
 }  # fmt: skip
-SPENT = {"measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "failed trials"}
+SPENT = {"measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "trials without a result"}
 REST = "warm-up, losses, step and loader alone, ending processes"
 PITCH_PX, HEIGHT_PX = 30, 12  # from one lane to the next, and the height of a trial
 LONGEST_PAUSE_S = 60.0  # longer pauses, such as those before a study is resumed or explained, are cut out
@@ -40,7 +40,7 @@ def study_timeline(study: Study) -> Figure:
     plot = Plot(
         title=f"{len(placed)} trials in {seconds_text(end_s)}.", marks=marks, height=TOP_PX + len(lanes) * PITCH_PX + 16,
         x=[(across(tick), seconds_text(tick) if tick else "0") for tick in _ticks(end_s)],
-        key=[("k1", "measured"), ("failed-box", "failed")] if has_failed else [],
+        key=[("k1", "measured"), ("failed-box", "no result")] if has_failed else [],
     )  # fmt: skip
     grid = _grid([record for _, record in placed], lanes)
     return Figure(key="study-timeline", title=title, says=_spent(study), drawing=plot.html(), grid=grid)
