@@ -15,7 +15,9 @@ LANES = {
     Kind.baseline: "baseline", Kind.search: "search", Kind.final: "finals", Kind.attribution: "effects of changes",
     Kind.parity: "losses", Kind.explain: "explain", Kind.check: "checks of findings",
 }  # fmt: skip
-SPENT = {"measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "trials without a result"}
+SPENT = {
+    "measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "trials without result",
+}  # fmt: skip
 REST = "warm-up, losses, step and loader alone, ending processes"
 PITCH_PX, HEIGHT_PX = 30, 12  # from one lane to the next, and the height of a trial
 LONGEST_PAUSE_S = 60.0  # longer pauses, such as those before a study is resumed or explained, are cut out
