@@ -130,7 +130,7 @@ def method(study: Study) -> Figure:
     ]  # fmt: skip
     if Kind.attribution in kinds:
         said.append(
-            "Effects of changes are measured, with and without the change in turn, or estimated from all trials; each says which."
+            "Effects of changes are measured, with and without the change in turn, or estimated from all trials, as each says."
         )
     if Kind.parity in kinds:
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
