@@ -10,11 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from autotune.errors import BadInput
 from autotune.launchers.base import Launcher
 from autotune.launchers.environment import own_environment
 from autotune.launchers.link import Link
-from autotune.launchers.local import Graces
+from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.transport import Transport, end_process
 from autotune.testing.launcher_contract import a_launch, is_alive, wait
@@ -92,6 +94,26 @@ def environment(launcher: Launcher, folder: Path, **env: str) -> dict[str, str]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     found = wait(launcher.start(a_launch(folder, program("result(detected=dict(os.environ))"), env=env))).results[0].detected
     return dict(json.loads(json.dumps(found).replace(str(folder.parent.parent), "STUDY")))
+
+
+def environments(
+    launcher: Launcher, folder: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the environment of a local trial, and that of one by the launcher."""
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OF_THE_USER", "ü")
+    local = LocalLauncher()
+    here = environment(local, runs / "local" / "trials" / "0007", ADDED="yes")
+    local.close()
+    return here, environment(ready(launcher), folder, ADDED="yes")
+
+
+def trial_folder(tmp_path: Path) -> Path:
+    """Returns a trial's folder that does not exist yet."""
+    study = tmp_path / "runs" / "study"
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
 
 
 def gone(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 from autotune.launchers.base import Ended, Running
 from autotune.testing.launcher_contract import is_alive, marked_processes
 from autotune.testing.stub_programs import IGNORES_SIGTERM
+from tests.faults.quick_study import QuickStudy, kill, measured
 
 # A program with a child in a session of its own that ignores SIGTERM.
 FAMILY = f"""
@@ -51,3 +53,28 @@ def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[o
             return False
         time.sleep(0.1)
     return True
+
+
+def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:
+    """Kills a study's tuner, resumes the study, and checks that nothing is left, lost or repeated.
+
+    Args:
+        study: the study, not started yet.
+        is_idle: whether the engine runs nothing.
+        overrides: keys that choose the engine.
+    """
+    process = study.start(*overrides, "explain.auto=false")
+    study.wait_for_trial(1, process)
+    kill(process)
+    assert study.none_is_left()
+    assert is_idle()
+    before = measured(study.folder.read_trials())
+    process = study.resume()
+    study.wait_for_trial(2, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    trials = study.folder.read_trials()
+    assert measured(trials)[: len(before)] == before
+    assert len({trial.evidence["node"]["job"] for trial in trials if "node" in trial.evidence}) == 2
+    assert study.none_is_left()

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.config.schema import RayOptions
 from autotune.launchers.ray.launcher import RayLauncher
-from tests.launchers.agents import SHORT, place
+from tests.launchers.agents import SHORT, place, trial_folder
 from tests.launchers.rows import mark_later_rows
 from tests.ray.private import PrivateRay, why_not
 
@@ -53,9 +53,7 @@ def make(ray: PrivateRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Returns a trial's folder that does not exist yet."""
-    study = tmp_path / "runs" / "study"
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
+    return trial_folder(tmp_path)
 
 
 @pytest.hookimpl(tryfirst=True)

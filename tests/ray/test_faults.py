@@ -14,9 +14,9 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from autotune.testing.launcher_contract import a_launch, wait_for
 from autotune.testing.stub_programs import program
-from tests.faults.quick_study import QuickStudy, kill, measured
+from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
-from tests.launchers.losses import FAMILY, agents, lost, nothing_left
+from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
 
@@ -167,18 +167,4 @@ def test_a_study_goes_on_after_its_actor_was_killed(ray, tmp_path):
 @pytest.mark.thorough
 def test_a_study_whose_tuner_was_killed_is_resumed_with_a_new_agent(ray, tmp_path):
     study = QuickStudy(tmp_path, trial_s=0.5)
-    process = study.start("launcher=ray", f"launch.ray.address={ray.address}", "explain.auto=false")
-    study.wait_for_trial(1, process)
-    kill(process)
-    assert study.none_is_left()
-    assert ray.is_idle()
-    before = measured(study.folder.read_trials())
-    process = study.resume()
-    study.wait_for_trial(2, process, is_started=False)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    trials = study.folder.read_trials()
-    assert measured(trials)[: len(before)] == before
-    assert len({trial.evidence["node"]["job"] for trial in trials if "node" in trial.evidence}) == 2
-    assert study.none_is_left()
+    resume_after_a_killed_tuner(study, ray.is_idle, "launcher=ray", f"launch.ray.address={ray.address}")

@@ -15,7 +15,7 @@ from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
-from tests.launchers.agents import environment, place, ready
+from tests.launchers.agents import environments, place, ready
 
 RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -34,13 +34,7 @@ def test_a_study_on_a_node_measures_and_leaves_nothing(ray, tmp_path):
 
 
 def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OF_THE_USER", "ü")
-    local = LocalLauncher()
-    here = environment(local, tmp_path / "runs" / "local" / "trials" / "0007", ADDED="yes")
-    local.close()
-    there = environment(ready(make(gpus=1)), folder, ADDED="yes")
+    here, there = environments(make(gpus=1), folder, tmp_path / "runs", monkeypatch)
     devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
     assert there == here
     assert devices["CUDA_VISIBLE_DEVICES"] in ("0", "1")

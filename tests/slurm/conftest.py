@@ -10,7 +10,7 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from tests.launchers.agents import SHORT, place
+from tests.launchers.agents import SHORT, place, trial_folder
 from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
 
@@ -55,9 +55,7 @@ def make(slurm: PrivateSlurm, tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Returns a trial's folder that does not exist yet."""
-    study = tmp_path / "runs" / "study"
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
+    return trial_folder(tmp_path)
 
 
 @pytest.hookimpl(tryfirst=True)

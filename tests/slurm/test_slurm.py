@@ -11,13 +11,12 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
-from autotune.launchers.local import LocalLauncher
 from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.launchers.slurm import SlurmLauncher
 from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
-from tests.launchers.agents import environment, place, ready
+from tests.launchers.agents import environments, place, ready
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -37,13 +36,7 @@ def test_a_study_in_a_job_measures_and_leaves_nothing(slurm, tmp_path):
 
 
 def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OF_THE_USER", "ü")
-    local = LocalLauncher()
-    here = environment(local, tmp_path / "runs" / "local" / "trials" / "0007", ADDED="yes")
-    local.close()
-    there = environment(ready(make(gres="gpu:1", cpus=1)), folder, ADDED="yes")
+    here, there = environments(make(gres="gpu:1", cpus=1), folder, tmp_path / "runs", monkeypatch)
     devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
     assert there == here
     assert devices["CUDA_VISIBLE_DEVICES"] == "0"

@@ -93,7 +93,7 @@ class Relay:
         self._unread = bytearray()
         self._writing, self._reading = threading.Lock(), threading.Lock()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        # Ray itself leaves the variable alone if it gives no GPU, and if it is told to.
+        # Ray may leave CUDA_VISIBLE_DEVICES unset, so that an actor without GPUs would see all of the node's.
         gpus = sorted(context.get_accelerator_ids().get("GPU", []), key=lambda each: (len(each), each))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         started = subprocess.run(
