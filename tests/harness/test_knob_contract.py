@@ -59,7 +59,9 @@ ELSEWHERE = {
     *("memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"),
     "step.metrics_sync_interval",
 }
-COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
+COSTLY = {  # in tests of their own
+    "compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto"), "compile.scope": ("blocks", "model"),
+}  # fmt: skip
 
 # With two ranks: knob -> two values, and what the program sees of each.
 OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
