@@ -103,8 +103,9 @@ class PlainLines(View):
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Prints which trials are in the finals."""
-        names = ", ".join(f"{n:04d}" for n in trials)
-        _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
+        names = ", ".join(f"{n:04d}" for n in trials[1:])
+        time = f", at most {seconds_text(reserved_s)}" if reserved_s else ""
+        _say(f"finals  {'candidates' if len(trials) > 2 else 'candidate'} {names}, beside the baseline{time}")
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Prints which changes of the winner the ablation measures."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.theme import Theme
@@ -40,6 +41,7 @@ OUTCOME_STYLES = {
 VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
 MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables use the terminal's width
+BLANKS = re.compile(r" +(?=\n)")
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
@@ -50,8 +52,21 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     made = Console(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPE_WIDTH
+        made.width, made.file = PIPE_WIDTH, cast(IO[str], _Unpadded(stream))
     return made
+
+
+class _Unpadded:
+    """A stream without the blanks at the end of a line, with which tables fill up to their width."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(BLANKS.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def table_width(out: Console) -> int | None:

@@ -283,9 +283,8 @@ def judge(
     elif verdict == "ambiguous":
         reasons.append(f"undecided after {len(pairs)} rounds: the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:
-        reasons.append(
-            f"{num_lost} more round{'s are' if num_lost > 1 else ' is'} left out, because a trial failed or was disturbed"
-        )
+        rounds = "1 round of the finals does" if num_lost == 1 else f"{num_lost} rounds of the finals do"
+        reasons.append(f"{rounds} not count, because a trial failed or was disturbed")
     decision = Decision(
         finalist=chosen,
         ratio=ratio,

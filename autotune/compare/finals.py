@@ -183,7 +183,14 @@ class Finals:
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
-        return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
+        found = choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
+        if len(able) > 1 and not measured and found.number != able[0].number:
+            names = " and ".join(str(one.number) for one in able)
+            self._session.listener.notice(
+                f"No time to measure trials {names} side by side. Trial {found.number} is taken: it changes less, and the "
+                "search shows no clear difference in rate."
+            )
+        return found
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the leading entrants for which a round leaves enough time for the reporting pairs."""

@@ -65,6 +65,9 @@ class Wanted:
     pairs: int = 2
 
 
+OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may be the first with a configuration
+
+
 def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
 
@@ -78,7 +81,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
-    able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
+    able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
     number = best if number is None else number
     if number in able:
         roles = {0: explanation.BASELINE, best: explanation.BEST}
@@ -91,6 +94,8 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     one = there[number]
     if one.repeats is not None and one.repeats in able:
         raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
+    if one.value is not None:
+        raise BadInput(f"--trial: trial {number} is of kind {one.kind}, which has no configuration of its own. {can}")
     reason = f" ({one.reason})" if one.reason else ""
     raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from autotune.cli.live import LiveView
 from autotune.cli.plain import PlainLines, Quiet
-from autotune.cli.terminal import THEME
+from autotune.cli.terminal import THEME, console
 from autotune.harness.protocol import PHASES, Progress
 from autotune.records import Kind
 from autotune.testing.studies import make_study
@@ -183,3 +184,14 @@ def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
     assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
     screen.view.started(study)
     assert "warm start: s-1" in screen.text.getvalue()
+
+
+def test_lines_in_a_pipe_end_without_blanks(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("name", "value")
+    table.add_row("a", "1")
+    console().print(table)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 2
+    assert max(map(len, printed)) < 100
+    assert not any(line.endswith(" ") for line in printed)

@@ -4,8 +4,9 @@ import pytest
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
-from autotune.records import Kind, Outcome
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
+from autotune.study.explaining import explainable
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.explain import made
 
@@ -238,6 +239,20 @@ def test_a_trial_without_a_measurement_is_refused_with_those_that_have_one(bench
     made_bench.run()
     with pytest.raises(BadInput, match=r"it ended as .*_oom.* Can be explained: 0, 1"):
         explain(made_bench, trial=2)
+
+
+def test_a_winner_that_the_attribution_measured_first_is_explained():
+    kinds = [Kind.baseline, Kind.search, Kind.attribution, Kind.final, Kind.parity]
+    records = [
+        TrialRecord(number=n, kind=kind, knobs={}, changed={}, outcome=Outcome.ok, value=10.0, repeats=2 if n == 3 else None)
+        for n, kind in enumerate(kinds)
+    ]
+    summary = {"best": {"trial": 2}}
+    assert explainable(None, records, summary, "s") == (records[2], "best")
+    with pytest.raises(BadInput, match="it only repeats trial 2"):
+        explainable(3, records, summary, "s")
+    with pytest.raises(BadInput, match="trial 4 is of kind parity, which has no configuration of its own"):
+        explainable(4, records, summary, "s")
 
 
 def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
