@@ -1,6 +1,6 @@
 """Runs and reads studies from Python: `autotune.run` and `autotune.Study`, for notebooks and pipelines.
 
-It stands above the command line and uses the same functions: a study started here cannot be told from one started in a shell.
+It uses the same functions as the command line, so a study started here is the same as one started in a shell.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class AblationResults:
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
 
     def _is_far_slower(self, knob: str) -> bool:
-        """Whether all trials together show the winner without a change to be slower, by more than noise explains."""
+        """Whether all trials together show that the winner is slower without this change, by more than noise explains."""
         own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), self.parts[knob].key))
         if not own or not other:
             return False

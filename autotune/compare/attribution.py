@@ -5,10 +5,10 @@ one, and the reporting rounds measure what is left of the winner against the bas
 the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own. If time is short, changes with a clear estimated effect are not; the others are reverted together in one more ablation.
-Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner, these
-changes are dropped; if not, the change with the largest effect is kept. A change leaves the rounds once its effect is known
-well enough. Attribution ends when everything is decided or the time is used up.
+own; if time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
+effect are reverted together. If the result stays within the margin of the winner, these changes are dropped; if not, the change
+with the largest effect is kept. A change leaves the rounds once its effect is known well enough. Attribution ends when
+everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -162,7 +162,7 @@ class Attributor:
             self._without_idle(winner, number + 1, kept.least_s)
 
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
-        """Runs one trial for the vaguest effect, clear effects last; returns whether any is vague and there was time.
+        """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
         An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """

@@ -80,7 +80,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether differences between trials add up to a contrast, so that without noise and interactions it would be known."""
+    """Whether a contrast is a sum of differences between trials: it would then be known, but for noise and interactions."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)

@@ -114,7 +114,7 @@ class Finals:
         return candidates
 
     def _fails_parity(self, candidate: TrialRecord) -> bool:
-        """Compares a configuration's losses with the baseline's unless that is done; returns whether this ruled it out."""
+        """Compares a configuration's losses with the baseline's, unless they were compared; returns whether it is ruled out."""
         if self._parity.is_open(candidate):
             self._parity.check(candidate)
         return not candidate.outcome.may_win

@@ -54,7 +54,7 @@ from autotune.space import Domain, SearchSpace
 
 T = TypeVar("T")
 USERS_FILE = "autotune_users_file_"
-# Stands for a node that is not known yet: whatever a study may ask of a machine, it may have.
+# Facts that stand for a node that is not known yet; they pass every check of what a study needs.
 UNKNOWN_NODE: dict[str, Any] = {"num_cores": 1 << 16, "gpus": [{"name": "unknown"}]}
 _LOCK = threading.Lock()  # Hydra's state is global to the process
 ConfigStore.instance().store(name="study_config", node=StudyConfig)
@@ -108,7 +108,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
         document: more configuration, which was already checked; overrides and files take precedence over it.
-        node: the same facts of the machine that trials run on, if that is not this one; None while it is unknown.
+        node: the same facts about the machine that trials run on, if it is another one; None while it is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.

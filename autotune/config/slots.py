@@ -1,4 +1,4 @@
-"""Decides into how many slots a machine is divided, and checks what is asked of them."""
+"""Decides into how many slots a machine is divided, and checks `launch.slots`."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class LossWatch:
     def _keep(self) -> None:
         step = self._context.num_steps
         if self._context.optimizers.is_stepping:
-            # In a closure, which LBFGS calls as often as its line search needs: only its first loss is for the step's weights.
+            # LBFGS calls its closure as often as its line search needs. Only the first loss belongs to the step's weights.
             if self._closed_step == step:
                 return
             self._closed_step = step

@@ -226,7 +226,7 @@ class Search:
             proposal = self._next()
             if proposal is not None:
                 yield proposal
-            elif not self._session.schedule.wait_for_one():  # else what has just ended may give new ideas
+            elif not self._session.schedule.wait_for_one():  # otherwise the trial that has just ended may lead to new proposals
                 return
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
@@ -327,7 +327,7 @@ class Search:
         first = next((one for one in own if one.score), None)
         if first is None or any(one.origin == AGAIN for one in own) or not self._fits(knobs):
             return None
-        why = f"again: trial {first.number} was far slower than the other trials let expect"
+        why = f"again: trial {first.number} was far slower than the other trials suggest"
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:

@@ -212,7 +212,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return [Forecasted(log_rate=mean, spread=spread, chance_to_fit=chance) for mean, spread, chance in rows]
 
     def doubted(self, study: optuna.Study) -> Params | None:
-        """Returns the configuration whose only rate is far below what the other trials let expect, if it may be the best.
+        """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
 
         A neighbour's load can halve a rate without a trace. Of several such configurations, the one with the highest forecast
         is returned; None if there is none.
