@@ -1,10 +1,10 @@
-"""Trains with one thing planted that costs time on a GPU, or with nothing planted; a script that knows no tuner.
+"""Trains with one planted cause that costs time on a GPU, or with none; the script knows nothing of autotune.
 
     python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains for ever
     python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without it; prints its rate, ends
 
-What can be planted: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the step;
-`launches` of many small operators; `float32` products that Tensor Cores would do in 16 bits; `nothing`.
+The planted cause is one of: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the
+step; `launches` of many small operators; `float32` products, which Tensor Cores would compute faster in 16 bits; `nothing`.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def batches(loader: "DataLoader[tuple[Tensor, ...]]", device: str, *, is_blockin
 
 
 def main() -> None:
-    """Trains, and prints the rate if the stopwatch is set."""
+    """Trains; with --seconds, measures and prints the rate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("planted", choices=PLANTED)
     parser.add_argument("--mended", action="store_true")
