@@ -1,4 +1,4 @@
-"""Probes run as processes: one that hangs, dies or prints nonsense is reported. They are tested on this machine and on fakes."""
+"""Probes run as processes; one that hangs, dies or prints nonsense is reported. Tested on this machine and on fakes."""
 
 from __future__ import annotations
 
