@@ -1,4 +1,4 @@
-"""What a study takes over from earlier ones, and what it makes of it."""
+"""What a study reuses from earlier studies."""
 
 import json
 import math
@@ -23,7 +23,7 @@ AUTO = "search.warm_start=auto"
 
 @pytest.fixture
 def filled(tmp_path):
-    """A space whose larger batches run out of memory, and the surface on which they do."""
+    """A fake program that runs out of memory with large batches, and a search space with such batches."""
     file = tmp_path / "filled.yaml"
     file.write_text("loader.batch_size: [32, 64, 128, 256]\nprecision.amp: ['off', 'bf16']\nthreads.intra: [1, 2]\n")
     return Surface(gains=FAST, half_batch=40.0, max_batch=64), f"search_space={file}"
@@ -170,7 +170,7 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
     first.folder.write_summary({**summary, "best": {**summary["best"], "trial": "none"}})
     summary = bench(Surface(gains=FAST), *tiny, AUTO).run()
     assert summary["status"] == "complete"
-    assert [source["study"] for source in summary["warm_start"]["sources"]] == ["s"]  # its trials can still be read
+    assert [source["study"] for source in summary["warm_start"]["sources"]] == ["s"]  # its trials are still readable
 
 
 def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
@@ -182,7 +182,7 @@ def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench
         trial.write_text(json.dumps({**record, **damage}))
         assert bench(Surface(gains=FAST), *tiny, AUTO, "study.budget.trials=1").run()["status"] == "complete"
     named = bench(Surface(gains=FAST), *tiny, f"search.warm_start={first.folder.path}", "study.budget.trials=1")
-    first.folder.study_file.write_text("{")  # since the start
+    first.folder.study_file.write_text("{")  # damaged after the study was set up
     assert named.run()["status"] == "complete"
 
 
