@@ -32,11 +32,11 @@ class Asked:
 
 
 def report(asked: Asked, *, as_json: bool) -> int:
-    """Writes the report of one study, or of several beside each other.
+    """Writes the report of one study, or of several side by side.
 
     Args:
         asked: what the user typed.
-        as_json: print where it is as one JSON document.
+        as_json: print the path of the file as a JSON document.
 
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.

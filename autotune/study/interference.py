@@ -30,10 +30,10 @@ AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may ta
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a trial's rate beside neighbours compares with its rate alone.
+    """How a trial's rate with neighbours compares with its rate alone.
 
     Attributes:
-        ratio: rate beside neighbours over rate alone.
+        ratio: rate with neighbours over rate alone.
         margin: by how much the ratio may fall below 1.
         slowest: name of the slowest slot, and its ratio.
     """
@@ -46,7 +46,7 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost no more than the margin, on every slot.
 
-        If a trial is certainly faster beside others, the two rates cannot be compared: on a slot's cores it has fewer threads.
+        If a trial is certainly faster with neighbours, the two rates cannot be compared: on a slot it has fewer threads.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
@@ -144,7 +144,7 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs of trials, alone and beside others, until the answer is known; None if no pair could be measured."""
+        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if no pair could be measured."""
         session, found, num_lost = self._session, None, 0
         pairs: list[tuple[float, dict[str, float]]] = []
         while num_lost < MAX_LOST and not (found and found.is_over):

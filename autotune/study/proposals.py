@@ -286,7 +286,7 @@ class Search:
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
 
     def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what is handed over."""
+        """Returns the best so far without its ineffective changes, so that the finals measure what is exported."""
         session, best = self._session, self._incumbent
         lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
         margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)

@@ -1,7 +1,7 @@
 """Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a tab of its own. Its classic compare page opens on the first name in alphabetical order, capitals first, so
+shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first, so
 the rate has the only capital at the beginning of a trial's metrics.
 """
 

@@ -367,7 +367,7 @@ class RunningTrial:
     Attributes:
         request: what it measures.
         place: where it runs.
-        neighbours: largest number of trials that ran beside it at the same time; counted by the schedule.
+        neighbours: largest number of other trials that ran at the same time; counted by the schedule.
 
     Args:
         runner: launches and records it.

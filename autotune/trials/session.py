@@ -236,7 +236,7 @@ class Session:
         return max((r.ci[0] for r in self._rivals() if r.ci), default=None)
 
     def _rivals(self) -> list[TrialRecord]:
-        """Returns the search trials that have an interval and ran like the next trial: alone, or beside others."""
+        """Returns the search trials that have an interval and ran like the next trial: alone, or in parallel."""
         has_neighbours = self.schedule.num_slots > 1
         return [r for r in self.searched if r.outcome.may_win and r.ci and bool(r.neighbours) == has_neighbours]
 

@@ -1,6 +1,6 @@
 """Trains a small convolutional network on images that its loader augments. It knows nothing of autotune.
 
-python apply_program.py                                        # trains for ever
+python apply_program.py                                        # trains forever
 python apply_program.py --skip-s 4 --seconds 20                # trains, prints the rate that it measured, and ends
 python apply_program.py ... --batch 32 --workers 1 --bf16 --channels-last    # the same settings, written by hand
 """

@@ -41,7 +41,7 @@ PLANTED_TO = 0.001
 
 
 def run(place: Path, *, minutes: float, num_trials: int | None, sampler: str, seed: int) -> dict[str, Any]:
-    """Runs the study in a process of its own and returns its summary."""
+    """Runs the study in a separate process; returns its summary."""
     space = "".join(f"env.PLANT_{name}: ['0', '1']\n" for name in GAINS)
     (place / "space.yaml").write_text(space, encoding="utf-8")
     words = ["run", f"study.name={STUDY}", f"study.seed={seed}", f"study.budget.minutes={minutes}"]

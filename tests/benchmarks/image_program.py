@@ -1,6 +1,6 @@
 """Trains a classifier of torchvision, or a small one, on random images and measures its own rate. It knows nothing of autotune.
 
-    python image_program.py                                       # trains for ever
+    python image_program.py                                       # trains forever
     python image_program.py --skip-s 3 --seconds 20               # trains, prints its rate and ends
     python image_program.py --warm-steps 3 --steps 50             # the same, for a number of steps
     python image_program.py --amp bf16 --channels-last --fused --compile default    # settings written by hand
@@ -65,7 +65,7 @@ def make_batch(batch: int, size: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def make_batches(options: argparse.Namespace) -> Batches:
-    """Yields batches for ever: one fixed batch, or the batches of a loader."""
+    """Yields batches forever: one fixed batch, or the batches of a loader."""
     if options.workers is None:
         batch = make_batch(options.batch, options.size, options.device)
         while True:

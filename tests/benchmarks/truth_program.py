@@ -1,6 +1,6 @@
 """Training loops, of one kind each, whose long-run rate a short trial tends to measure wrongly. They know nothing of autotune.
 
-    python truth_program.py --kind loader-4                             # trains for ever
+    python truth_program.py --kind loader-4                             # trains forever
     python truth_program.py --kind loader-4 --skip-s 5 --seconds 30     # trains, prints the rate that it measured, and ends
 
 Loaders and steps that sleep stand for a disk and a device. Their queues behave like those of programs that compute, but they do
@@ -197,7 +197,7 @@ class Loop:
 
 
 def main() -> None:
-    """Trains for ever, or for the given time."""
+    """Trains forever, or for the given time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--skip-s", type=float, default=0.0, help="of training, before the stopwatch starts")

@@ -11,7 +11,7 @@ from autotune.cli.processes import own_environment
 
 
 class Cli:
-    """Runs `python -m autotune` in a folder of its own, as a user would."""
+    """Runs `python -m autotune` in a separate folder, as a user would."""
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd

@@ -41,7 +41,7 @@ PLANTED = {"env.PASSES": "2"}
 
 
 class Hogs:
-    """Enough busy processes to leave a trial no core of its own; their script has a name that messages can show."""
+    """Enough busy processes to leave a trial no free core; their script has a name that messages can show."""
 
     def __init__(self, place):
         self._script, self._running = place / "hog.py", []
@@ -49,7 +49,7 @@ class Hogs:
 
     def start(self):
         number = 2 * len(os.sched_getaffinity(0))
-        # One session for each: Linux divides the cores by session, so a single session would leave the trial a core of its own.
+        # One session for each: Linux divides the cores by session, so a single session would leave the trial a free core.
         command = [sys.executable, "-S", str(self._script)]
         self._running = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
 

@@ -4,7 +4,7 @@ A machine is a program on a device. The formulas below give the times and bytes 
 constants are drawn from ranges that published measurements make plausible. No machine copies a real one. They show how a search
 copes with many knobs, scarce memory, compilations of minutes, failures and noise.
 
-Use the seeds in DEVELOPMENT to develop a search, and those in HELD_OUT only to judge it; do not look at the latter's constants.
+Use the seeds in DEVELOPMENT to develop a search. Use those in HELD_OUT only to judge it, and do not look at their constants.
 """
 
 from __future__ import annotations

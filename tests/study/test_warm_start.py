@@ -142,7 +142,7 @@ def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
 def test_what_another_study_has_measured_is_no_limit(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
-    surface.max_batch = 10_000  # somebody else's process held the memory
+    surface.max_batch = 10_000  # another process had held the memory
     bench(surface, space, "search.sampler=grid", minutes=60).run()
     assert bench(surface, space, AUTO, "study.budget.trials=2").run()["warm_start"]["out_of_memory"] == []
 
@@ -242,7 +242,7 @@ def test_a_variable_may_make_it_another_program():
 def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
-    surface.max_batch = 10_000  # somebody else's process held the memory
+    surface.max_batch = 10_000  # another process had held the memory
     here = bench(surface, space, AUTO, "loader.batch_size=256", "study.budget.trials=2")
     out = here.run()["warm_start"]["out_of_memory"]
     assert not any(entry["knobs"]["precision.amp"] == "off" for entry in out)

@@ -1,6 +1,6 @@
 """Trains with one planted cause that costs time on a GPU, or with none; the script knows nothing of autotune.
 
-    python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains for ever
+    python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains forever
     python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without it; prints its rate, ends
 
 The planted cause is one of: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the
@@ -41,7 +41,7 @@ class Network(nn.Module):
 
 
 def batches(loader: "DataLoader[tuple[Tensor, ...]]", device: str, *, is_blocking: bool) -> Iterator[list[Tensor]]:
-    """Yields the loader's batches on the device for ever."""
+    """Yields the loader's batches on the device forever."""
     while True:
         for batch in loader:
             yield [each.to(device, non_blocking=not is_blocking) for each in batch]

@@ -50,7 +50,7 @@ class Trials:
 
         Args:
             knobs: the knobs to change.
-            rules: when to stop; ignored in a dry run, which has rules of its own.
+            rules: when to stop; ignored in a dry run, which has its own rules.
             again: number of the repeat.
 
         Returns:
