@@ -93,7 +93,7 @@ def main() -> int:
     """Measures and prints the rates; returns 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="the measured rate against the rate of an applied run")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the program's own stopwatch")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the program measures itself")
     options = parser.parse_args()
     found = measure(options.rounds, options.seconds)
     rows = []

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on images that its loader augments. It knows nothing of autotune.
+"""Trains a small convolutional network on images that its loader augments. It does not use autotune.
 
 python apply_program.py                                        # trains forever
 python apply_program.py --skip-s 4 --seconds 20                # trains, prints the rate that it measured, and ends

@@ -132,11 +132,11 @@ def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="budget of a study")
-    parser.add_argument("--studies", type=int, default=1, metavar="N", help="this many real ones")
-    parser.add_argument("--simulated", type=int, metavar="N", help="this many studies on a made-up machine instead")
-    parser.add_argument("--noise", type=float, default=0.03, help="of the made-up machine, from process to process")
-    parser.add_argument("--sampler", default="rates", help="of the real studies")
-    parser.add_argument("--trials", type=int, help="of a real study at most")
+    parser.add_argument("--studies", type=int, default=1, metavar="N", help="number of real studies")
+    parser.add_argument("--simulated", type=int, metavar="N", help="run this many studies on a simulated machine instead")
+    parser.add_argument("--noise", type=float, default=0.03, help="noise of the simulated machine between processes")
+    parser.add_argument("--sampler", default="rates", help="sampler of the real studies")
+    parser.add_argument("--trials", type=int, help="maximum number of trials of a real study")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.simulated:

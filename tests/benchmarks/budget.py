@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--down", action="store_true", help="the tracking server never answers")
-    parser.add_argument("--verify", type=int, default=0, metavar="ROUNDS", help="compare every winner again")
-    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="for `autotune run`, behind --")
+    parser.add_argument("--verify", type=int, default=0, metavar="ROUNDS", help="rounds that compare every winner again")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="words for `autotune run`, after --")
     asked = parser.parse_args()
     print(*machine_lines(), sep="\n", flush=True)
     chosen, ran = [program for program in PROGRAMS if program.name in asked.only], []

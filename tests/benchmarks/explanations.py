@@ -127,15 +127,15 @@ def main() -> int:
     """Measures costs, explains the programs and prints the table; returns 1 if a goal is missed or a result is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"some of {', '.join(PROGRAMS)}")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="with and without a cause in turn, so often")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="number of runs with the cause, and as many without it")
     parser.add_argument(
-        "--attempts", type=int, default=ATTEMPTS, help="to get a run during which no other program uses the cores"
+        "--attempts", type=int, default=ATTEMPTS, help="attempts at a run during which no other program uses the cores"
     )
-    parser.add_argument("--calm", action="store_true", help="count no rounds that others disturbed: measure them again")
-    parser.add_argument("--truth-only", action="store_true", help="measure what causes cost, ask nothing")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="of data and studies")
-    parser.add_argument("--json", type=Path, help="findings so far, read and written (default: explained.json in the folder)")
-    parser.add_argument("--again", action="store_true", help="ask of programs that were asked of")
+    parser.add_argument("--calm", action="store_true", help="leave out disturbed rounds and measure them again")
+    parser.add_argument("--truth-only", action="store_true", help="measure the costs of causes without running `explain`")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="folder of data and studies")
+    parser.add_argument("--json", type=Path, help="file with the findings so far (default: explained.json in the folder)")
+    parser.add_argument("--again", action="store_true", help="run `explain` again on programs that it has explained")
     given = parser.parse_args()
     folder, programs = given.folder.resolve(), [PROGRAMS[name] for name in given.only or PROGRAMS]
     planted_data.prepare(folder / "data")

@@ -1,4 +1,4 @@
-"""Trains a classifier of torchvision, or a small one, on random images and measures its own rate. It knows nothing of autotune.
+"""Trains a classifier of torchvision, or a small one, on random images and measures its own rate. It does not use autotune.
 
     python image_program.py                                       # trains forever
     python image_program.py --skip-s 3 --seconds 20               # trains, prints its rate and ends
@@ -157,14 +157,14 @@ def wait(device: str) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet18", help=f"of torchvision, or {SMALL}")
+    parser.add_argument("--model", default="resnet18", help=f"model of torchvision, or {SMALL}")
     parser.add_argument("--size", type=int, default=32, help="height and width of an image")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, help="images come from a loader with so many; not given: one batch, at hand")
+    parser.add_argument("--workers", type=int, help="workers of the image loader; default: one fixed batch, no loader")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--skip-s", type=float, default=0.0, help="of training, before the stopwatch starts")
-    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="of the stopwatch")
-    parser.add_argument("--warm-steps", type=int, default=3, help="with --steps")
+    parser.add_argument("--skip-s", type=float, default=0.0, help="seconds of training before the measurement")
+    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="length of the measurement")
+    parser.add_argument("--warm-steps", type=int, default=3, help="warm-up steps before --steps")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--amp", choices=("off", "bf16", "fp16"), default="off")
     parser.add_argument("--compile", choices=("off", "default", "reduce-overhead", "max-autotune"), default="off")

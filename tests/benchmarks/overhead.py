@@ -182,8 +182,8 @@ def _sync(place: Path) -> float:
 def main() -> int:
     """Measures and prints the costs; returns 1 if a step costs more than the goal."""
     parser = argparse.ArgumentParser(description="what autotune itself costs")
-    parser.add_argument("--processes", type=int, default=3, help="processes in which the harness is taken out and put back")
-    parser.add_argument("--blocks", type=int, default=60, help="blocks of 200 steps with it, as many without, as many timed")
+    parser.add_argument("--processes", type=int, default=3, help="processes that remove the harness and install it again")
+    parser.add_argument("--blocks", type=int, default=60, help="blocks of 200 steps with the harness, without it, and timed")
     parser.add_argument(
         "--pairs", type=int, default=6, help="pairs of fresh processes with the harness and without; 0 for none"
     )

@@ -16,7 +16,7 @@ import pytorch_autotune
 def main() -> None:
     """Searches, or trains with the winner of a search."""
     parser = image_program.build_parser()
-    parser.add_argument("--search", type=float, help="seconds of its budget")
+    parser.add_argument("--search", type=float, help="search with a budget of this many seconds")
     options = parser.parse_args()
     model = image_program.make_model(options.model)
     images, labels = image_program.make_batch(options.batch, options.size, options.device)

@@ -315,10 +315,10 @@ def main() -> int:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, help="images come from a loader, which pytorch-autotune knows nothing of")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of the stopwatch, when a winner is verified")
-    parser.add_argument("--quick", action="store_true", help="one repeat of one minute each: does it run?")
-    parser.add_argument("--json", type=Path, help="where everything measured is written")
+    parser.add_argument("--workers", type=int, help="load images with this many workers; pytorch-autotune cannot")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of the measurement that verifies a winner")
+    parser.add_argument("--quick", action="store_true", help="one repeat of one minute per search, to see whether it runs")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     options = parser.parse_args()
     wanted = [name for name in options.only if name != PYTORCH_AUTOTUNE or options.workers is None]
     names = [name for name in wanted if not missing(name)]

@@ -1,4 +1,4 @@
-"""Prints how near searches come to the optimum of simulated machines with thousands of configurations, and how soon.
+"""Prints how close searches come to the optimum of simulated machines with thousands of configurations, and how soon.
 
     python -m tests.benchmarks.search                                    # machines for developing the search
     python -m tests.benchmarks.search --held-out --seeds 20              # machines for judging the search
@@ -123,11 +123,11 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
 def main(words: Sequence[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.search", description=__doc__.partition("\n")[0])
-    parser.add_argument("--strategies", default=STRATEGIES, help="names as in `autotune replay --sampler`, the first is ours")
+    parser.add_argument("--strategies", default=STRATEGIES, help="names as for `autotune replay --sampler`, our own first")
     parser.add_argument("--seeds", type=int, default=5, help="studies of each strategy on each machine")
     parser.add_argument("--trials", type=int, default=40, help="search trials of a study")
-    parser.add_argument("--minutes", type=float, default=None, help="simulated minutes of a study instead")
-    parser.add_argument("--held-out", action="store_true", help="machines to judge by instead of those to develop on")
+    parser.add_argument("--minutes", type=float, default=None, help="limit studies by simulated minutes instead of trials")
+    parser.add_argument("--held-out", action="store_true", help="use the machines for judging, not those for development")
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
     parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")

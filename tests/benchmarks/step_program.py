@@ -2,7 +2,7 @@
 
     python step_program.py --blocks 20
 
-It prints one JSON line with the mean seconds of a step in each block of steps. It knows nothing of autotune.
+It prints one JSON line with the mean seconds of a step in each block of steps. It does not use autotune.
 """
 
 import argparse

@@ -232,8 +232,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="what short trials predict against what long runs achieve")
     parser.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", help=f"one or more of {', '.join(KINDS)}")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
-    parser.add_argument("--rounds", type=int, help="long runs of each kind; one short trial more")
-    parser.add_argument("--json", type=Path, help="where everything measured is written")
+    parser.add_argument("--rounds", type=int, help="long runs of each kind; there is one more short trial")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     options = parser.parse_args()
     found: list[Comparison] = []
     for kind in options.only or (QUICK if options.quick else KINDS):

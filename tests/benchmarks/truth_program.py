@@ -1,4 +1,4 @@
-"""Training loops, of one kind each, whose long-run rate a short trial tends to measure wrongly. They know nothing of autotune.
+"""Training loops, of one kind each, whose long-run rate a short trial tends to measure wrongly. They do not use autotune.
 
     python truth_program.py --kind loader-4                             # trains forever
     python truth_program.py --kind loader-4 --skip-s 5 --seconds 30     # trains, prints the rate that it measured, and ends
@@ -200,9 +200,9 @@ def main() -> None:
     """Trains forever, or for the given time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
-    parser.add_argument("--skip-s", type=float, default=0.0, help="of training, before the stopwatch starts")
-    parser.add_argument("--seconds", type=float, help="of the stopwatch; without: for ever")
-    parser.add_argument("--free-loader", action="store_true", help="the same batch again and again, at hand")
+    parser.add_argument("--skip-s", type=float, default=0.0, help="seconds of training before the measurement")
+    parser.add_argument("--seconds", type=float, help="length of the measurement; default: train forever")
+    parser.add_argument("--free-loader", action="store_true", help="use one fixed batch instead of a loader")
     options = parser.parse_args()
     loop = Loop(KINDS[options.kind], is_free=options.free_loader)
     loop.step()

@@ -65,7 +65,7 @@ def page(ui, tmp_path_factory):
 
 @pytest.fixture
 def shoot(page, tmp_path_factory, request):
-    """Keeps a picture of the page at the test's end, for people to look at."""
+    """Saves a picture of the page at the end of the test, for people to look at."""
     yield
     page.screenshot(path=str(tmp_path_factory.getbasetemp() / f"{request.node.name}.png"))
 

@@ -1,4 +1,4 @@
-"""A program whose own loss diverges is measured all the same, and the study says that losses cannot be compared."""
+"""A program whose own loss diverges is still measured, and the study says that losses cannot be compared."""
 
 import re
 

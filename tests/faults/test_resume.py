@@ -63,7 +63,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presse
     study.wait_for_trial(1, tuner)
     for _ in range(num_presses):
         tuner.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # two at once are one signal
+        time.sleep(0.05)  # without a pause, two signals would merge
     out, err = tuner.communicate(timeout=30)
     assert tuner.returncode == 130, err
     assert "To continue: autotune resume s\n" in err

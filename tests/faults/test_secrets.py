@@ -16,7 +16,7 @@ from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from tests.trackers.servers import Listener, Mirror
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow's own use of SQLAlchemy
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated parts of SQLAlchemy
 
 PROGRAM = Path(__file__).with_name("programs") / "talkative.py"
 IN_THE_ENVIRONMENT = {

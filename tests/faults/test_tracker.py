@@ -25,7 +25,7 @@ from autotune.trackers.sync import LAST_S, standing, sync
 from tests.trackers.conftest import empty_store, new_server, no_server_of_the_user, runs, server  # noqa: F401
 from tests.trackers.servers import Listener, Mirror, Proxy, free_port
 
-# MLflow's own use of SQLAlchemy and pydantic warns of deprecations, and leaves connections to the garbage collector
+# MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
 

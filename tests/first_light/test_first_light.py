@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
     pytest.mark.thorough,
-]  # MLflow's own use of SQLAlchemy
+]  # MLflow uses deprecated parts of SQLAlchemy
 PROGRAM = Path(__file__).with_name("loader_bound.py")
 REPOSITORY = Path(__file__).parents[2]
 

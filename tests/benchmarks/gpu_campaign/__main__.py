@@ -96,9 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--work", type=Path, help="folder of studies and trials: FOLDER/work when not given")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of each stage, at most")
-    parser.add_argument("--dry", action="store_true", help="what a CPU can run, at small sizes")
+    parser.add_argument("--work", type=Path, help="folder of studies and trials (default: FOLDER/work)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="maximum time of each stage")
+    parser.add_argument("--dry", action="store_true", help="run what a CPU can run, at small sizes")
     options = parser.parse_args()
     if unknown := [name for name in options.stages if name not in STAGES]:
         parser.error(f"STAGE: there is no {', '.join(unknown)}. There are {', '.join(STAGES)}.")

@@ -1,4 +1,4 @@
-"""Trains with one planted cause that costs time on a GPU, or with none; the script knows nothing of autotune.
+"""Trains with one planted cause that costs time on a GPU, or with none; the script does not use autotune.
 
     python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains forever
     python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without it; prints its rate, ends
@@ -52,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("planted", choices=PLANTED)
     parser.add_argument("--mended", action="store_true")
-    parser.add_argument("--small", action="store_true", help="for a CPU")
-    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="of the stopwatch")
+    parser.add_argument("--small", action="store_true", help="small sizes, for a CPU")
+    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="length of the measurement")
     options = parser.parse_args()
     device, planted = "cuda" if torch.cuda.is_available() else "cpu", "nothing" if options.mended else options.planted
     is_tiny = options.planted == "launches"

@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {HERE}", description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(TABLES))
     parser.add_argument("-o", "--out", required=True, help="the table's file, .jsonl.gz")
-    parser.add_argument("--minutes", type=float, default=40, help="at most, in this go")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit of this run")
     options = parser.parse_args()
     is_large = options.name in LARGE
     about = [
