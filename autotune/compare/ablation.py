@@ -264,10 +264,10 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
-        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and has
-        every change with a proven effect. The qualifying part with the fewest changes is returned. A part with even fewer
-        changes replaces it if `idle()` leaves out all the changes that this part lacks. Then one measurement of the part is
-        enough, since there may have been no time for more rounds.
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
+        change with a proven effect, and is not shown to be slower by the estimates. The qualifying part with the fewest changes
+        is returned. A part with even fewer changes replaces it if `idle()` leaves out all the changes that this part lacks: one
+        measurement of it is enough, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -279,12 +279,20 @@ class AblationResults:
             and ratio.num_rounds >= SCREENING_ROUNDS
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
+            and not self._is_refuted(part, ratio)
         ]
         found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
         estimated = min(self._measured_without(self.idle()), key=lambda part: len(part.key), default=None)
         if estimated and (found is None or len(estimated.key) < len(found.key)):
             return estimated
         return found
+
+    def _is_refuted(self, part: Part, ratio: stats.Ratio) -> bool:
+        """Whether the estimates from all trials show a part to be slower, while its rounds are too few to decide."""
+        if ratio.num_rounds >= DECIDED_AFTER or (ratio.ci is not None and ratio.ci[1] <= 1 + ESTIMATED_FRAC):
+            return False
+        known = [self.estimate(knob) for knob in part.keys if knob in self._estimates]
+        return math.prod(max(1.0, gain) for gain in known) > 1 + ESTIMATED_FRAC
 
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.

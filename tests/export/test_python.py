@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from autotune.export import python, render
 from autotune.export.winner import winner
@@ -23,6 +25,7 @@ ALL = {
     "layout.channels_last": True,
     "compile.mode": "reduce-overhead",
     "compile.dynamic": "auto",
+    "compile.scope": "model",
     "optimizer.implementation": "fused",
     "optimizer.set_to_none": True,
     "backend.cudnn_benchmark": True,
@@ -123,6 +126,17 @@ def test_values_that_turn_something_off_say_so(changed):
     assert "model.compile(" not in text
     assert "OPTIMIZER = {}" in text
     compile(text, "best.py", "exec")
+
+
+def test_blocks_are_compiled_one_by_one(changed):
+    text = render(changed({"compile.mode": "default", "compile.scope": "blocks"}), "python", None).text
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    names: dict[str, Any] = {}
+    exec(compile(text, "best.py", "exec"), names)
+    names["prepare"](model)
+    assert model._compiled_call_impl is None
+    assert all(block._compiled_call_impl is not None for block in model.layers)
 
 
 def test_importing_it_changes_nothing(changed):

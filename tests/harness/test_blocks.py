@@ -18,6 +18,7 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
+COMPILE, SCOPE = "compile.mode", "compile.scope"
 CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
 
 
@@ -65,6 +66,22 @@ def test_a_model_without_repeated_blocks_is_not_checkpointed(runs: Any) -> None:
     found, _ = runs("single", knobs={CHECKPOINTING: True})
     assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
     assert found.applicability[CHECKPOINTING] == checkpointing.NO_BLOCKS
+
+
+@pytest.mark.parametrize(("words", "compiled"), [((), "Block Block Block"), (("single",), "Net")])
+def test_blocks_are_compiled_one_by_one_where_they_repeat(runs: Any, words: tuple[str, ...], compiled: str) -> None:
+    found, told = runs(*words, "eager", knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert told.splitlines()[0] == compiled
+    assert (SCOPE in found.applicability) == bool(words)
+
+
+@pytest.mark.thorough
+def test_blocks_that_differ_in_their_weights_share_one_compilation(runs: Any) -> None:
+    found, _ = runs(knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert {found.knobs[key].status for key in (COMPILE, SCOPE)} == {APPLIED}
+    assert found.compiled["graphs"] == 2, "of three blocks: the first one's input needs no gradient"
+    single, _ = runs("single", knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert (single.knobs[SCOPE].status, single.knobs[SCOPE].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
 
 
 @pytest.mark.parametrize(("asked", "kernels"), [("flash", {"flash"}), ("math", set()), ("default", {"flash"})])

@@ -168,10 +168,10 @@ def test_a_space_without_any_knob_has_no_seeds() -> None:
 
 
 def test_costly_values_are_listed_without_the_baselines_own() -> None:
-    expected = [("compile.mode", "default"), ("compile.dynamic", "true")]
+    expected = [("compile.mode", "default"), ("compile.dynamic", "true"), ("compile.scope", "blocks")]
     assert [(key, value) for _, key, value in cpu_space().costly()] == expected
     gpu = resolve(EVERYTHING, GPU, passed={})
-    assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune", "true"]
+    assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune", "true", "blocks"]
 
 
 def test_true_is_not_one() -> None:

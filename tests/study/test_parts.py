@@ -231,6 +231,18 @@ def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
     assert AblationResults(SPACE, WINNER, trials, effects).idle() is None
 
 
+def test_a_few_noisy_rounds_do_not_overrule_a_gain_that_all_trials_show():
+    trials = rounds((PREFETCH,), values=[101.0], count=2, noise_power=60)
+    gain = {
+        **estimates(workers=1.3, prefetch=1.05, amp=1.6, pin=1.3),
+        PREFETCH: Ratio(ratio=1.05, ci=(0.93, 1.18), num_rounds=9),
+    }
+    assert AblationResults(SPACE, WINNER, trials).minimal().keys == {PREFETCH}
+    assert AblationResults(SPACE, WINNER, trials, gain).minimal() is None
+    precise = rounds((PREFETCH,), values=[101.0], count=4)
+    assert AblationResults(SPACE, WINNER, precise, gain).minimal().keys == {PREFETCH}
+
+
 def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_measured_to_be():
     trials = rounds((PIN,), values=[100.0], count=8)
     effects = estimates(workers=1.3, prefetch=0.99, amp=1.6, pin=1.0)
