@@ -59,13 +59,9 @@ ELSEWHERE = {
     *("memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"),
     "step.metrics_sync_interval",
 }
-<<<<<<< HEAD
-COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a separate test
-=======
 COSTLY = {  # in separate tests
     "compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto"), "compile.scope": ("blocks", "model"),
 }  # fmt: skip
->>>>>>> main
 
 # Tested with two ranks: knob -> (two values, a key of the program's report, what the program reports for each value).
 OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
