@@ -29,16 +29,16 @@ class PausableClock(Clock):
         self._since_s: float | None = None
 
     def monotonic(self) -> float:
-        """Returns the seconds of the monotonic clock, without those of all pauses."""
+        """Returns the seconds of the monotonic clock, without all pauses."""
         return (super().monotonic() if self._since_s is None else self._since_s) - self._paused_s
 
     def pause(self) -> None:
-        """Stops the monotonic time; does nothing if it stands still already."""
+        """Stops the monotonic time; does nothing if it is already stopped."""
         if self._since_s is None:
             self._since_s = super().monotonic()
 
     def go_on(self) -> None:
-        """Lets the monotonic time go on from where it stopped."""
+        """Restarts the monotonic time from where it stopped."""
         if self._since_s is not None:
             self._paused_s += super().monotonic() - self._since_s
             self._since_s = None

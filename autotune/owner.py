@@ -18,7 +18,7 @@ TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `ow
 
 
 class Owned(Exception):
-    """Another process is working on the study. Carries what is known of that process: {"host", "pid", "started_at"} or less."""
+    """Another process is working on the study. Carries what is known about it: {"host", "pid", "started_at"} or less."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__()

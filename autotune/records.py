@@ -156,7 +156,7 @@ class TrialRecord:
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
         seconds: wall time from launch until the last process was gone.
-        start: "fresh" for an interpreter of its own; "warm" for a fork of a process that had imported torch.
+        start: "fresh" for a new interpreter; "warm" for a fork of a process that had imported torch.
         spared_s: seconds that the warm start saved over a fresh one.
         phases_s: seconds by phase, rank 0.
         peak_memory_bytes: largest over ranks.
@@ -175,7 +175,7 @@ class TrialRecord:
             finite; [] if no loss was seen.
         ranks: summary of several ranks together and one by one, see `ranks.joined`; {} for a single rank.
         slot, host: name of the slot that the trial ran on, and of its machine; "" if it had the machine to itself.
-        neighbours: largest number of trials that ran beside it at the same time.
+        neighbours: largest number of other trials that ran at the same time.
     """
 
     number: int
@@ -257,7 +257,7 @@ class StudyRecord:
 
     Attributes:
         name: the study's name and folder.
-        base: the name that was asked for, which several studies may share.
+        base: the requested name, which several studies may share.
         sequence: place among the studies of the runs folder, from 1. Unlike the clock, it only grows.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
@@ -288,7 +288,7 @@ class StudyRecord:
         verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
-        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside others over rate
+        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
             alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
     """
 

@@ -123,7 +123,7 @@ class StudyFolder:
         self._write(self.study_file, as_json(record.as_json()))
 
     def read_study(self) -> StudyRecord:
-        """Returns the study's record. Where the folder is not the one that was written, its own name counts, as for a copy.
+        """Returns the study's record. If the folder was copied or renamed, the record has the folder's present name.
 
         Raises:
             OSError: it cannot be read.
@@ -337,7 +337,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     Args:
         runs: the runs folder.
         name: the name or path as typed.
-        without: folder of a study that a name does not mean.
+        without: folder of a study that is ignored when a name is looked up.
 
     Raises:
         BadInput: there is no such study.

@@ -323,9 +323,9 @@ def apply(
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Lines on
-    standard error say what is applied and, for a recipe, what is started, and after the first step which settings took
-    effect. A file made for a recipe needs no command.
+    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Before it
+    starts, standard error shows what is applied and, for a recipe, what is started. After the first step it shows which
+    settings took effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py

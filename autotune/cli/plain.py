@@ -80,11 +80,11 @@ class PlainLines(View):
         _say(f"plan  {plan_text(outlook)}")
 
     def time_left(self, outlook: Outlook) -> None:
-        """Stores what is left, for the line of the next trial."""
+        """Stores the time left, for the line of the next trial."""
         self._left = left_text(outlook)
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """Prints what is tried and why, and what is left of the budget."""
+        """Prints what is tried and why, and how much of the budget is left."""
         left = f"  {self._left}" if self._left else ""
         _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}{left}")
 

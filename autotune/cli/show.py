@@ -28,7 +28,7 @@ MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resu
 def chosen(runs: Path, name: str | None) -> StudyFolder:
     """Returns the study that a name or a path means, or the one that started last if none is given.
 
-    Says on standard error which study it is where the name is that of another study, too.
+    If the name could also mean another study, prints on standard error which one it means.
 
     Raises:
         BadInput: there is no such study.
@@ -45,7 +45,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 
 
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
-    """Returns the folder of another study that has the name itself, in the runs folder or here; "" without one."""
+    """Returns another study that the name could mean: a folder with exactly this name, in the runs folder or here; else ""."""
     places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
     there = (place for place in places if os.path.isfile(os.path.join(place, "study.json")))
     return next((place for place in there if not os.path.samefile(place, folder.path)), "")

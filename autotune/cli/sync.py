@@ -86,7 +86,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` seals them
+    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` does this
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))

@@ -21,7 +21,7 @@ NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # if a compile phase takes this many times as long as another trial's, only the longer one compiles
 DEAR_GAIN_FRAC = 0.03  # minimum gain in the search for which a compilation in every round of the finals pays
-LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
+LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
 # runs with 3.5 % noise each.
 ONE_ROUND_FRAC = 0.15
@@ -69,13 +69,13 @@ class Decision:
 
     @property
     def is_better(self) -> bool:
-        """Whether the finalist is handed over as the best, rather than the baseline.
+        """Whether the finalist is exported as the best, rather than the baseline.
 
-        A finalist that was shown to be faster is handed over. With an ambiguous verdict, it is handed over if the ratio exceeds
+        A finalist that was shown to be faster is exported. With an ambiguous verdict, it is exported if the ratio exceeds
         the margin and an interval of LIKELY_CONFIDENCE excludes a loss, or if a single round shows a large gain. The reported
-        verdict is "ambiguous" all the same. Otherwise the baseline is kept, because it needs no changes.
+        verdict is still "ambiguous". Otherwise the baseline is kept, because it needs no changes.
 
-        Of finalists that are in fact as fast as the baseline, at most one in ten is handed over, and that costs little.
+        Of finalists that are in fact as fast as the baseline, at most one in ten is exported, and that costs little.
         Requiring a 95 % interval would lose more, by rejecting real gains on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
@@ -264,7 +264,7 @@ def judge(
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds do not count towards the verdict. They
-            do count towards what is handed over, since two pairs alone would give too wide an interval, from a tenth to ten
+            do count towards what is exported, since two pairs alone would give too wide an interval, from a tenth to ten
             times the ratio.
         noise: spread of one measurement, known from other rounds.
     """

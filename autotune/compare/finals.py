@@ -25,7 +25,7 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
-LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
+LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
@@ -114,7 +114,7 @@ class Finals:
         return candidates
 
     def _fails_parity(self, candidate: TrialRecord) -> bool:
-        """Compares a configuration's losses with the baseline's unless that is done; returns whether this ruled it out."""
+        """Compares a configuration's losses with the baseline's, unless they were compared; returns whether it is ruled out."""
         if self._parity.is_open(candidate):
             self._parity.check(candidate)
         return not candidate.outcome.may_win
@@ -236,7 +236,7 @@ class Finals:
                 num_lost += turns.round() is None
             except OutOfTime:
                 break
-            if pairs:  # an interim decision, in case the user ends the study now; the rounds go on
+            if pairs:  # an interim decision, in case the user ends the study now; the rounds continue
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False

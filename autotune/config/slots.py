@@ -1,4 +1,4 @@
-"""Decides into how many slots a machine is divided, and checks what is asked of them."""
+"""Decides into how many slots a machine is divided, and checks `launch.slots`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
 
 
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
-    """Returns into how many slots this machine is divided; 1 unless several are asked for, or each can have a GPU.
+    """Returns into how many slots this machine is divided; 1 unless several are requested, or each can have a GPU.
 
     Args:
         config: the configuration, without problems.

@@ -1,7 +1,7 @@
 """Removes secrets from the traces that torch.profiler wrote: from names of operators and ranges, paths and arguments.
 
 A trace is large, so it is read and written in pieces. All strings of the JSON document are masked, one by one. Outside of
-strings it can only have numbers and punctuation. If it has anything else, it is no trace, and is cut off there.
+strings, JSON has only numbers, keywords and punctuation. Where a file has anything else, it is cut off.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _CutOff(Exception):
 
 
 def seal_trace(path: Path, mask: Mask) -> None:
-    """Replaces a compressed trace by one without secrets, if it holds any. What is no trace of JSON is left out.
+    """Replaces a compressed trace by one without secrets, if it holds any. Whatever is not JSON is dropped.
 
     If the disk has no room for the copy, the trace is removed.
 
@@ -90,7 +90,7 @@ def _blocks(path: Path) -> Iterator[str]:
     num_bytes = 0
     try:
         with gzip.open(path) as file:
-            while block := file.read1(BLOCK_BYTES):  # what is readable before a damage, too
+            while block := file.read1(BLOCK_BYTES):  # of a damaged file, this reads what comes before the damage
                 yield decode(block)
                 num_bytes += len(block)
                 if num_bytes > MAX_TEXT_BYTES:

@@ -170,11 +170,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of this script's own options."""
     # Without allow_abbrev=False, the base script's option --model would be taken for an abbreviation of --model-factory.
     parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
-    parser.add_argument("--base", choices=BASES, default="tabular.py", help="the script that all other parts come from")
+    parser.add_argument("--base", choices=BASES, default="tabular.py", help="script that provides all other parts")
     parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")
     parser.add_argument("--data-factory", metavar="MODULE:FUNCTION")
     parser.add_argument("--step", metavar="MODULE:FUNCTION")
-    parser.add_argument("--check", nargs="+", metavar="MODULE:FUNCTION", help="say what is wrong with these, and train nothing")
+    parser.add_argument("--check", nargs="+", metavar="MODULE:FUNCTION", help="check these parts without training")
     return parser
 
 
@@ -222,7 +222,7 @@ def main() -> None:
     options = base.build_parser().parse_args(rest)
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
+    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(own, base, options, device)
     if dist.is_initialized():

@@ -374,7 +374,7 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        if status != "running":  # before the summary: the tracker reads the folder for the last time once that is final
+        if status != "running":  # first: the tracker reads the folder for the last time once the summary is final
             self._report(summary)
         self._folder.write_summary(summary)
         self._is_summary_old = False

@@ -62,7 +62,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was written: grows with every change, also of a study without a new trial."""
+        """When the summary was written, seconds since the epoch. It grows with every change, even without a new trial."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # none yet

@@ -2,7 +2,7 @@
 
 It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, creating a SQLite store five.
 It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
-answer to a request is lost, the server may have carried out the request all the same. So duplicates are deleted afterwards, and
+answer to a request is lost, the server may still have carried out the request. So duplicates are deleted afterwards, and
 the mirror counts as complete only after MLflow has been queried once more.
 """
 

@@ -40,7 +40,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Returns a function that runs a command and returns what it printed; it must end with the status it is told."""
+    """Returns a function that runs a command, checks its exit status, and returns its output."""
 
     def run(status, *words):
         assert main(words) == status

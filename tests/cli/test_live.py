@@ -1,4 +1,4 @@
-"""The live view, drawn on a terminal of our own: what stands where, and that nothing breaks its columns."""
+"""The live view on a simulated terminal: what it shows where, and that nothing breaks its columns."""
 
 import io
 from pathlib import Path
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 class Screen:
-    """A live view on a terminal of a given width, at a given second of the study."""
+    """A live view on a terminal of a given width, at a given time of the study."""
 
     def __init__(self, folder, width: int, second: float = 190.0) -> None:
         self.study = folder.read_study()

@@ -53,7 +53,7 @@ def test_list_is_available_as_json(cli, study):
 def test_show_without_a_name_is_the_study_that_started_last(cli, study):
     later = make_study(cli.cwd / "runs", "aaa")
     record = later.read_study()
-    record.started_at -= 100  # somebody has set the clock back
+    record.started_at -= 100  # the clock was set back
     later.write_study(record)
     assert [row["study"] for row in json.loads(cli("list", "--json").stdout)] == ["resnet18", "aaa"]
     assert cli("show").stdout.startswith("aaa")

@@ -1,4 +1,4 @@
-"""The verdict in a line, for every way a study can stand."""
+"""The verdict in one line, for every state of a study."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""launch.slots: bad input is refused before anything is measured, and auto is one slot a GPU for a program with one GPU."""
+"""launch.slots: bad input is refused before anything is measured; auto is one slot per GPU for a program that uses one GPU."""
 
 import pytest
 

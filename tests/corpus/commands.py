@@ -1,4 +1,4 @@
-"""Bad commands behind `--`, and bad words for the other commands of ours. What is typed, and what the message must say."""
+"""Bad commands after `--`, and bad words for autotune's own commands, each with the message that it must cause."""
 
 COMMANDS: list[tuple[list[str], str]] = [
     ([], "COMMAND: no command after '--'"),
@@ -91,7 +91,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["python", "train.py", "{env.A.B}"], "not a name of an environment variable"),
 ]
 
-# Recipe keys beside a command, which has no use for them.
+# Recipe keys together with a command, for which they have no effect.
 WITH_COMMAND: list[tuple[list[str], str]] = [
     (["model=resnet18"], "model: belongs to a built-in recipe, got 'model=resnet18'"),
     (["data=photos"], "data: belongs to a built-in recipe"),

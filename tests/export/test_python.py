@@ -1,4 +1,4 @@
-"""The Python that is exported runs in a script, and every knob is seen to be set."""
+"""The exported Python source runs in a script, and sets every knob."""
 
 import json
 import os
@@ -50,7 +50,7 @@ ALL = {
     "memory.malloc": "glibc",
     "step.metrics_sync_interval": 50,
     "parallel.strategy": "ddp",
-    "parallel.reshard_after_forward": True,  # has no effect with it
+    "parallel.reshard_after_forward": True,  # has no effect with DDP
     "parallel.bucket_cap_mb": 50,
     "parallel.static_graph": True,
     "parallel.gradient_as_bucket_view": True,
@@ -68,12 +68,12 @@ ALL = {
     "nccl.socket_ifname": "=eth0",
     "nccl.cross_nic": 1,
 }
-ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
+ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # needs a GPU
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the script beside an exported best.py and returns what it observed."""
+    """Returns a function that runs the script with an exported best.py next to it, and returns what the script observed."""
 
     def _run(text, *, is_compiled):
         (tmp_path / "best.py").write_text(text)

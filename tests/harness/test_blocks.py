@@ -1,4 +1,4 @@
-"""Blocks that are run again in the backward pass, and the kernels of their attention: seen, and nothing else changes."""
+"""Activation checkpointing of blocks and the choice of attention kernels take effect and change nothing else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def runs(trial: Trial) -> Any:
 def test_checkpointed_blocks_run_again_and_nothing_else_is_another(runs: Any) -> None:
     (plain, told), (found, other) = runs(), runs(knobs={CHECKPOINTING: True})
     assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].observed) == (APPLIED, True)
-    assert other == told  # losses, and statistics that have seen each batch once
+    assert other == told  # the losses; and the running statistics, which include each batch only once
     assert plain.observed[CHECKPOINTING] is False
     assert CHECKPOINTING not in plain.applicability
 
@@ -92,7 +92,7 @@ def test_the_kernels_of_attention_are_those_asked_for(runs: Any, asked: str, ker
 
 
 def test_a_kernel_that_takes_no_such_inputs_is_said_to(runs: Any) -> None:
-    found, _ = runs(knobs={SDPA: "mem_efficient"})  # on the CPU there is none
+    found, _ = runs(knobs={SDPA: "mem_efficient"})  # the CPU has no such kernel
     assert found.knobs[SDPA].status == NOT_APPLICABLE
     assert attention.UNSEEN in found.knobs[SDPA].reason
 
@@ -106,7 +106,7 @@ def test_fused_kernels_are_read_from_the_graph() -> None:
 
 
 class FakeRuntime:
-    """What is called of the CUDA runtime library; a GPU's own has not been asked yet."""
+    """The functions of the CUDA runtime library that the harness calls. No real library has been tested yet."""
 
     def __init__(self, *, keeps: bool = True) -> None:
         self.limits, self._keeps = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps

@@ -1,4 +1,4 @@
-"""Host facts, what makes results comparable, and the host context."""
+"""Host facts, the facts that must match for a comparison of results, and the host context."""
 
 from __future__ import annotations
 

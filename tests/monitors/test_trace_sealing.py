@@ -1,4 +1,4 @@
-"""Secrets are taken out of a compressed trace when the tuner takes it over."""
+"""Secrets are removed from a compressed trace when the tuner collects it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SLOW = {"loader.batch_size": 8}
 
 @pytest.fixture
 def launched():
-    """Returns what becomes of a configuration, and the seconds that passed."""
+    """Returns a function that launches a configuration; it returns how the trial ended, and its seconds."""
     table, clock = make_table(), ReplayClock()
     launcher = ReplayLauncher(table, World(table, table.by_configuration().keys(), seed=0), clock)
 

@@ -1,4 +1,4 @@
-"""`autotune report` as users run it."""
+"""`autotune report` on the command line."""
 
 import json
 import os

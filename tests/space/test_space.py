@@ -1,4 +1,4 @@
-"""Resolving the search space for a machine and a program, and walking it with Optuna."""
+"""Resolves the search space for a machine and a program, and samples it with Optuna."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_pins_hold_in_the_baseline_and_are_no_change() -> None:
     space = cpu_space(pinned={"loader.num_workers": 1, "env.FOO": "1"})
     assert space.baseline["loader.num_workers"] == 1
     assert space.baseline["env.FOO"] == "1"
-    assert space.baseline["loader.prefetch_factor"] == 2  # active in the baseline, because it has a worker
+    assert space.baseline["loader.prefetch_factor"] == 2  # active, because the baseline has a worker
     assert space.changed(space.baseline) == {}
 
 

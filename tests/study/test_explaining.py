@@ -1,4 +1,4 @@
-"""A study explains its result with passes of their own kind, which change nothing else."""
+"""A study explains its result with separate passes, which change nothing else."""
 
 import pytest
 
@@ -129,7 +129,7 @@ def test_a_pass_that_saw_much_slower_steps_than_were_measured_claims_nothing(ben
 
 
 def fused(which, knobs):
-    """Documents of a program whose update takes a third of the step."""
+    """Returns the documents of a program whose optimizer takes a third of the step."""
     return [made.lines(made.line("loss.backward()", 0.05), phases_s=made.phases(optimizer=0.03))] if which == "lines" else []
 
 
@@ -138,7 +138,7 @@ OBSERVED = {**Surface().observed, "optimizer.implementation": "default"}
 
 
 def explain(bench, **wanted):
-    """Explains a study that has ended, as `autotune explain` does."""
+    """Explains a finished study, as `autotune explain` does."""
     bench.inputs.config.study.budget.minutes = None
     return explain_study(bench.inputs, bench.folder, bench.listener, Wanted(**wanted))
 
@@ -171,7 +171,7 @@ def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
     assert [changed for changed, _ in tried] == [with_remedy, {}, {}, with_remedy]
     finding = summary["explanation"]["explained"][0]["findings"][0]
     assert finding["gain"]["kind"] == "measured"
-    assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # input without workers takes part of the 30 %
+    assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # less than 30 %, because loading takes time, too
     assert finding["check"]["predicted"]["kind"] == "predicted"
     assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
 
@@ -201,7 +201,7 @@ def test_a_setting_that_the_search_tried_is_checked_by_its_trials(bench, tmp_pat
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
     assert [check["how"] for check in explanation["checks"]] == ["trials of this study"]
-    assert explanation["checks"][0]["predicted"]["kind"] == "predicted"  # by the rule, not by the trials that check it
+    assert explanation["checks"][0]["predicted"]["kind"] == "predicted"  # the rule's, not the trials' result
     assert explanation["explained"][0]["findings"][0]["gain"]["mid"] == pytest.approx(0.216, abs=0.06)
 
 
@@ -216,7 +216,7 @@ def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
     check = explanation["checks"][0]
     assert (check["how"], check["num_pairs"], check["held"]) == ("fixed program", 4, False)
     assert check["remedy"] == "python -c 'print()'"
-    assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the stand-in runs as fast as the program
+    assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,6 @@ def test_a_setting_that_fails_when_it_is_tried_is_no_longer_advised(bench, tiny)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
     tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
-    assert [trial.outcome.may_win for trial in tried] == [False]  # the round ends with the first side that fails
+    assert [trial.outcome.may_win for trial in tried] == [False]  # a failure ends the round
     assert explanation["explained"][0]["findings"] == []
     assert explanation["checks"] == []

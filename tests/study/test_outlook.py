@@ -1,4 +1,4 @@
-"""What a study says it will take, what it says is left, and when it says that it has paid."""
+"""What a study says about its total time, the time left, and when its result pays off."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A study that goes on from what is on disk: the folder as a kill would have left it, copied at some moment of a study."""
+"""Resumes studies from copies of their folders, taken at different moments, as if the study had been killed then."""
 
 import dataclasses
 import json
@@ -23,9 +23,9 @@ QUICK = ("compile.mode=off", "study.budget.trials=5")
 
 
 class Cut:
-    """Copies the study's folder when a listener is told something for the n-th time: what a SIGKILL there would leave.
+    """Copies the study's folder at the n-th event of a kind, to get what a SIGKILL would leave at that moment.
 
-    With `why` only what is said of trials that are run for that reason is counted.
+    With `why`, only events of trials with that reason count.
     """
 
     def __init__(self, study, event, number, place, why=""):
@@ -42,7 +42,7 @@ class Cut:
 
 
 def killed(study, tmp_path, event="trial_started", number=5, why=""):
-    """Runs a study and returns the folder as it was at the n-th event."""
+    """Runs a study; returns the folder as it was at the n-th event."""
     place = tmp_path / "copies" / f"{event}{number}" / "s"
     Cut(study, event, number, place, why)
     study.run()
@@ -51,7 +51,7 @@ def killed(study, tmp_path, event="trial_started", number=5, why=""):
 
 
 def resume(study, folder, *overrides, **inputs):
-    """Goes on with a study from a folder, with the same program on the same machine, as `autotune resume` does."""
+    """Resumes a study from a folder with the same program on the same machine, as `autotune resume` does."""
     composed = recorded(folder.read_study(), folder.config_file, overrides)
     study.inputs = dataclasses.replace(
         study.inputs, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command, **inputs
@@ -64,7 +64,7 @@ def resume(study, folder, *overrides, **inputs):
 
 
 def told(folder):
-    """Returns the trials that Optuna knows."""
+    """Returns the trials in Optuna's journal."""
     storage = JournalStorage(JournalFileBackend(str(folder.journal_file)))
     return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
 
@@ -119,7 +119,7 @@ def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(ben
     again = StudyFolder(tmp_path / "again" / "s")
     Cut(study, "trial_started", 1, again.path)
     study.folder = folder
-    resume(study, folder)  # cut off in its first trial, the same configuration
+    resume(study, folder)  # copies the folder during the first trial, which repeats the configuration
     resume(study, again)
     changes = [trial.changed for trial in again.read_trials() if trial.changed == asked.changed]
     assert len(changes) == 2
@@ -319,7 +319,7 @@ def test_another_space_is_refused_and_named(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     about = json.loads(folder.study_file.read_text())
-    about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # of a version with other rules
+    about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # as if another version had other rules
     folder.study_file.write_text(json.dumps(about))
     with pytest.raises(BadInput, match=r"space\.precision\.amp: was .*fp8.*, is "):
         resume(study, folder)
@@ -363,7 +363,7 @@ def test_what_the_user_stopped_may_be_tried_again_as_often_as_it_takes(bench):
 def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4)
-    study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # years back, and running backwards
+    study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # a wall clock that is years behind and runs backwards
     summary = resume(study, folder)
     trials = folder.read_trials()
     assert [trial.number for trial in trials] == list(range(len(trials)))

@@ -1,4 +1,4 @@
-"""What is said of a claim: the arithmetic by simulation, the rounds on the fake launcher."""
+"""Verification of claims: simulations test the arithmetic, and the fake launcher runs the rounds."""
 
 import math
 from collections import Counter
@@ -26,7 +26,7 @@ def claim(speedup=CLAIMED, changed=BF16, **more):
 
 @pytest.fixture
 def verified(bench):
-    """Returns a function that verifies a claim on a surface and returns the study."""
+    """Returns a function that verifies a claim on a fake program and returns the study."""
 
     def _verified(surface=FASTER, of=None, *overrides, rounds=4, minutes=10.0, long_minutes=None, seed=0):
         wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)

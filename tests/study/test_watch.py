@@ -72,7 +72,7 @@ def ranks(*uuids):
 
 @pytest.fixture
 def nvmls(monkeypatch):
-    """Returns the fake NVML behind each device that was opened, by UUID, the first device's included."""
+    """Returns UUID -> the fake NVML of that device, for all devices opened so far."""
     opened = {}
 
     def open_device(uuid):

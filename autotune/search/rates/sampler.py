@@ -29,7 +29,7 @@ MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
-RESCALE_TIMES = 1.1  # the models' spreads are found anew whenever the number of trials has grown by this factor
+RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
@@ -212,7 +212,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return [Forecasted(log_rate=mean, spread=spread, chance_to_fit=chance) for mean, spread, chance in rows]
 
     def doubted(self, study: optuna.Study) -> Params | None:
-        """Returns the configuration whose only rate is far below what the other trials let expect, if it may be the best.
+        """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
 
         A neighbour's load can halve a rate without a trace. Of several such configurations, the one with the highest forecast
         is returned; None if there is none.

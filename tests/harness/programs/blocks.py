@@ -1,4 +1,4 @@
-"""A model of repeated blocks with attention, dropout and batch normalisation; it tells its losses and running statistics."""
+"""Trains repeated blocks with attention, dropout and batch normalisation; prints its losses and running statistics."""
 
 import sys
 

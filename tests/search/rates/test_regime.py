@@ -23,7 +23,7 @@ def test_with_cores_of_their_own_the_slower_one_decides():
 
 
 def test_on_shared_cores_step_and_loader_take_turns_and_lose_a_little():
-    """As measured on two cores: D 57, one worker makes 130 alone; together 42, zero workers 40. Of small operators less."""
+    """Measured on two cores: the step alone makes 57 per second, one worker alone 130, both 42; without workers 40."""
     in_turn = 1 / (1 / 57 + 1 / 130)
     assert rate(57, 130, 0, TWO_CORES) == pytest.approx(in_turn)
     assert rate(57, 130, 1, TWO_CORES) == pytest.approx(CROWDED * in_turn)
