@@ -20,11 +20,11 @@ import numpy as np
 
 from autotune.errors import Unreadable
 from autotune.explain.intervals import Floats, Ints, Mask
+from autotune.monitors.trace_sealing import MAX_TEXT_BYTES
 from autotune.plain_text import plain
 
 # Limits, so that a damaged or huge file cannot use up the memory.
 MAX_EVENTS = 2_000_000  # events that are kept; a pass profiles at most 200,000
-MAX_TEXT_BYTES = 1 << 30  # bytes of the decompressed file; 200,000 events take about 100 MB
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
 SKIPPED = "{:,} of {:,} events have no usable name or time and are left out"
 
@@ -91,7 +91,16 @@ class Trace:
     def is_named(self, accept: Callable[[str], Any]) -> Mask:
         """Returns which events have a name that `accept` accepts; it is called once for each different name."""
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
-        return accepted[self.names] if len(self) else np.zeros(0, dtype=bool)
+        return accepted[self.names]
+
+    def arguments_of(self, event: int) -> dict[str, Any]:
+        """Returns the arguments of an event; {} if it has none, or for event -1."""
+        detail = int(self.details[event]) if event >= 0 else -1
+        return self.arguments[detail] if detail >= 0 else {}
+
+    def types_of(self, event: int) -> tuple[str, ...]:
+        """Returns the types of an operator's inputs, as Kineto writes them; () if they are not known, or for event -1."""
+        return tuple(map(str, self.arguments_of(event).get("types") or ()))
 
     @property
     def has_device(self) -> bool:
