@@ -83,17 +83,14 @@ def pooled(noises: Iterable[Noise | None]) -> Noise | None:
     return Noise(spread=math.sqrt(variance), freedom=freedom)
 
 
-def log_mean_interval(
-    values: Sequence[float], confidence: float = 0.95, noise: Noise | None = None
-) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its t interval on the log scale (None for fewer than two values).
+def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tuple[float, Interval | None]:
+    """Returns the geometric mean of positive values and its 95 % interval on the log scale (None for fewer than two values).
 
     Args:
         values: measurements of one thing.
-        confidence: probability that the interval holds the true mean.
         noise: the spread of one measurement, estimated from other measurements.
     """
-    centre, half, _ = _log_mean(values, confidence, noise)
+    centre, half, _ = _log_mean(values, 0.95, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
     return math.exp(centre), interval
 
@@ -153,15 +150,15 @@ def paired_ratio(
     if len(rates) != len(others) or not rates:
         raise ValueError(f"rounds do not pair up: {len(rates)} against {len(others)}")
     ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    of_ratios = noise and Noise(
-        spread=math.sqrt(2) * noise.spread, freedom=noise.freedom
-    )  # spread of the difference of two measurements
-    ratio, interval = log_mean_interval(ratios, confidence, of_ratios)
-    freedom = _log_mean(ratios, confidence, of_ratios)[2] if noise and interval else None
-    return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=freedom)
+    of_difference = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)  # of two measurements
+    centre, half, freedom = _log_mean(ratios, confidence, of_difference)
+    if half is None:
+        return Ratio(ratio=math.exp(centre), ci=None, num_rounds=1)
+    interval = (math.exp(centre - half), math.exp(centre + half))
+    return Ratio(ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None)
 
 
-def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
+def quotient(now: Ratio, then: Ratio) -> Ratio:
     """Returns how much of an earlier speed-up is left: one ratio over another that was measured independently.
 
     Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), with standard errors
@@ -171,19 +168,18 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
         now: the ratio measured now; without an interval, the quotient has none.
         then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
             distribution's, which gives a larger standard error.
-        confidence: confidence of the given intervals and of the returned one.
     """
     ratio = now.ratio / then.ratio
     if now.ci is None:
         return Ratio(ratio=ratio, ci=None, num_rounds=now.num_rounds)
-    own, own_df = _standard_error(now, now.ci, confidence)
+    own, own_df = _standard_error(now, now.ci)
     if then.ci is None:
         other, other_df = own * math.sqrt(now.num_rounds), own_df
     else:
-        other, other_df = _standard_error(then, then.ci, confidence)
+        other, other_df = _standard_error(then, then.ci)
     variance = own**2 + other**2
     freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
-    half = _t_quantile(freedom, 0.5 + confidence / 2) * math.sqrt(variance)
+    half = _t_quantile(freedom, 0.975) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 
 
@@ -200,16 +196,16 @@ def at_confidence(of: Ratio, confidence: float) -> Interval | None:
     """Returns the interval of a ratio at a confidence other than 95 %; None if the ratio has no interval."""
     if of.ci is None:
         return None
-    error, freedom = _standard_error(of, of.ci, 0.95)
+    error, freedom = _standard_error(of, of.ci)
     half = _t_quantile(freedom, 0.5 + confidence / 2) * error
     return (of.ratio * math.exp(-half), of.ratio * math.exp(half))
 
 
-def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, float]:
-    """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
+def _standard_error(of: Ratio, ci: Interval) -> tuple[float, float]:
+    """Returns the standard error of a mean log ratio from its 95 % interval, and its degrees of freedom."""
     freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)
     half = math.log(ci[1] / ci[0]) / 2
-    return half / _t_quantile(freedom, 0.5 + confidence / 2), freedom
+    return half / _t_quantile(freedom, 0.975), freedom
 
 
 def spread_frac(repeats: Sequence[float]) -> float:
