@@ -45,7 +45,8 @@ def _value(raw: Any, kind: Any) -> Any:
     if origin is list:
         return [_value(item, arguments[0]) for item in _of(raw, list)]
     if origin is tuple:
-        return tuple(_value(item, each) for item, each in zip(_of(raw, list), arguments, strict=True))
+        items = raw if isinstance(raw, tuple) else _of(raw, list)  # `asdict` keeps tuples, and JSON has lists
+        return tuple(_value(item, each) for item, each in zip(items, arguments, strict=True))
     if origin is dict:
         return {arguments[0](name): _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
     if isinstance(kind, enum.EnumType):
