@@ -127,7 +127,6 @@ def host_context(
         num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
-        device_memory_bytes=seen.get("device_memory_bytes"),
         cpu_isa=frozenset(seen.get("isa") or facts.get("isa") or []),
         has_compiler=bool(seen.get("has_compiler", True)),
         observed={key: value for key, value in observed.items() if _is_value(value)},
