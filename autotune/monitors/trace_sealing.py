@@ -43,7 +43,7 @@ def seal_trace(path: Path, mask: Mask) -> None:
     text, is_whole = _text_of(path)
     found = _TRACE.fullmatch(text)
     kept = found[1] if found else ""
-    if is_whole and kept == text and all(masked(string) == string for string in set(_STRING.findall(text))):
+    if is_whole and kept == text and all(masked(string[0]) == string[0] for string in _STRING.finditer(text)):
         return
     content = _STRING.sub(lambda string: masked(string[0]), kept).encode("utf-8", "surrogateescape")
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
