@@ -114,13 +114,14 @@ class TrialRequest:
     started_at: float = 0.0
     schema: int = SCHEMA
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the request as plain JSON values."""
-        return dataclasses.asdict(self)
+    def shared(self) -> dict[str, Any]:
+        """Returns the fields that the trial's record has, too, all but `started_at`."""
+        names = ("number", "kind", "knobs", "changed", "tier", "why", "origin", "repeats", "round")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, raw: Any) -> TrialRequest:
-        """Returns the request that `as_json` wrote.
+        """Returns the request that `dataclasses.asdict` made plain.
 
         Raises:
             ValueError: another schema, or not a request.
@@ -285,7 +286,7 @@ class StudyRecord:
         recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
             and how often each, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
-        verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
+        verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate

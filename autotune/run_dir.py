@@ -10,11 +10,12 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, FolderLost, one_of
+from autotune.harness import protocol
 from autotune.owner import Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
@@ -143,7 +144,7 @@ class StudyFolder:
             self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True)
         except OSError as error:
             raise self.lost(error) from error
-        self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
+        self._write(self.trial_path(request.number) / "asked.json", as_json(asdict(request)))
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
@@ -414,17 +415,7 @@ def write_text(path: Path, text: str) -> None:
 
     Only the file's owner may read it. Once this function returns, the document survives a power loss.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    protocol.write_text(str(path), text)
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:

@@ -37,7 +37,6 @@ class Decision:
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
-        num_lost: reporting rounds that do not count because one of the two trials failed.
         values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing ones, excludes a loss; None
             if these rounds give no interval.
@@ -49,7 +48,6 @@ class Decision:
     verdict: stats.Judgement = "ambiguous"
     reason: str = ""
     margin: float = stats.MARGIN_FRAC
-    num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
     is_likely: bool | None = None
     noise: stats.Noise | None = None
@@ -290,7 +288,6 @@ def judge(
         ratio=ratio,
         verdict=verdict,
         margin=margin,
-        num_lost=num_lost,
         values={0: other, chosen.number: own},
         is_likely=likely[0] >= 1 if likely else None,
         noise=noise,

@@ -56,9 +56,9 @@ class Repeated(Dataset[Any]):
 class FakeCifar(Dataset[Any]):
     """10,000 random 32x32 images of ten classes, loaded as in the PyTorch profiler tutorial."""
 
-    def __init__(self, transform: Any, num_images: int = 10_000) -> None:
-        self.images = torch.randint(0, 256, (num_images, 32, 32, 3), dtype=torch.uint8).numpy()
-        self.labels = torch.randint(0, 10, (num_images,)).tolist()
+    def __init__(self, transform: Any) -> None:
+        self.images = torch.randint(0, 256, (10_000, 32, 32, 3), dtype=torch.uint8).numpy()
+        self.labels = torch.randint(0, 10, (10_000,)).tolist()
         self.transform = transform
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from autotune import stats
+from autotune.clock import VirtualClock
 from autotune.compare.finals import CHOOSING, REPORTED
 from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
@@ -22,7 +23,7 @@ from autotune.masking import Secrets
 from autotune.monitors.nvml import NoDevice
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
-from autotune.replay.launcher import ReplayClock, ReplayLauncher
+from autotune.replay.launcher import ReplayLauncher
 from autotune.replay.space import Grid
 from autotune.replay.strategies import Strategy
 from autotune.replay.table import Key, Table, key_of
@@ -132,7 +133,7 @@ def _search_beside(session: Session) -> Search:
 class _Watcher(Listener):
     """Records the trials of search, choosing rounds and attribution, with their end times, and what was chosen."""
 
-    def __init__(self, world: World, clock: ReplayClock) -> None:
+    def __init__(self, world: World, clock: VirtualClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
         self.parts: list[tuple[TrialRecord, float]] = []  # attribution trials of the latest choice
@@ -207,7 +208,7 @@ def replay(
         num_slots: how many search trials run in parallel, without a calibration. Only for searches of autotune.
     """
     begun_s = time.process_time()
-    world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()
+    world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)
     watcher = _Watcher(world, clock)
     config = config_of(table, strategy)
     config.study.seed, config.study.budget = seed, Budget(minutes=limits.minutes, trials=limits.trials)

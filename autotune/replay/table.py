@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, Outcome
 
@@ -175,15 +176,9 @@ def _table(lines: Sequence[Any]) -> Table:
     header = dict(lines[0]) if lines and isinstance(lines[0], dict) else {}
     if header.pop("format", None) != FORMAT or header.pop("schema", None) != SCHEMA:
         raise ValueError(f"not a table of schema {SCHEMA}")
-    fields = {field.name for field in dataclasses.fields(Table)}
-    table = Table(**{name: value for name, value in header.items() if name in fields})
-    known = {field.name for field in dataclasses.fields(Measurement)}
+    table = from_json(header, Table)
     for number, line in enumerate(lines[1:], 2):
         if not isinstance(line, dict) or "outcome" not in line:
             raise ValueError(f"line {number} is no measurement")
-        values = {name: value for name, value in line.items() if name in known}
-        values["outcome"] = Outcome(values["outcome"])
-        values["changed"] = values.get("changed", {})
-        values["ci"] = (float(line["ci"][0]), float(line["ci"][1])) if line.get("ci") else None
-        table.measurements.append(Measurement(**values))
+        table.measurements.append(from_json({"changed": {}, **line}, Measurement))
     return table

@@ -18,12 +18,12 @@ from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
-from autotune.explain.plain_json import from_json
 from autotune.explain.tables import Explanation, explained, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve
@@ -127,9 +127,10 @@ class Explaining:
     def run(self, best: TrialRecord) -> None:
         """Explains the best trial and the baseline in at most a tenth of the study's time. What does not fit is left out."""
         session, baseline = self._session, self._session.baseline
-        ends_s, session.budget.explain_s = self._ends_s(), 0.0
+        session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
+        ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
         targets = [best] if best is baseline else [best, baseline]
-        planned = [(record, which) for which in (LINES,) for record in targets]
+        planned = [(record, LINES) for record in targets]
         planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
         missing = [(record, which) for record, which in planned if which not in self._passes(record)]
         if missing == planned and not self._is_time_for(pass_s(*planned[0]), ends_s):
@@ -140,13 +141,6 @@ class Explaining:
                 session.explain(record, which, ends_s=ends_s)
         for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
-
-    def _ends_s(self) -> float:
-        budget, now_s = self._session.budget, self._session.inputs.clock.monotonic()
-        kept_s, budget.explain_s = budget.explain_s, 0.0
-        left_s = budget.left_s
-        budget.explain_s = kept_s
-        return now_s + min(budget.explain_max_s, left_s)
 
     def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s

@@ -69,11 +69,6 @@ def page(experiment_id: str, view: str = ALL, *, charts: bool = False) -> str:
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={view}&workflowType=machine_learning{mode}"
 
 
-def run_page(experiment_id: str, run_id: str) -> str:
-    """Returns the address of a run, from `#` on."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
-
-
 def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, present: Mapping[str, str]) -> dict[str, str]:
     """Returns the experiment's tags that are missing or out of date: the views of a study's program, and the list of views.
 

@@ -17,7 +17,7 @@ from autotune.launchers.base import Ended, Launch
 from autotune.monitors.disturbances import THERMAL, own_share
 from autotune.monitors.sealing import first_attempt, seal
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
+from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.trials import health
 from autotune.trials.events import Listener
@@ -51,11 +51,10 @@ MADE_OF = ("torch", "device_name")  # facts that a program reports; if one chang
 
 
 @dataclass(kw_only=True)
-class Request:
-    """A configuration to measure.
+class Request(TrialRequest):
+    """A configuration to measure, and how.
 
     Attributes:
-        number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
@@ -68,16 +67,7 @@ class Request:
             first steps has mode, seed, max_steps and max_s; a run that explains has mode and explain.
     """
 
-    number: int
-    kind: Kind
-    knobs: Knobs
-    changed: Knobs
     rules: MeasureRules
-    tier: Tier = Tier.exact
-    why: str = ""
-    origin: str = ""
-    repeats: int | None = None
-    round: int | None = None
     target: list[dict[str, Any]] | None = None
     race_below_per_s: float | None = None
     promote_above_per_s: float | None = None
@@ -158,7 +148,7 @@ class TrialRunner:
             FolderLost: the trial cannot be recorded, and so does not count.
             BadInput: the program cannot be started.
         """
-        self._folder.write_request(_asked(request, self.inputs.clock.time()))
+        self._folder.write_request(TrialRequest(**request.shared(), started_at=self.inputs.clock.time()))
         self.listener.trial_started(request.number, request.kind, request.changed, request.why)
         return RunningTrial(self, request, place or self.alone)
 
@@ -191,17 +181,9 @@ class TrialRunner:
         facts.excused = self.excused if request.changed else EXCUSABLE
         outcome, reason = classify(facts)
         record = TrialRecord(
-            number=request.number,
-            kind=request.kind,
-            knobs=request.knobs,
-            changed=request.changed,
+            **request.shared(),
             outcome=outcome,
             reason=reason,
-            tier=request.tier,
-            why=request.why,
-            repeats=request.repeats,
-            round=request.round,
-            origin=request.origin,
             seconds=ended.seconds,
             start=ended.start,
             spared_s=ended.spared_s,
@@ -481,21 +463,6 @@ class RunningTrial:
 def leave_s(record: TrialRecord) -> float:
     """Returns the seconds from the end of a trial's window until its last process was gone."""
     return max(0.0, record.attempt_s - sum(seconds for phase, seconds in record.phases_s.items() if phase != "exit"))
-
-
-def _asked(request: Request, started_at: float) -> TrialRequest:
-    return TrialRequest(
-        number=request.number,
-        kind=request.kind,
-        knobs=request.knobs,
-        changed=request.changed,
-        tier=request.tier,
-        why=request.why,
-        origin=request.origin,
-        repeats=request.repeats,
-        round=request.round,
-        started_at=started_at,
-    )
 
 
 def _unstarted(seconds: float) -> Ended:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
+from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
 from autotune.run_dir import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher, Surface
 from autotune.trials.events import Listener
 from autotune.trials.schedule import Ending

@@ -104,12 +104,12 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         drawn = [{key: values[int(rng.integers(len(values)))] for key, values in one.domains.items()} for _ in range(NUM_ASKED)]
         asked_of = [dict(made.params), *(drawn if num in ASKED_AT else [])]
         asked_of = [dict(self.rules.active(params)) for params in asked_of]
-        for place, (params, forecast) in enumerate(zip(asked_of, self.forecasts(study, asked_of), strict=True)):
-            truth = one.truth({**one.reference, **params})
+        for place, (params, forecast) in enumerate(zip(asked_of, _forecasts(self, study, asked_of), strict=True)):
+            truth, (log_rate, spread, chance_to_fit) = one.truth({**one.reference, **params}), forecast
             if place:
-                found.chances.append((forecast.chance_to_fit, truth.peak_frac <= 0.985))
+                found.chances.append((chance_to_fit, truth.peak_frac <= 0.985))
             if truth.rate:
-                z = (math.log(truth.rate) - forecast.log_rate) / forecast.spread
+                z = (math.log(truth.rate) - log_rate) / spread
                 (found.rates if place else found.proposed).append(z)
         return made
 
@@ -118,6 +118,16 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         return run()
     finally:
         RatesSampler._propose = propose  # type: ignore[method-assign]
+
+
+def _forecasts(sampler: RatesSampler, study: Any, configurations: Sequence[Any]) -> list[tuple[float, float, float]]:
+    """Returns for each configuration the log of its rate as forecast, its standard deviation, and the chance that it fits."""
+    known = [one for one in sampler._history.seen(study) if not one.is_running]
+    machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
+    codes = coding.encode(configurations)
+    expected = sampler._forecast(coding, known, machine).expected(codes, codes[:1])
+    chances = sampler._memory(known, machine).chances(configurations)
+    return list(zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True))
 
 
 def main(words: Sequence[str] | None = None) -> int:

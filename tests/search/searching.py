@@ -7,13 +7,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.run_dir import create
 from autotune.space import ResolvedSpace
 from autotune.study import StudyInputs, run_study
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher
 from autotune.testing.listener import RecordingListener
 from autotune.trials.schedule import Ending

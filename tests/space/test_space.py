@@ -18,7 +18,7 @@ CPU = HostContext(
     observed={"loader.batch_size": 32, "loader.num_workers": 0, "threads.intra": 2, "loader.prefetch_factor": None},
     is_recipe=True,
 )
-GPU = replace(CPU, num_cores=16, has_cuda=True, compute_capability=(9, 0), device_memory_bytes=141 * 10**9)
+GPU = replace(CPU, num_cores=16, has_cuda=True, compute_capability=(9, 0))
 EVERYTHING = SearchSpace(domains=dict.fromkeys(CATALOGUE))
 
 

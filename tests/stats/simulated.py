@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from autotune.clock import VirtualClock
 from autotune.compare.decision import Decision
 from autotune.compare.finals import Finals
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
-from autotune.testing.clock import VirtualClock
 from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
 from autotune.trials.trial_metrics import interval, why_no_interval

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.compare.break_even import search_cost
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
 from autotune.trials.budget import Budget, outlook
 

@@ -1,5 +1,6 @@
 """Verification of claims: simulations test the arithmetic, and the fake launcher runs the rounds."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -271,6 +272,6 @@ def test_what_differs_from_where_the_claim_was_made_is_named():
 
 def test_a_claim_survives_json():
     wanted = Verify(claim=claim(best=Rate(value=1.0, ci=(0.9, 1.1)), command=["a"]), rounds=4, minutes=5.0, long_minutes=None)
-    assert Verify.from_json(wanted.as_json()) == wanted
+    assert Verify.from_json(dataclasses.asdict(wanted)) == wanted
     with pytest.raises(ValueError, match="not a claim"):
         Verify.from_json({"rounds": 3})

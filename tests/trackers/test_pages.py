@@ -178,7 +178,7 @@ def test_compare_page_opens_on_the_rate(pages):
 
 
 def test_page_of_a_failed_trial_says_why(pages):
-    page = pages.open(views.run_page(pages.experiment, pages.trial("device_oom").info.run_id))
+    page = pages.open(f"#/experiments/{pages.experiment}/runs/{pages.trial('device_oom').info.run_id}")
     page.get_by_text("CUDA out of memory").first.wait_for()
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,12 +33,6 @@ class Machine:
     memory_bytes: float | None = None
     workers: float = 0.0
     threads: float | None = None
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Machine:
-        """Returns the machine from its `vars`; missing values keep their defaults."""
-        known = {one.name for one in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in raw.items() if name in known})
 
 
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:

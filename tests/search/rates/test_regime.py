@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from autotune.plain_json import from_json
 from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate
 
 GPU, TWO_CORES = Machine(num_cores=16), Machine(num_cores=2, is_cpu=True)
@@ -49,5 +50,5 @@ def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_d
 
 
 def test_machine_survives_the_journal():
-    assert Machine.from_json({**vars(TWO_CORES), "of a later version": 1}) == TWO_CORES
-    assert Machine.from_json({}).num_cores is None
+    assert from_json({**vars(TWO_CORES), "of a later version": 1}, Machine) == TWO_CORES
+    assert from_json({}, Machine).num_cores is None
