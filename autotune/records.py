@@ -466,6 +466,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "placeholders", "detected": as in StudyRecord,
 #  "explanation": explain/explanation.py's document | null before any pass has run,
 #  "cycles": a sentence about the cycles that steps come in | null,
+#  "num_trials": length of "trials"; absent in summaries of earlier versions,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
 #              "data_wait_frac", "regime", "round", "repeats", "score",

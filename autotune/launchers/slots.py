@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import tempfile
@@ -26,6 +27,8 @@ class SlotsLauncher(LocalLauncher):
         super().__init__(graces)
         # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        self._lock = os.open(self._temporary.name, os.O_RDONLY | os.O_CLOEXEC)  # tells `prune` that it is in use
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -38,6 +41,7 @@ class SlotsLauncher(LocalLauncher):
             part.close()
         super().close()
         self._temporary.cleanup()
+        os.close(self._lock)
 
     def _folder(self, slot: Slot) -> Path:
         folder = Path(self._temporary.name, slot.name)
