@@ -51,7 +51,7 @@ class Claim:
             Owned: another process has it.
             OSError: the folder cannot be written.
         """
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             self._lock(descriptor)
             me = {"host": platform.node(), "pid": os.getpid(), "started_at": psutil.Process().create_time()}

@@ -416,8 +416,29 @@ def _check_side(name: str, side: dict[str, Any]) -> None:
 def _check_schema(raw: Any, what: str) -> None:
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")
-    if raw.get("schema") != SCHEMA:
-        raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+    check_schema(raw, what)
+
+
+def check_schema(raw: Mapping[str, Any], what: str, *, reads: int = SCHEMA) -> None:
+    """Checks that this version can read a document.
+
+    Args:
+        raw: the document.
+        what: what it is, for the message.
+        reads: the schema that this version reads.
+
+    Raises:
+        NewerVersion: a newer version of autotune wrote it.
+        ValueError: it has another schema.
+    """
+    found = raw.get("schema")
+    if found != reads:
+        kind = NewerVersion if type(found) is int and found > reads else ValueError
+        raise kind(f"{what} of schema {found!r}, this version reads {reads}")
+
+
+class NewerVersion(ValueError):
+    """A document has a schema that only a newer version of autotune can read."""
 
 
 def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:

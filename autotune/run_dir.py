@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -298,7 +299,7 @@ def create(runs: Path, name: str) -> StudyFolder:
     """
     check_name(name)
     try:
-        runs.mkdir(parents=True, exist_ok=True)
+        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
         for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
             path = runs / f"{name}{suffix}"
             try:
@@ -434,9 +435,9 @@ def write_text(path: Path, text: str) -> None:
 
     Only the file's owner may read it. Once this function returns, the document survives a power loss.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor, temporary = beside(path)
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -451,6 +452,15 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
+    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
+
+    Its name cannot be foreseen and the file is new, so that nobody can have made a link of that name in a shared folder.
+    """
+    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
 
 
 def write_json(path: Path, document: Any) -> None:

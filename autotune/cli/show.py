@@ -15,7 +15,7 @@ from rich.text import Text
 from autotune.cli import ranks, trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
-from autotune.records import StudyRecord, Summary
+from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.report.verdict import headline
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
@@ -34,14 +34,25 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
         BadInput: there is no such study.
     """
     if name is not None:
-        folder = find(runs, name)
+        folder = _readable(find(runs, name))
         if other := _other(runs, name, folder):
             print(f"autotune: {name} means {folder.path}, the latest of that name; {other} is another study", file=sys.stderr)
         return folder
     there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
-    return max(there, key=_place)
+    return _readable(max(there, key=_place))
+
+
+def _readable(folder: StudyFolder) -> StudyFolder:
+    """Returns a study, unless a newer version made it; what else is wrong with it, its reader says.
+
+    Raises:
+        BadInput: a newer version of autotune made it.
+    """
+    if isinstance(error := _study(folder), NewerVersion):
+        raise BadInput(f"STUDY: made by a newer version of autotune, got {folder.name!r} ({error}). Update autotune.")
+    return folder
 
 
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
