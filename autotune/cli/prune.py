@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -31,17 +31,16 @@ from autotune.quantities import bytes_text
 from autotune.run_dir import StudyFolder, find, studies
 from autotune.trackers.store import LOCK_FILE
 
-CACHE, TRACES, LOGS, OTHER, WHOLE = "compile cache", "traces", "logs", "other", "whole study"
-COLUMNS = (CACHE, TRACES, LOGS, OTHER)
+CACHE, TRACES, LOGS, OTHER, WHOLE = KINDS = ("compile cache", "traces", "logs", "other", "whole study")
 OF_STUDY = {CACHE: ("compile_cache",), LOGS: ("tracking.log",), OTHER: ("*.tmp", ".probe")}
 OF_TRIAL = {  # of trials that are over
     TRACES: ("trace.rank*.json.gz",),
     LOGS: ("stdout.log", "stderr.log", "stdout.first.log", "stderr.first.log"),
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
 }
-OURS = re.compile(r"autotune-((fault|picture|inspect)-)?[a-z0-9_]{8}(\.log)?")  # names in the folder for temporary files
+TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
 REMOVED = ".removed"  # end of the name that a study has while it is being removed
-STALE_S = 86_400.0
+STALE_S = 86_400.0  # age of temporary files that no process uses any more
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
@@ -60,59 +59,59 @@ class Asked:
         return bool(self.studies) or self.older_than is not None
 
 
+class Item(NamedTuple):
+    """A file or folder to remove, one of KINDS, with the number of files in it and their bytes on the disk."""
+
+    kind: str
+    path: Path
+    num_files: int
+    num_bytes: int
+
+
 @dataclass(kw_only=True)
-class Found:
-    """What can be removed in one place.
+class Place:
+    """What can be removed in a study, or in another folder.
 
     Attributes:
         name: the study's name, or the folder.
-        study: the study's folder, locked while something of it is removed; None for other places.
-        paths: what it is -> its files and folders.
-        num_files, num_bytes: what it is -> number of files, and bytes on the disk.
+        study: the study's folder, which is locked while something is removed; None for another folder.
+        items: what can be removed.
     """
 
     name: str
     study: Path | None = None
-    paths: dict[str, list[Path]] = field(default_factory=dict)
-    num_files: dict[str, int] = field(default_factory=dict)
-    num_bytes: dict[str, int] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
 
-    def add(self, what: str, paths: Iterable[Path]) -> None:
-        """Adds what was found, with its size."""
-        for path in paths:
-            files, size = sizes(path)
-            self.paths.setdefault(what, []).append(path)
-            self.num_files[what] = self.num_files.get(what, 0) + files
-            self.num_bytes[what] = self.num_bytes.get(what, 0) + size
+    def add(self, kind: str, paths: Iterable[Path]) -> None:
+        """Adds files and folders, with their sizes."""
+        self.items += [Item(kind, path, *sizes(path)) for path in paths]
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of everything."""
-        return sum(self.num_bytes.values())
+    def bytes_of(self, *kinds: str) -> int:
+        """Returns the bytes of some kinds; of all if none is given."""
+        return sum(item.num_bytes for item in self.items if not kinds or item.kind in kinds)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it for --json."""
-        parts = {what: {"files": self.num_files[what], "bytes": self.num_bytes[what]} for what in self.paths}
-        return {"name": self.name, "bytes": self.total_bytes, "parts": parts}
+        """Returns what --json prints."""
+        files, parts = sum(item.num_files for item in self.items), {item.kind for item in self.items}
+        by_kind = {kind: self.bytes_of(kind) for kind in KINDS if kind in parts}
+        return {"name": self.name, "files": files, "bytes": self.bytes_of(), "bytes_by_kind": by_kind}
 
 
 def prune(asked: Asked, *, as_json: bool) -> int:
     """Prints what can be removed, and removes it if that is meant.
 
     Raises:
-        BadInput: no such study, a link or a study that is worked on, no such age.
+        BadInput: no such study or age, or a named study is a link or is worked on.
     """
     kept: dict[str, str] = {}
-    there = _whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)
-    found = [each for each in there if each.paths]
-    found.sort(key=lambda each: -each.total_bytes)
-    failed = [failure for each in found for failure in _remove(each, kept)] if asked.is_meant else []
+    places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
+    failed = [failure for place in places for failure in _remove(place, kept)] if asked.is_meant else []
+    places = sorted((place for place in places if place.name not in kept), key=Place.bytes_of, reverse=True)
     if as_json:
-        entries = [each.as_json() for each in found if each.name not in kept]
-        print_json({"is_removed": asked.is_meant, "bytes": sum(each["bytes"] for each in entries), "found": entries,
-                    "kept": kept, "failed": failed})  # fmt: skip
+        found, total = [place.as_json() for place in places], sum(map(Place.bytes_of, places))
+        print_json({"is_removed": asked.is_meant, "bytes": total, "found": found, "kept": kept, "failed": failed})
     else:
-        _print([each for each in found if each.name not in kept], kept, failed, asked)
+        _print(places, kept, failed, asked)
     return BadInput.exit_code if failed else 0
 
 
@@ -120,59 +119,52 @@ def sizes(path: Path) -> tuple[int, int]:
     """Returns the number of files at a path and below it, and their bytes on the disk. A link counts as itself."""
     try:
         status = os.lstat(path)
-        inside = list(os.scandir(path)) if stat.S_ISDIR(status.st_mode) else []
+        is_folder = stat.S_ISDIR(status.st_mode)
+        below = [sizes(path / name) for name in (os.listdir(path) if is_folder else ())]
     except OSError:
         return 0, 0
-    below = [sizes(Path(entry.path)) for entry in inside]
-    is_file = not stat.S_ISDIR(status.st_mode)
-    return is_file + sum(files for files, _ in below), status.st_blocks * 512 + sum(size for _, size in below)
+    return (not is_folder) + sum(files for files, _ in below), status.st_blocks * 512 + sum(size for _, size in below)
 
 
-# What can go ----------------------------------------------------------------------------------------------------------------
-
-
-def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Found]:
+def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
     """Yields what the studies of a runs folder can do without, and what killed processes left behind."""
     for folder in studies(runs):
         if why := _why_not(folder):
             kept[folder.name] = why
             continue
-        found, path = Found(name=folder.name, study=folder.path), folder.path
-        for what, paths in _matching(path, OF_STUDY):
-            if what != CACHE or _status(folder) in ("complete", "failed"):  # else `resume` uses it
-                found.add(what, paths)
+        place, path = Place(name=folder.name, study=folder.path), folder.path
+        for kind, found in _matching(path, OF_STUDY):
+            if kind != CACHE or _status(folder) in ("complete", "failed"):  # else `resume` uses it
+                place.add(kind, [found])
         for trial in _folders(path / "trials"):
-            if (trial / "trial.json").is_file():
-                for what, paths in _matching(trial, OF_TRIAL):
-                    if what != TRACES or (trial / FOLDER / INDEX).is_file():  # the tables made of them are what is read
-                        found.add(what, paths)
-        yield found
-    left = Found(name=str(runs))
-    left.add(OTHER, [path for path in _folders(runs) if path.name.startswith(".") and path.name.endswith(REMOVED)])
-    yield left
-    temporary = Found(name=tempfile.gettempdir())
-    temporary.add(OTHER, _temporary(Path(tempfile.gettempdir())))
-    yield temporary
+            for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
+                if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # the tables made of them are what is read
+                    place.add(kind, [found])
+        yield place
+    left = [path for path in _folders(runs) if path.name.startswith(".") and path.name.endswith(REMOVED)]
+    temporary = [path for _, path in _matching(Path(tempfile.gettempdir()), TEMPORARY) if _is_stale(path)]
+    for where, paths in ((str(runs), left), (tempfile.gettempdir(), temporary)):
+        place = Place(name=where)
+        place.add(OTHER, paths)
+        yield place
 
 
-def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Found]:
+def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
     """Yields whole studies: those named, or those that nothing was written to for some time."""
     if asked.studies and asked.older_than is not None:
         raise BadInput("--older-than: cannot be combined with STUDY, got both. Give one of them.")
-    before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else 0.0
-    chosen = [_named(asked.runs, word) for word in asked.studies] or list(studies(asked.runs))
-    for folder in {folder.path.resolve(): folder for folder in chosen}.values():
+    before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else float("inf")
+    chosen = [_named(asked.runs, word) for word in asked.studies] or studies(asked.runs)
+    for folder in {folder.path.absolute(): folder for folder in chosen if _written_s(folder) < before_s}.values():
         why = _why_not(folder)
         if why and asked.studies:
             raise BadInput(f"STUDY: {why}, got {folder.name!r}. It stays as it is.")
-        if not asked.studies and _written_s(folder) >= before_s:
-            continue
         if why:
             kept[folder.name] = why
             continue
-        found = Found(name=folder.name, study=folder.path)
-        found.add(WHOLE, [folder.path])
-        yield found
+        place = Place(name=folder.name, study=folder.path)
+        place.add(WHOLE, [folder.path])
+        yield place
 
 
 def _named(runs: Path, word: str) -> StudyFolder:
@@ -223,53 +215,44 @@ def _age_s(typed: str) -> float:
     return int(number) * UNITS_S[unit]
 
 
-def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, list[Path]]]:
-    """Yields what it is and its entries of a folder. Links are left out."""
+def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Path]]:
+    """Yields the kind and the path of a folder's entries that have one. Links are left out."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        there = sorted(entry.name for entry in entries if not entry.is_symlink())
-        for what, names in patterns.items():
-            if paths := [folder / name for name in there if any(fnmatchcase(name, pattern) for pattern in names)]:
-                yield what, paths
+        for name in sorted(entry.name for entry in entries if not entry.is_symlink()):
+            for kind, several in patterns.items():
+                if any(fnmatchcase(name, pattern) for pattern in several):
+                    yield kind, folder / name
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder; none if it is a link, and no links."""
-    if folder.name == "trials" and folder.is_symlink():
-        return []
+    """Returns the folders in a folder, links left out; none if it is a link itself."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        return there if folder.name != "trials" or not folder.is_symlink() else []
     return []
 
 
-def _temporary(place: Path) -> Iterator[Path]:
-    """Yields what killed processes of this user left among the temporary files: older than a day, and held by no process."""
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            if OURS.fullmatch(entry.name) and not entry.is_symlink():
-                status = entry.stat(follow_symlinks=False)
-                is_stale = status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S
-                with held(Path(entry.path)) as is_free:
-                    if is_stale and is_free:
-                        yield Path(entry.path)
+def _is_stale(path: Path) -> bool:
+    """Whether a temporary file or folder is this user's, has not been changed for a day, and is locked by no process."""
+    with contextlib.suppress(OSError), held(path) as is_free:
+        status = os.lstat(path)
+        return is_free and status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S
+    return False
 
 
-# Removing and telling -------------------------------------------------------------------------------------------------------
-
-
-def _remove(found: Found, kept: dict[str, str]) -> list[str]:
+def _remove(place: Place, kept: dict[str, str]) -> list[str]:
     """Removes what was found, unless a process has begun to work on the study; returns what could not be removed, and why."""
     failed = []
     with contextlib.ExitStack() as locks:
-        files = [found.study / name for name in (OWNER_FILE, LOCK_FILE)] if found.study else []
+        files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []
         if not all([locks.enter_context(held(file)) for file in files]):
-            kept[found.name] = "another process is working on it"
+            kept[place.name] = "another process is working on it"
             return []
-        for paths in found.paths.values():
-            for path in paths:
-                try:
-                    _remove_one(path, is_study=path == found.study)
-                except OSError as error:
-                    failed.append(f"{path}: {error.strerror or error}")
+        for item in place.items:
+            try:
+                _remove_one(item.path, is_study=item.kind == WHOLE)
+            except OSError as error:
+                failed.append(f"{item.path}: {error.strerror or error}")
     return failed
 
 
@@ -283,25 +266,25 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
     shutil.rmtree(path)  # follows no links
 
 
-def _print(found: Sequence[Found], kept: dict[str, str], failed: Sequence[str], asked: Asked) -> None:
+def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str], asked: Asked) -> None:
     out = console()
-    columns = [WHOLE] if asked.is_whole else [what for what in COLUMNS if any(what in each.paths for each in found)]
+    kinds = [kind for kind in KINDS if any(place.bytes_of(kind) for place in places)]
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("where", overflow="fold", no_wrap=not table_width(out))
-    for name in ["files", *columns, *(["total"] if len(columns) > 1 else [])]:
+    for name in ("files", *kinds, "total"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in found:
-        cells = [bytes_text(each.num_bytes[what]) if what in each.num_bytes else "" for what in columns]
-        total = [bytes_text(each.total_bytes)] if len(columns) > 1 else []
-        table.add_row(Text(each.name, style="name"), str(sum(each.num_files.values())), *cells, *total)
-    if found:
+    for place in places:
+        cells = [bytes_text(size) if (size := place.bytes_of(kind)) else "" for kind in kinds]
+        num_files = sum(item.num_files for item in place.items)
+        table.add_row(Text(place.name, style="name"), str(num_files), *cells, bytes_text(place.bytes_of()))
+    if places:
         out.print(table)
     for name, why in kept.items():
         out.print(Text.assemble((f"left alone  {name}: ", "quiet"), why), overflow="fold")
     for failure in failed:
         out.print(Text(f"not removed  {failure}", style="bad"), overflow="fold")
-    size = bytes_text(sum(each.total_bytes for each in found))
-    if not found:
+    size = bytes_text(sum(map(Place.bytes_of, places)))
+    if not places:
         out.print(f"Nothing to remove in {asked.runs}.")
     elif asked.is_meant:
         out.print(f"Removed {size}{', but for what is listed above' if failed else ''}.")

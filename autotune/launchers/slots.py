@@ -26,7 +26,7 @@ class SlotsLauncher(LocalLauncher):
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
         # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
-        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-slots-", ignore_cleanup_errors=True)
         self._lock = os.open(self._temporary.name, os.O_RDONLY | os.O_CLOEXEC)  # tells `prune` that it is in use
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]

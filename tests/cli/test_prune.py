@@ -81,8 +81,9 @@ def test_json_counts_files_and_bytes_of_each_part(cli, tmp_path, private):
     (study,) = said["found"]
     assert said["is_removed"]
     assert study["name"] == "resnet18"
-    assert study["parts"]["traces"] == {"files": 1, "bytes": 2 * MEBIBYTE}
-    assert study["bytes"] == said["bytes"] == sum(part["bytes"] for part in study["parts"].values())
+    assert study["bytes_by_kind"]["traces"] == 2 * MEBIBYTE
+    assert study["bytes"] == said["bytes"] == sum(study["bytes_by_kind"].values())
+    assert study["files"] == 19
 
 
 def test_a_study_that_may_be_resumed_keeps_its_compile_cache(cli, tmp_path, private):
@@ -140,13 +141,13 @@ def test_links_are_never_followed(cli, tmp_path, private):
 
 def test_what_killed_processes_left_goes_once_it_is_a_day_old(cli, tmp_path, private):
     two_days_ago = time.time() - 2 * 86_400
-    for name in ("autotune-fault-abcdefgh.log", "autotune-abc_e123", "autotune-budget-abcdefgh", "tmpabcdefgh"):
+    for name in ("autotune-fault-abcdefgh.log", "autotune-slots-abc_e123", "autotune-settings", "tmpabcdefgh"):
         (private / name).mkdir()
         os.utime(private / name, (two_days_ago, two_days_ago))
     (private / "autotune-inspect-abcdefgh").mkdir()  # new
     assert cli("prune", "--yes").returncode == 0
     assert {path.name for path in private.iterdir()} == {
-        "autotune-budget-abcdefgh", "tmpabcdefgh", "autotune-inspect-abcdefgh"
+        "autotune-settings", "tmpabcdefgh", "autotune-inspect-abcdefgh"
     }  # fmt: skip
 
 
