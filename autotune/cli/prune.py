@@ -274,7 +274,7 @@ def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str],
     for name in ("files", *kinds, "total"):
         table.add_column(name, justify="right", no_wrap=True)
     for place in places:
-        cells = [bytes_text(size) if (size := place.bytes_of(kind)) else "" for kind in kinds]
+        cells = [bytes_text(place.bytes_of(kind)) if place.bytes_of(kind) else "" for kind in kinds]
         num_files = sum(item.num_files for item in place.items)
         table.add_row(Text(place.name, style="name"), str(num_files), *cells, bytes_text(place.bytes_of()))
     if places:
