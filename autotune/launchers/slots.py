@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import platform
 import tempfile
@@ -13,6 +13,7 @@ from typing import Any
 from autotune.harness.knobs.affinity import SYSTEM, cores_of
 from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
+from autotune.owner import held
 
 
 class SlotsLauncher(LocalLauncher):
@@ -27,8 +28,8 @@ class SlotsLauncher(LocalLauncher):
         super().__init__(graces)
         # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix="autotune-slots-", ignore_cleanup_errors=True)
-        self._lock = os.open(self._temporary.name, os.O_RDONLY | os.O_CLOEXEC)  # tells `prune` that it is in use
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._locked = contextlib.ExitStack()
+        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -41,7 +42,7 @@ class SlotsLauncher(LocalLauncher):
             part.close()
         super().close()
         self._temporary.cleanup()
-        os.close(self._lock)
+        self._locked.close()
 
     def _folder(self, slot: Slot) -> Path:
         folder = Path(self._temporary.name, slot.name)
