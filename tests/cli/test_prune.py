@@ -10,6 +10,7 @@ import pytest
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import make_study
 from tests.cli.conftest import Cli
+from tests.faults.quick_study import QuickStudy, kill, measured
 
 MEBIBYTE = 2**20
 
@@ -190,3 +191,18 @@ def test_bad_input_is_one_line_and_removes_nothing(cli, tmp_path, private, words
     before = content(tmp_path / "runs")
     assert said in cli.refused("prune", "--yes", *words)
     assert content(tmp_path / "runs") == before
+
+
+def test_a_killed_study_is_resumed_after_it_was_pruned(tmp_path, private):
+    study = QuickStudy(tmp_path)
+    tuner = study.start("study.budget.trials=3")
+    study.wait_for_trial(2, tuner)
+    kill(tuner)
+    assert study.none_is_left()
+    before = measured(study.folder.read_trials())
+    assert "Removed" in study.say("prune", "--yes").stdout
+    resumed = study.resume()
+    resumed.communicate(timeout=90)
+    assert (resumed.returncode, study.shown()["status"]) == (0, "complete")
+    assert measured(study.folder.read_trials())[: len(before)] == before
+    assert study.say("prune", "--yes").returncode == 0
