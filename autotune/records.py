@@ -417,8 +417,29 @@ def _check_side(name: str, side: dict[str, Any]) -> None:
 def _check_schema(raw: Any, what: str) -> None:
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")
-    if raw.get("schema") != SCHEMA:
-        raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+    check_schema(raw, what)
+
+
+def check_schema(raw: Mapping[str, Any], what: str, *, reads: int = SCHEMA) -> None:
+    """Checks that this version can read a document.
+
+    Args:
+        raw: the document.
+        what: what it is, for the message.
+        reads: the schema that this version reads.
+
+    Raises:
+        NewerVersion: a newer version of autotune wrote it.
+        ValueError: it has another schema.
+    """
+    found = raw.get("schema")
+    if found != reads:
+        kind = NewerVersion if type(found) is int and found > reads else ValueError
+        raise kind(f"{what} of schema {found!r}, this version reads {reads}")
+
+
+class NewerVersion(ValueError):
+    """A document has a schema that only a newer version of autotune can read."""
 
 
 def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:
@@ -467,6 +488,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "placeholders", "detected": as in StudyRecord,
 #  "explanation": explain/explanation.py's document | null before any pass has run,
 #  "cycles": a sentence about the cycles that steps come in | null,
+#  "num_trials": length of "trials"; absent in summaries of earlier versions,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
 #              "data_wait_frac", "regime", "round", "repeats", "score",

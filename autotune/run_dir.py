@@ -7,15 +7,15 @@ import errno
 import json
 import os
 import re
+import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, FolderLost, one_of
-from autotune.harness import protocol
 from autotune.owner import Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
@@ -29,6 +29,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
 PROBE_BYTES = 4096
+LONG = ('"trials": ', '"explanation": ')  # entries of summary.json, one on a line, that grow with the trials
 CUT_OFF = "autotune was ended before the study was over"
 
 
@@ -197,14 +198,27 @@ class StudyFolder:
         """
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
-    def current_summary(self) -> Summary:
+    def read_outline(self) -> Summary:
+        """Returns summary.json with "num_trials" and without what grows with the trials, so that many studies are read quickly.
+
+        Raises:
+            OSError, ValueError: as `read_summary`.
+        """
+        text = self.summary_file.read_text(encoding="utf-8")
+        summary = checked_summary(_outline(text) or _parsed(text))
+        return {**summary, "study": self.name, "num_trials": summary.get("num_trials", len(summary["trials"]))}
+
+    def current_summary(self, *, is_outline: bool = False) -> Summary:
         """Returns summary.json, corrected: a "running" study that no process is working on was killed.
+
+        Args:
+            is_outline: return only what `read_outline` does.
 
         Raises:
             OSError, ValueError: as `read_summary`.
         """
         is_owned = self.is_owned  # checked first: an owner that ends in between has written its final status
-        summary = self.read_summary()
+        summary = self.read_outline() if is_outline else self.read_summary()
         if summary["status"] == "running" and not is_owned:
             return {**summary, "status": "interrupted", "reason": CUT_OFF}
         return summary
@@ -285,7 +299,7 @@ def create(runs: Path, name: str) -> StudyFolder:
     """
     check_name(name)
     try:
-        runs.mkdir(parents=True, exist_ok=True)
+        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
         for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
             path = runs / f"{name}{suffix}"
             try:
@@ -388,10 +402,16 @@ def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
     return f"{have} See `autotune list`."
 
 
-def call(folder: StudyFolder) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study."""
+def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
+    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study.
+
+    Args:
+        folder: the study.
+        latest: name under which studies were requested -> name of the latest; None to read all studies of the folder.
+    """
     try:
-        is_meant = find(folder.path.parent, folder.name).path == folder.path
+        meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)
+        is_meant = meant == folder.name
     except BadInput:
         is_meant = False
     return f"{shlex.quote(folder.name if is_meant else str(folder.path))}{_where(folder.path.parent)}"
@@ -401,7 +421,7 @@ def studies(runs: Path) -> Iterator[StudyFolder]:
     """Yields the studies of a runs folder, by name; none if there is no such folder."""
     if not os.path.isdir(runs):
         return
-    for file in sorted(runs.glob("*/study.json")):
+    for file in sorted(runs.glob("[!.]*/study.json")):
         yield StudyFolder(file.parent)
 
 
@@ -415,13 +435,32 @@ def write_text(path: Path, text: str) -> None:
 
     Only the file's owner may read it. Once this function returns, the document survives a power loss.
     """
-    protocol.write_text(str(path), text)
+    descriptor, temporary = beside(path)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
+    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
+
+    Its name cannot be foreseen and the file is new, so that nobody can have made a link of that name in a shared folder.
+    """
+    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -446,10 +485,23 @@ def read_json(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is not JSON.
     """
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+def _parsed(text: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _outline(text: str) -> dict[str, Any] | None:
+    """Returns the entries of a summary that are not LONG; None if it does not count its trials, or is not as it was written."""
+    lines = text.split("\n")
+    if (lines[0], lines[-1]) != ("{", "}") or not any(line.startswith('"num_trials": ') for line in lines):
+        return None
+    short = [line.removesuffix(",") for line in lines[1:-1] if not line.startswith(LONG)]
+    return {"trials": [], **_parsed(f"{{{','.join(short)}}}")}
 
 
 def _read_as(convert: Any, file: Path) -> Any:

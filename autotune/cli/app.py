@@ -405,6 +405,36 @@ def ui(
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
+def prune(
+    studies: Annotated[
+        list[str] | None, typer.Argument(metavar="STUDY", help="Whole studies to remove.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Whole studies not written to for 12h, 30d, 8w.", show_default=False),
+    ] = None,
+    is_meant: Annotated[bool, typer.Option("--yes", help="Remove it; without this, only say what would be removed.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Prune: free disk space. Says what would be removed and how much that is, and removes it only with --yes.
+
+    Without STUDY or --older-than, it removes what no command needs any more: compile caches of studies that are over, traces,
+    logs, and what killed processes left. Studies that run are left alone, and all results stay.
+
+        autotune prune
+        autotune prune resnet18 --yes
+        autotune prune --older-than 30d
+    """
+    from autotune.cli import prune as implementation
+
+    asked = implementation.Asked(
+        runs=runs_folder(runs_dir), studies=tuple(studies or ()), older_than=older_than, is_meant=is_meant
+    )
+    return implementation.prune(asked, as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
 def sync(
     study: AnyStudy = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue while the study runs.")] = False,

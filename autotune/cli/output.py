@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.run_dir import check_output
+from autotune.run_dir import beside, check_output
 
 STDOUT = "-"
 
@@ -57,15 +56,17 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
     """
     check_output(file, option)
     is_special = file.exists() and not file.is_file()  # such as /dev/full, which cannot be replaced
-    temporary = file.with_name(f"{file.name[:200]}.{os.getpid()}.tmp")
+    temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_special:
             file.write_bytes(content)
             return
-        temporary.write_bytes(content)
+        descriptor, temporary = beside(file, 0o666)
+        with open(descriptor, "wb") as written:
+            written.write(content)
         temporary.replace(file)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        if temporary:
+            temporary.unlink(missing_ok=True)
         raise BadInput(f"{option}: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error

@@ -47,7 +47,7 @@ class TrackingProcess:
         if uri is not None and not is_masked(uri):
             given[store.URI_VARIABLE] = uri
         path = folder.path / TRACKING_LOG
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 argv,
                 env={**own_environment(), **given},  # not arguments: every user can read a process's arguments

@@ -23,9 +23,12 @@ def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
     """Prints one trial: its settings and why it was tried, outcome, phases, metrics, a report per knob, the end of its log.
 
     Raises:
-        BadInput: the study has no such trial.
+        BadInput: the study has no such trial, or a record cannot be read.
     """
-    records = {record.number: record for record in folder.read_trials()}
+    try:
+        records = {record.number: record for record in folder.read_trials()}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--trial: a record of {folder.name!r} cannot be read, got: {error}. Restore the file.") from error
     if number not in records:
         there = f"Its trials are numbered 0 to {max(records)}" if records else "It has none yet"
         raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {there}.")

@@ -18,7 +18,7 @@ from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
-from autotune.explain.tables import Explanation, explained, write_tables
+from autotune.explain.tables import Explanation, explained, read_tables, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
@@ -206,6 +206,9 @@ class Explaining:
         ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
         folders = explanation.folders_of(ran, session.folder.path / "trials")
         made = explained(list(folders.values()), mask=session.inputs.secrets.message)
+        if TRACE in folders and not made.tables.traces:  # `prune` removed the traces, and left the tables made of them
+            with contextlib.suppress(OSError, ValueError):
+                return replace(made, tables=read_tables(folders[TRACE]))
         if TRACE in folders:
             write_tables(made.tables, folders[TRACE])
         return made

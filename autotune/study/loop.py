@@ -247,6 +247,7 @@ class _Study:
     def _amend(self, summary: Summary) -> None:
         """Adds passes, checks and the explanation to a summary, and leaves the rest of it as it is."""
         summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
+        summary["num_trials"] = len(summary["trials"])
         summary["explanation"] = self._explaining.document
         self._folder.write_summary(summary)
         if summary["best"]:

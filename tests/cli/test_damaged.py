@@ -17,7 +17,7 @@ DAMAGE = {
     "a list": lambda text: "[1, 2]",
     "bytes": lambda text: text.encode()[:100] + b"\xff\xfe",
     "deep": lambda text: "[" * 100_000,
-    "another schema": lambda text: json.dumps({**json.loads(text), "schema": 99}),
+    "another schema": lambda text: json.dumps({**json.loads(text), "schema": "99"}),
     "of another kind": lambda text: json.dumps({**json.loads(text), "trials": 5, "machine": 7, "command": 1, "knobs": 3}),
     "without fields": lambda text: json.dumps({"schema": 1}),
 }

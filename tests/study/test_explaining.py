@@ -4,11 +4,13 @@ import pytest
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
+from autotune.explain.tables import read_tables
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import explainable
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.explain import made
+from tests.explain.passes import step_of_the_cpu, traced
 
 AUTO = "explain.auto=true"
 WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="train", line=12)
@@ -149,7 +151,7 @@ def test_a_study_can_be_explained_later_and_stays_as_it_was(bench, tiny):
     after = explain(made_bench, passes=("lines",))
     assert passes(made_bench) == [(before["best"]["trial"], "lines")]
     changed = {key for key in before if before[key] != after[key]}
-    assert changed == {"explanation", "trials"}
+    assert changed == {"explanation", "num_trials", "trials"}
     assert made_bench.folder.read_summary() == after
     assert "Python in the step" in made_bench.folder.best_file.read_text()
 
@@ -160,6 +162,20 @@ def test_a_pass_that_ran_is_not_run_again(bench, tiny):
     explain(made_bench, trial=0, passes=("lines",))
     explain(made_bench, trial=0, passes=("lines", "memory"))
     assert passes(made_bench) == [(0, "lines"), (0, "memory")]
+
+
+def test_tables_of_a_trace_that_was_pruned_stay(bench, tiny):
+    made_bench = bench(Surface(documents=lambda which, knobs: [traced()] if which == "trace" else []), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("trace",))
+    (folder,) = (made_bench.folder.trial_path(one.number) for one in made_bench.trials if one.kind is Kind.explain)
+    step_of_the_cpu(folder)
+    explain(made_bench, trial=0, passes=("trace",))
+    before = read_tables(folder).rows("breakdown")
+    (folder / "trace.rank0.json.gz").unlink()
+    explain(made_bench, trial=0, passes=("trace", "lines"))
+    assert read_tables(folder).rows("breakdown") == before
+    assert before
 
 
 def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
