@@ -224,8 +224,8 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
-def test_without_a_time_limit_it_takes_no_longer_than_the_search(planted):
+def test_without_a_time_limit_it_takes_at_most_twice_as_long_as_the_search(planted):
     study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)
     assert study.run()["status"] == "complete"
     searched_s = sum(trial.seconds for trial in study.trials if trial.kind is Kind.search)
-    assert 0 < sum(trial.seconds for trial in attributed(study)) <= searched_s
+    assert 0 < sum(trial.seconds for trial in attributed(study)) <= 2 * searched_s
