@@ -72,7 +72,7 @@ def _folders(asked: Asked) -> list[StudyFolder]:
     Raises:
         BadInput: there is no such study, or one was named twice.
     """
-    problems = ["--output: standard output takes no picture and opens in no browser. Give -o FILE."] if (
+    problems = ["--output: --picture and --open need a file, not standard output. Give -o FILE."] if (
         asked.output == STDOUT and (asked.picture or asked.is_opened)
     ) else []  # fmt: skip
     if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):

@@ -37,9 +37,9 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
-# Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed studies
-# of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum with 1, .986
-# and 1.000 with 2. Studies took 20 % longer.
+# Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
+# studies of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum
+# with 1, .986 and 1.000 with 2. Studies took 20 % longer.
 UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise

@@ -1,4 +1,4 @@
-"""Finds out what the host was doing: which of its events contain which, the phase of each, and which launched which kernel."""
+"""Finds out what the host was doing: how its events are nested, the phase of each, and the event that launched each kernel."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.plain_json import mapped
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # significant digits of a measured value; the ends of an interval rarely agree in more than two
+DIGITS = 5  # significant digits of a measured value: enough, since the ends of an interval rarely share more than two digits
 PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported parts of the identity, besides machine.*
 
 

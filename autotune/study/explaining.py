@@ -1,4 +1,4 @@
-"""Explains trials of a study: runs the passes, finds what costs time, and tries what settings would gain.
+"""Explains trials of a study: runs the passes, finds what costs time, and tries settings to measure what they gain.
 
 Passes and checks are trials of their own kinds, which count for nothing else: neither the search nor the verdict sees them.
 """
@@ -31,13 +31,14 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer ...
-PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}  # ... but no longer than the pass itself allows
+# A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
+PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # most findings of one trial that are tried
-# How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
-# those of the measured program.
+MAX_CHECKS = 3  # at most this many findings of a trial are tried
+# Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the shares of the step are
+# not those of the measured program.
 MAX_SLOWDOWN = 1.5
 Pair = tuple[float, float]  # score with the remedy, score without
 Side = tuple[Session, Knobs, str]
@@ -65,7 +66,7 @@ class Wanted:
     pairs: int = 2
 
 
-OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may be the first with a configuration
+OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
 def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
@@ -93,7 +94,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
+        raise BadInput(f"--trial: trial {number} only repeats trial {one.repeats}. Explain that trial: --trial {one.repeats}.")
     if one.value is not None:
         raise BadInput(f"--trial: trial {number} is of kind {one.kind}, which has no configuration of its own. {can}")
     reason = f" ({one.reason})" if one.reason else ""
@@ -148,8 +149,8 @@ class Explaining:
     def _skip(self, needed_s: float, left_s: float) -> None:
         name, most_s = self._session.folder.name, self._session.budget.explain_max_s
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
-        pass_takes = f"{seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}"
-        text = f"{what}, {pass_takes}; `autotune explain {name}` runs the passes"
+        times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
+        text = f"{times}; `autotune explain {name}` runs the passes"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
@@ -201,7 +202,7 @@ class Explaining:
         return explanation.passes_of(record.number, self._session.records)
 
     def _read(self, record: TrialRecord, *wanted: str) -> Explanation:
-        """Returns what passes of a trial wrote, and writes the tables made of it if there is a trace."""
+        """Returns what the passes of a trial wrote; if there is a trace, also writes the tables made from it."""
         session, passes = self._session, self._passes(record)
         ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
         folders = explanation.folders_of(ran, session.folder.path / "trials")
@@ -263,7 +264,7 @@ class Explaining:
         Args:
             record: the explained trial.
             cause: cause of the finding.
-            sides: the session that runs a side, its knobs, and what the side is; first as it was, then with the remedy.
+            sides: (session, knobs, description) of the program as it was, then with the remedy.
             ends_s: as in `Session.explain`.
         """
         number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
@@ -322,7 +323,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         BadInput: there is no such finding.
     """
     if entry is None:
-        raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
+        raise BadInput(f"--fixed: this trial of study {study!r} was not explained yet. First: autotune explain {study}.")
     if not 1 <= wanted.finding <= len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")

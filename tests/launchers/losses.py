@@ -45,7 +45,7 @@ def lost(running: Running, within_s: float) -> Ended:
 
 
 def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[object]], within_s: float) -> bool:
-    """Whether, within `within_s`, no process of the study or in `pids` is left and `more` returns nothing."""
+    """Waits up to `within_s`; returns whether all processes of the study and of `pids` are gone and `more` returns nothing."""
     give_up_s = time.monotonic() + within_s
     while left := [*marked_processes(study), *more(), *filter(is_alive, pids)]:
         if time.monotonic() > give_up_s:

@@ -265,7 +265,7 @@ def test_a_winner_that_the_attribution_measured_first_is_explained():
     ]
     summary = {"best": {"trial": 2}}
     assert explainable(None, records, summary, "s") == (records[2], "best")
-    with pytest.raises(BadInput, match="it only repeats trial 2"):
+    with pytest.raises(BadInput, match="trial 3 only repeats trial 2"):
         explainable(3, records, summary, "s")
     with pytest.raises(BadInput, match="trial 4 is of kind parity, which has no configuration of its own"):
         explainable(4, records, summary, "s")

@@ -193,7 +193,7 @@ def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4, why=REPORTED)
     pairs = [one for one in by_round(folder.read_trials(), REPORTED) if len(one) == 2]
-    assert pairs, "the kill came after the first reported pair"
+    assert pairs, "the kill came before a reported pair was complete"
     summary = resume(study, folder)
     chosen = summary["best"]["trial"]
     kept = {trial.number for one in pairs for trial in one.values()}
@@ -212,7 +212,7 @@ def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
     resume(study, folder)
     finals = [t for t in folder.read_trials() if t.kind is Kind.final and t.outcome is not Outcome.interrupted]
     later = [trial for trial in finals if trial.round == lonely.round]
-    assert later == [lonely], "the other half would be measured much later"
+    assert later == [lonely], "the missing half was measured alone, long after the first half"
 
 
 def test_finals_of_other_finalists_do_not_count_and_that_is_said(bench):

@@ -10,10 +10,10 @@ from autotune.search.rates.coding import Array
 
 # Largest D that is considered, as a multiple of the rate; largest uncertainty of D, as a multiple of the rate's uncertainty.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
-# Share of the rate that remains if threads and workers compete for cores, because threads wait for one another. Measured with
+# If threads and workers compete for cores, threads wait for one another, and this share of the rate remains. Measured with
 # four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
-SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: batch times vary, so both wait a little near D = L
+SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: near D = L, step and loader wait for each other a little
 
 
 @dataclass(frozen=True, kw_only=True)
