@@ -30,6 +30,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
+    away.py                   writes the stacks of a process that the tuner cannot reach by a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines

@@ -27,7 +27,7 @@ class Ending:
     Attributes:
         error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if a knob was being set;
             None without an exception.
-        failed_s: when the exception was noted, monotonic clock.
+        failed_s: when the exception was noted, monotonic clock of the machine that launched the trial.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -159,7 +159,7 @@ class Ending:
 
     def _note(self, kind: Any, value: Any, trace: Any) -> None:
         """Records the exception that is about to end the program."""
-        self.failed_s = time.monotonic()
+        self.failed_s = time.monotonic() + self._context.clock_offset_s
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
         self.error = {"type": name, "message": _bounded(COLOURS.sub("", _message(value))), "traceback": text[-8000:]}

@@ -142,7 +142,8 @@ class Window:
         meter.is_draining = self._context.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
         end_s = self._context.spec.end_s
-        if end_s is not None and time.monotonic() + self._ahead_s(steps[-1].step_s) >= end_s:
+        now_s = time.monotonic() + self._context.clock_offset_s
+        if end_s is not None and now_s + self._ahead_s(steps[-1].step_s) >= end_s:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._context.supply.close_window()

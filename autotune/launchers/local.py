@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import platform
 import shutil
 import signal
 import threading
@@ -30,6 +31,7 @@ from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
 from autotune.plain_text import shortened
+from autotune.process_ends import signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as stuck
@@ -363,14 +365,6 @@ class LocalRunning(Running):
         }
 
 
-def signal_name(number: int) -> str:
-    """Returns "SIGSEGV" for 11, "signal 40" for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _prepare(launch: Launch) -> None:
     """Resets the trial's folder for a new attempt. Afterwards, its only protocol files are the spec and empty logs."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -384,7 +378,8 @@ def _prepare(launch: Launch) -> None:
         (launch.folder / name).touch(mode=0o600)
     shutil.rmtree(launch.folder / "scratch", ignore_errors=True)
     (launch.folder / "scratch").mkdir(mode=0o700)
-    protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)
+    here = dataclasses.replace(launch.spec, host=platform.node(), epoch_s=time.time() - time.monotonic())
+    protocol.write_json(str(launch.folder / protocol.SPEC_FILE), here)
 
 
 def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:

@@ -99,7 +99,7 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(BARRIER, 1, 2)],
             "collective",
-            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}, while rank 0 has ended",
+            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}, while rank 0 of 2 is missing: ended, or never started",
         ),
         (
             [found(BARRIER, 0, 2), found(BACKWARD, 1, 2)],

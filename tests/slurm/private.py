@@ -1,7 +1,8 @@
 """A Slurm of our own on this host: munged, slurmctld and a slurmd a node, with ports, keys and state in one folder.
 
 It needs root, and Debian's packages slurm-wlm and munge. Its nodes are this host, so they see the same files, except that one
-has an empty folder where the others have `apart`: what is there does not exist on that node.
+has an empty folder where the others have `apart`: what is there does not exist on that node. Another one is as far away as a
+machine can be that is this one: it has a host name, process ids and a monotonic clock of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import time
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
+NODES = ("n1", "n2", "n3", "n4")
+FAR = "far"  # host name of node n4
+FAR_S = 1_000_000  # its monotonic clock is ahead of this host's by so much
 NODE_LOST_S = 10  # SlurmdTimeout; a node that does not answer is down after two to three times as long
 CONF = """
 ClusterName=test
@@ -63,7 +67,9 @@ def why_not() -> str:
 
 
 class PrivateSlurm:
-    """A running Slurm with partitions main (node n1), other (n2) and apart (n3); n3 does not see what is in `apart`.
+    """A running Slurm with partitions main (node n1), other (n2), apart (n3) and two (n1 and n4, which is `FAR`).
+
+    n3 does not see what is in `apart`.
 
     Attributes:
         environment: the variables that its commands need.
@@ -81,7 +87,7 @@ class PrivateSlurm:
         self._configure()
         self._start_munge()
         self.start("slurmctld")
-        for name in ("n1", "n2", "n3"):
+        for name in NODES:
             self.start(name)
         self._wait_until_ready()
 
@@ -91,6 +97,10 @@ class PrivateSlurm:
         argv = ["slurmctld", "-D", "-f", conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name, "-f", conf]
         if name == "n3":
             argv = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self.apart), *argv]
+        if name == "n4":
+            clock = ("--time", "--monotonic", str(FAR_S))
+            far = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--uts", *clock]
+            argv = [*far, "sh", "-c", 'hostname "$0" && exec "$@"', FAR, *argv]
         self._popen(name, argv)
 
     def kill(self, name: str) -> None:
@@ -134,11 +144,13 @@ class PrivateSlurm:
 
     def _configure(self) -> None:
         host, folder = socket.gethostname().partition(".")[0], self._folder
-        controller, *ports = _free_ports(4)
+        controller, *ports = _free_ports(1 + len(NODES))
         nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
         partitions = [
             f"PartitionName={name} Nodes={node} Default={default} MaxTime=600 State=UP\n"
-            for name, node, default in (("main", "n1", "YES"), ("other", "n2", "NO"), ("apart", "n3", "NO"))
+            for name, node, default in (
+                ("main", "n1", "YES"), ("other", "n2", "NO"), ("apart", "n3", "NO"), ("two", "n1,n4", "NO")
+            )
         ]
         conf = CONF.format(host=host, port=controller, folder=folder, lost_s=NODE_LOST_S)
         (folder / "slurm.conf").write_text(conf + "".join([*nodes, *partitions]))
@@ -167,7 +179,7 @@ class PrivateSlurm:
 
     def _wait_until_ready(self) -> None:
         try:
-            _wait_for(lambda: self._states() == {"n1": "idle", "n2": "idle", "n3": "idle"}, "the nodes")
+            _wait_for(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
         except BaseException:
             print(self.log())
             self.stop()
