@@ -129,8 +129,8 @@ class PrivateSlurm:
         """Ends everything."""
         for job in self.jobs() if "slurmctld" in self._processes else []:
             self.ask("scancel", "--signal=KILL", job.split()[0])
-        for process in reversed(self._processes.values()):
-            process.send_signal(signal.SIGTERM)
+        for name, process in reversed(self._processes.items()):
+            process.send_signal(signal.SIGKILL if name == "n4" else signal.SIGTERM)  # unshare ignores SIGTERM
         for process in self._processes.values():
             try:
                 process.wait(10)
