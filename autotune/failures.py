@@ -285,7 +285,7 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
         if rank not in raised and code < 0:
             return _of_signal(Killed(signal_name(-code), True, rank, host), facts)
         if rank not in raised:
-            return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
+            return Outcome.error, f"rank {rank}{f' on node {host}' if host else ''} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
             ended = f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others did not"
@@ -399,6 +399,9 @@ def _of_ending(facts: Facts) -> Verdict:
         return _of_deadline(facts)
     if signal.name:
         return _of_signal(signal, facts, raised or "".join(CPP_SAID.findall(log)[-1:]))
+    task = next(iter(failed_ranks(log)), None)
+    if task is not None and task.host and PEER_LOST.search(raised):
+        return Outcome.error, f"rank {task.rank} on node {task.host} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
         return _of_message(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
@@ -444,7 +447,8 @@ def _of_deadline(facts: Facts) -> Verdict:
 
 def _of_status(facts: Facts) -> Verdict:
     lines = [line.strip() for line in plain(facts.log_tail).splitlines() if line.strip()]
-    last = lines[-1] if lines else "nothing on standard error"
+    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    last = [*lines[-1:], *own[-1:]][-1] if lines else "nothing on standard error"
     if last.startswith(START_REFUSED):
         return Outcome.error, last.removeprefix("autotune: ")
     last = _quoted(last)

@@ -53,8 +53,9 @@ class FailedRank(NamedTuple):
 def failed_ranks(log: str) -> list[FailedRank]:
     """Returns the ranks that torchrun or srun names as failed at a log's end, the root cause first; [] if none is named.
 
-    On several nodes each torchrun reports on its own ranks. torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then a rank that a
-    signal ended is taken as the root cause, unless the signal is SIGTERM, which torchrun itself sends to the other ranks.
+    On several nodes each torchrun reports on its own ranks. torchrun polls ten times a second and records whole seconds, so
+    several ranks may seem to fail at once. Then a rank that a signal ended is taken as the root cause, unless the signal is
+    SIGTERM, which torchrun itself sends to the other ranks.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:
@@ -90,6 +91,8 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
     first = next(iter(failed_ranks(log)), None) if exit_code else None
     if first is not None and first.code < 0:
         return Killed(signal_name(-first.code), True, first.rank, first.host)
+    if first is not None and first.host:  # srun has killed the other ranks then, and ends with their status
+        return Killed("")
     if exit_code is not None and 128 < exit_code <= 128 + 64:
         return Killed(signal_name(exit_code - 128), True)
     if not exit_code:

@@ -6,6 +6,7 @@ the tuner's machine whose standard error is the trial's log does not need it.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -23,20 +24,20 @@ def answer_by_file(spec: protocol.Spec) -> None:
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
-    with open(path, "w", encoding="utf-8"):
-        pass
-    threading.Thread(target=_answer, args=(os.path.join(scratch, protocol.STACKS_FILE), path, host), daemon=True).start()
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk full: where it hangs remains unknown
+        open(path, "w", encoding="utf-8").close()
+        threading.Thread(target=_answer, args=(os.path.join(scratch, protocol.STACKS_FILE), path, host), daemon=True).start()
 
 
 def _answer(asked: str, path: str, host: str) -> None:
     while not os.path.exists(asked):
         time.sleep(LOOK_S)
     place = protocol.place_of(os.environ)
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(f"{path}.tmp", "w", encoding="utf-8") as file:
         file.write(json.dumps({"host": host, "pid": os.getpid(), "place": place}) + "\n")
         file.flush()
         faulthandler.dump_traceback(file=file, all_threads=True)
-    os.replace(f"{path}.tmp", path)
+        os.replace(f"{path}.tmp", path)
 
 
 def _is_log(path: str) -> bool:

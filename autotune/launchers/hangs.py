@@ -112,7 +112,8 @@ class Looked:
             if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
-        return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in above)
+        called = [frame for frame in above if frame.function != "<module>"]  # what an import executes is no collective
+        return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in called)
 
     @property
     def where(self) -> str:
