@@ -13,11 +13,13 @@ FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", r
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 # srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given the
 # step up, what it says of further tasks is its own doing.
-TASK_FAILED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE)
+TASK_FAILED = re.compile(
+    r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
+)
 GIVEN_UP = re.compile(r"^srun: (?:Job step aborted|forcing job termination|Force Terminated|Terminating)", re.MULTILINE)
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
 OUT_OF_MEMORY = "Out Of Memory"
-ENDED_FOR_MEMORY = re.compile(rf"^srun: error: \S+: tasks? [\d,-]+: {OUT_OF_MEMORY}|slurmstepd[^\n]*oom.kill", re.MULTILINE)
+ENDED_FOR_MEMORY = re.compile(rf"^srun: error: \S+: tasks? [\d,-]+: {OUT_OF_MEMORY}|slurmstepd.*oom.kill", re.MULTILINE)
 
 
 class Killed(NamedTuple):

@@ -19,14 +19,15 @@ LOOK_S = 1.0
 
 
 def answer_by_file(spec: protocol.Spec) -> None:
-    """Starts the thread if the tuner cannot reach this process otherwise. Its empty file tells the tuner to wait for an answer."""
+    """Starts the thread if the tuner cannot reach this process otherwise. An empty file tells the tuner to wait for the answer."""
     scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
     with contextlib.suppress(OSError):  # the folder is gone, or the disk full: where it hangs remains unknown
         open(path, "w", encoding="utf-8").close()
-        threading.Thread(target=_answer, args=(os.path.join(scratch, protocol.STACKS_FILE), path, host), daemon=True).start()
+        asked = os.path.join(scratch, protocol.STACKS_FILE)
+        threading.Thread(target=_answer, args=(asked, path, host), daemon=True).start()
 
 
 def _answer(asked: str, path: str, host: str) -> None:

@@ -57,8 +57,13 @@ class Ending:
         finally:
             os._exit(0)
 
-    def give_up(self, why: str) -> None:
-        """Writes what was seen of a program that cannot be measured, and ends the program at once."""
+    def give_up(self, why: str, status: int = 0) -> None:
+        """Writes what was seen of a program that cannot be measured, and ends the program at once.
+
+        Args:
+            why: why it cannot be measured.
+            status: exit status; with another than 0, srun and torchrun end the program on all nodes.
+        """
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -71,7 +76,7 @@ class Ending:
             _say(f"autotune: {why}; autotune ends the program here")
             _end_daemons()
         finally:
-            os._exit(0)
+            os._exit(status)
 
     def broke(self, doing: str) -> None:
         """See `TrialContext.broke`."""
@@ -144,9 +149,11 @@ class Ending:
 
     def _tell_error(self) -> None:
         # This process did not train, and an exception ended it. The exception was raised before training, or came from a rank
-        # that this process had started.
+        # that this process had started. If it is torchrun itself, the number that srun gave it is no rank.
         from . import report
 
+        if "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ:
+            self._context.rank, self._context.world_size = 0, 1
         path = self._path()
         found = report.bare(self._context, "failed")
         found.memory = self._context.memory.summary()

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from .clock import Finished
 from .context import TrialContext
-from .last_step import ANNOUNCE_AHEAD
+from .announcement import num_ahead
 from .meter import DONE, STEADY, WARMUP, Meter
 
 PARITY_STEPS = 8  # minimum number of steps of a parity run, however slow they are
@@ -116,7 +116,7 @@ class Window:
     def _ahead_s(self, step_s: float) -> float:
         # The window's end is noticed one step later. With several ranks, the last step is also announced some steps ahead.
         context = self._context
-        return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
+        return step_s * (1 if context.world_size == 1 else 1 + num_ahead(context))
 
     def _is_parity_over(self) -> bool:
         # Nothing is measured: a parity run is over after enough steps, or enough time since the first.

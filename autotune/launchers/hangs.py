@@ -205,8 +205,9 @@ def _collective(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     if others:
         return "collective", f"{here}, while {others[0].name} is at {others[0].where}"
     if gone:
-        named = f"rank {gone[0]} of {world_size}" if len(gone) == 1 else f"{len(gone)} of {world_size} ranks, rank {gone[0]} first,"
-        return "collective", f"{here}, while {named} {'is' if len(gone) == 1 else 'are'} missing: ended, or never started"
+        several = f"{len(gone)} of {world_size} ranks, rank {gone[0]} first, are"
+        missing = f"rank {gone[0]} of {world_size} is" if len(gone) == 1 else several
+        return "collective", f"{here}, while {missing} missing: ended, or never started"
     places = "; ".join(f"{p.name} at {p.where}" for p in waiting[:2])
     return "collective", f"all {len(waiting)} ranks wait for each other: {places}"
 
@@ -270,7 +271,8 @@ def _answers(scratch: Path, until_s: float) -> list[Looked]:
     pattern = STACK_FILE.format(host="*", pid="*")
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)
-    return [_told(text) for file in sorted(scratch.glob(pattern)) if (text := file.read_text(encoding="utf-8", errors="replace"))]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
+    return [_told(text) for text in texts if text]
 
 
 def _told(text: str) -> Looked:

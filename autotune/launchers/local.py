@@ -258,6 +258,8 @@ class LocalRunning(Running):
     def _watch(self, now_s: float) -> None:
         """Checks whether the trial is over, and if so records the cause."""
         self._progress.read()
+        if self._results.missing or self._exited_s is not None:
+            self._results.refresh()
         self._results.collect()  # after the messages: a process that has exited writes no more
         if self._results.by_rank and self._first_result_s is None:
             self._first_result_s = now_s

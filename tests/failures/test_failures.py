@@ -417,7 +417,7 @@ srun: error: n1: task 0: Killed
 @pytest.mark.parametrize(
     ("ends", "outcome", "reason"),
     [
-        ("Killed", Outcome.crash, "rank 1 on node n2 was ended by SIGKILL in phase spawn (ended from outside, or by the kernel"),
+        ("Killed", Outcome.crash, "rank 1 on node n2 was ended by SIGKILL in phase spawn (ended from outside, or by"),
         ("Segmentation fault (core dumped)", Outcome.crash, "rank 1 on node n2 was ended by SIGSEGV in phase spawn"),
         ("Out Of Memory", Outcome.host_oom, "rank 1 on node n2 was ended for memory, says Slurm"),
         ("Exited with exit code 3", Outcome.error, "rank 1 on node n2 ended with exit status 3"),

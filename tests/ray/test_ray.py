@@ -100,7 +100,7 @@ def test_more_slots_than_the_cluster_has_room_for_are_refused(ray, tmp_path):
     process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=3", "launch.ray.gpus=1")
     out, err = process.communicate(timeout=100)
     assert (process.returncode, out) == (2, ""), err
-    assert "launch.slots: the cluster has no room for so many, got 3 (1 GPU, 1 CPU are there 2 times)" in err
+    assert "launch.slots: the cluster has no room for so many, got 3 (room for 2, each with 1 GPU, 1 CPU)" in err
     assert "Traceback" not in err
     assert study.none_is_left()
     assert ray.is_idle()

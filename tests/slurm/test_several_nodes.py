@@ -102,7 +102,7 @@ def test_ranks_on_both_nodes_are_one_trial_by_the_clock_of_the_tuner(trial):
 ENDS = {
     "rank is killed": (Outcome.crash, rf"^rank 1 on node n4 was ended by SIGKILL in phase \w+ \(ended from outside, or"),
     "rank runs out of memory": (Outcome.host_oom, r"DefaultCPUAllocator.* \(rank 1"),
-    "waits for a rank": (Outcome.timeout, rf"within 6 s; rank 0 waits for .* while rank 1 on {FAR} is at ranks\.py:\d+ in think"),
+    "waits for a rank": (Outcome.timeout, rf"6 s; rank 0 waits for .* while rank 1 on {FAR} is at ranks\.py:\d+ in think"),
     "rank ends without a word": (Outcome.error, r"^rank 1 on node n4 ended with exit status 3"),
     "rank fails early": (Outcome.error, r"^ValueError: no data on this node \(rank 1"),
 }
@@ -113,6 +113,13 @@ def test_what_happens_to_a_rank_on_the_other_node_is_the_trial_s_outcome(trial, 
     outcome, words = ENDS[fault]
     found = trial([*SRUN, *TASK], FAULT=fault)
     assert (found.outcome, bool(re.search(words, found.reason))) == (outcome, True), found.reason
+
+
+def test_ranks_leave_together_where_a_shared_folder_shows_new_files_late(trial):
+    found = trial([*SRUN, *TASK], FAULT="new files are seen late")
+    assert found.outcome is Outcome.ok, found.reason
+    assert [result.status for result in found.results] == ["measured", "measured"]
+    assert len({len(result.steps["end_s"]) for result in found.results}) == 1
 
 
 @pytest.mark.thorough

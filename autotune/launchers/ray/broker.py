@@ -249,7 +249,7 @@ def wanted(request: dict[str, Any]) -> dict[str, int]:
     num, names = request["num_slots"], [name for name in asked if asked[name]]
     places = sum(min((int(node.get(name, 0)) // asked[name] for name in names), default=num) for node in nodes)
     if not request["may_wait"] and places < num:
-        leave(1, refused="slots", words=f"{in_words(asked)} are there {places} times")
+        leave(1, refused="slots", words=f"room for {places}, each with {in_words(asked)}")
     return asked
 
 
