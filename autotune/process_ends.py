@@ -11,8 +11,8 @@ from autotune.log_messages import RELAYED_NAME, raised_in
 # torchrun's report on failed processes at the end of its log: first a list, then the root cause.
 FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", re.DOTALL)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
-# srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given the
-# step up, what it says of further tasks is its own doing.
+# srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given
+# the step up, what it says of further tasks is its own doing.
 TASK_FAILED = re.compile(
     r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
 )

@@ -45,7 +45,7 @@ class RankResults:
         return bool(self.by_rank) and not self.missing
 
     def refresh(self) -> None:
-        """Makes a network file system look anew for results of other nodes: it may remember for half a minute what was there."""
+        """Makes a network file system look for new results of other nodes; it may remember what was there for half a minute."""
         with contextlib.suppress(OSError):
             (self._folder / LOOK_FILE).touch()
             (self._folder / LOOK_FILE).unlink()

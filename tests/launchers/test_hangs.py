@@ -141,8 +141,8 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(RENDEZVOUS, 0, 2, host="n2"), found(RENDEZVOUS, 1, 2, host="n3")],
             "rendezvous",
-            "torchrun on n2, n3 waits for the other nodes: fewer than --nnodes have met at --rdzv_endpoint, or some cannot reach "
-            "it",
+            "torchrun on n2, n3 waits for the other nodes: fewer than --nnodes have met at --rdzv_endpoint, or some cannot "
+            "reach it",
         ),
     ],
 )

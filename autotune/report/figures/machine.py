@@ -42,7 +42,8 @@ def ranks(study: Study) -> Figure:
     scale = Scale(0.0, 1.02 * max([float(entry["step_s"] or 0.0) for entry in by_rank] or [1.0]) or 1.0)
     rows = [
         Row(
-            label=f"rank {names[entry['rank']]}", value=f"{step_time_text(entry['own_s'])} + {step_time_text(entry['exposed_s'])}",
+            label=f"rank {names[entry['rank']]}",
+            value=f"{step_time_text(entry['own_s'])} + {step_time_text(entry['exposed_s'])}",
             note="the other ranks wait for it" if entry["rank"] in found["stragglers"] else "",
             marks=[bar(0, scale(entry["own_s"]), "best"), bar(scale(entry["own_s"]), scale(entry["step_s"]), "predicted")],
         )
