@@ -205,9 +205,9 @@ def _collective(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     if others:
         return "collective", f"{here}, while {others[0].name} is at {others[0].where}"
     if gone:
-        several = f"{len(gone)} of {world_size} ranks, rank {gone[0]} first, are"
-        missing = f"rank {gone[0]} of {world_size} is" if len(gone) == 1 else several
-        return "collective", f"{here}, while {missing} missing: ended, or never started"
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        missing = f"rank {gone[0]} of {world_size}{more} missing"
+        return "collective", f"{here}; {missing} (ended, never started, or unable to answer)"
     places = "; ".join(f"{p.name} at {p.where}" for p in waiting[:2])
     return "collective", f"all {len(waiting)} ranks wait for each other: {places}"
 

@@ -109,7 +109,8 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(BARRIER, 1, 2)],
             "collective",
-            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}, while rank 0 of 2 is missing: ended, or never started",
+            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}; rank 0 of 2 missing (ended, never started, or unable to "
+            "answer)",
         ),
         (
             [found(BARRIER, 0, 2), found(BACKWARD, 1, 2)],
@@ -135,8 +136,8 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(BARRIER, 0, 4)],
             "collective",
-            f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}, while 3 of 4 ranks, rank 1 first, are missing: ended, or "
-            "never started",
+            f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}; rank 1 of 4 and 2 more missing (ended, never started, or "
+            "unable to answer)",
         ),
         (
             [found(RENDEZVOUS, 0, 2, host="n2"), found(RENDEZVOUS, 1, 2, host="n3")],

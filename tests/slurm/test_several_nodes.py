@@ -140,7 +140,7 @@ def test_a_rank_that_is_never_started_is_named(trial):
     found = trial([*SRUN, *TASK], limits=Deadlines(start_s=25), WORLD_SIZE="3")
     assert found.outcome is Outcome.timeout
     assert re.search(r"rank \d(?: on far)? waits for the other ranks at ranks\.py:\d+", found.reason)
-    assert "while rank 2 of 3 is missing: ended, or never started" in found.reason
+    assert "rank 2 of 3 missing (ended, never started, or unable to answer)" in found.reason
 
 
 @pytest.mark.thorough
