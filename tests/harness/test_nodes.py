@@ -41,12 +41,12 @@ def test_the_clock_of_another_machine_is_read_off_the_time_of_day():
 
 
 def test_on_several_nodes_a_step_is_told_long_enough_ahead(monkeypatch):
-    ends_s = SimpleNamespace(steps={"end_s": [0.05 * n for n in range(20)]})
+    ends_s = SimpleNamespace(steps={"end_s": [0.07 * n for n in range(20)]})
     made = context(clock=SimpleNamespace(run_ahead=1), window=ends_s)
     assert num_ahead(made) == 3
     for name, value in TWO_NODES.items():
         monkeypatch.setenv(name, value)
-    assert num_ahead(made) == 3 + 6
+    assert num_ahead(made) == 3 + 5
 
 
 def test_a_step_is_heard_through_the_store_where_the_file_is_not_seen(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Trains alone on each node: nobody has told it of the others."""
+"""Trains alone on each node, unaware of the other."""
 
 import time
 
