@@ -149,7 +149,10 @@ class PrivateSlurm:
         partitions = [
             f"PartitionName={name} Nodes={node} Default={default} MaxTime=600 State=UP\n"
             for name, node, default in (
-                ("main", "n1", "YES"), ("other", "n2", "NO"), ("apart", "n3", "NO"), ("two", "n1,n4", "NO")
+                ("main", "n1", "YES"),
+                ("other", "n2", "NO"),
+                ("apart", "n3", "NO"),
+                ("two", "n1,n4", "NO"),
             )
         ]
         conf = CONF.format(host=host, port=controller, folder=folder, lost_s=NODE_LOST_S)

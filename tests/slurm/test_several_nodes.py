@@ -20,7 +20,9 @@ import pytest
 from autotune.cli.processes import own_environment
 from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules
+from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines
+from autotune.launchers.environment import mark_of
 from autotune.launchers.local import LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome
@@ -30,7 +32,7 @@ from tests.apply.conftest import Place
 from tests.faults.trial_studies import PROGRAMS as FAULTY
 from tests.faults.trial_studies import QUICK
 from tests.launchers.losses import nothing_left
-from tests.slurm.private import FAR
+from tests.slurm.private import FAR, PrivateSlurm
 
 PROGRAMS = Path(__file__).with_name("programs")
 HERE = os.uname().nodename
@@ -63,12 +65,22 @@ def trial(slurm, folder, meeting):
             assert time.monotonic() < give_up_s
             look(running)
             time.sleep(0.05)
-        assert nothing_left(folder.parent.parent, [], slurm.jobs, 15)
+        assert _no_rank_is_left(mark_of(folder.parent.parent, launch.spec.trial), slurm)
         outcome, reason = classify(ended.facts(launch.spec))
         return SimpleNamespace(outcome=outcome, reason=reason, results=ended.results, evidence=ended.evidence)
 
     yield run
     launcher.close()
+
+
+def _no_rank_is_left(mark: str, slurm: PrivateSlurm) -> bool:
+    give_up_s = time.monotonic() + 15
+    while left := [*process_tree.members(lambda found: found == mark), *slurm.jobs()]:
+        if time.monotonic() > give_up_s:
+            print(left)
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def torchrun(port: str, *words: str) -> list[str]:
@@ -100,7 +112,7 @@ def test_ranks_on_both_nodes_are_one_trial_by_the_clock_of_the_tuner(trial):
 
 # What happens to rank 1, on the far node -> how the trial ends, and what its reason says.
 ENDS = {
-    "rank is killed": (Outcome.crash, rf"^rank 1 on node n4 was ended by SIGKILL in phase \w+ \(ended from outside, or"),
+    "rank is killed": (Outcome.crash, r"^rank 1 on node n4 was ended by SIGKILL in phase \w+ \(ended from outside, or"),
     "rank runs out of memory": (Outcome.host_oom, r"DefaultCPUAllocator.* \(rank 1"),
     "waits for a rank": (Outcome.timeout, rf"6 s; rank 0 waits for .* while rank 1 on {FAR} is at ranks\.py:\d+ in think"),
     "rank ends without a word": (Outcome.error, r"^rank 1 on node n4 ended with exit status 3"),
