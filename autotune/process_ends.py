@@ -75,7 +75,7 @@ def _failed_tasks(log: str) -> list[FailedRank]:
     found = []
     for host, task, status, words in TASK_FAILED.findall(said):
         number = signal.SIGKILL if words.startswith(OUT_OF_MEMORY) else SIGNALS.get(words.strip(), 0)
-        if status or number:
+        if status or number not in (0, signal.SIGTERM):  # SIGTERM is how srun ends the others
             found.append(FailedRank(int(task), int(status) if status else -number, host))
     return found
 
@@ -85,13 +85,13 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
 
     Args:
         own: name of the signal that ended the first process; None if there was none.
-        exit_code: exit status of the first process; None if it has none.
+        exit_code: exit status of the first process; None if it has none, as when it was ended because a rank had failed.
         log: end of standard error.
     """
     if own:
         return Killed(own)
-    first = next(iter(failed_ranks(log)), None) if exit_code else None
-    if first is not None and first.code < 0:
+    first = next(iter(failed_ranks(log)), None) if exit_code != 0 else None
+    if first is not None and first.code < 0 and (exit_code or first.host):
         return Killed(signal_name(-first.code), True, first.rank, first.host)
     if first is not None and first.host:  # srun has killed the other ranks then, and ends with their status
         return Killed("")

@@ -57,13 +57,8 @@ class Ending:
         finally:
             os._exit(0)
 
-    def give_up(self, why: str, status: int = 0) -> None:
-        """Writes what was seen of a program that cannot be measured, and ends the program at once.
-
-        Args:
-            why: why it cannot be measured.
-            status: exit status; with another than 0, srun and torchrun end the program on all nodes.
-        """
+    def give_up(self, why: str) -> None:
+        """Writes what was seen of a program that cannot be measured, and ends the program at once."""
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -76,7 +71,7 @@ class Ending:
             _say(f"autotune: {why}; autotune ends the program here")
             _end_daemons()
         finally:
-            os._exit(status)
+            os._exit(0)
 
     def broke(self, doing: str) -> None:
         """See `TrialContext.broke`."""

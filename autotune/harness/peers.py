@@ -97,7 +97,7 @@ class Peers:
         except FileExistsError:
             other = _read(path)
             if other is not None and other["host"] != self._host:  # on this host, torchrun may have started it anew
-                self._context.ending.give_up(TWO_LEADERS.format(other["host"], self._host), status=1)
+                self._context.ending.give_up(TWO_LEADERS.format(other["host"], self._host))
 
     def look(self, now_s: float) -> None:
         """Looks for other processes and announces this one; the window restarts if there are more than before.
@@ -153,7 +153,7 @@ class Peers:
             is_one_host = len({host for host, _ in everyone}) == 1
             pids = ", ".join(str(pid) if is_one_host else f"{pid} on {host}" for host, pid in sorted(everyone))
             context.rank, context.world_size = 0, 1
-            context.ending.give_up(APART.format(len(others) + 1, pids), status=0 if is_one_host else 1)
+            context.ending.give_up(APART.format(len(others) + 1, pids))
         self.is_joint = bool(others)
         numbers = sorted([self._number, *self._active])
         context.rank, context.world_size = numbers.index(self._number), len(numbers)

@@ -19,8 +19,6 @@ UNWANTED = (
     "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
     "WANDB_SERVICE",
 )  # fmt: skip
-# Without it, srun does not end a step whose rank has failed, and the other ranks may wait for that rank for ever.
-PROMPT = {"SLURM_KILL_BAD_EXIT": "1"}
 
 
 def own_environment() -> dict[str, str]:
@@ -65,7 +63,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 
     `launch.env` may override the redirection (W&B may be wanted); nothing overrides the protocol's variables.
     """
-    inherited = {**PROMPT, **{name: value for name, value in os.environ.items() if name not in UNWANTED}}
+    inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
     environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)

@@ -31,9 +31,10 @@ from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
 from autotune.plain_text import shortened
-from autotune.process_ends import signal_name
+from autotune.process_ends import TASK_FAILED, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOG_S = 2.0  # between two looks into a running trial's log
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as stuck
 
 
@@ -185,7 +186,7 @@ class LocalRunning(Running):
         self._ended: Ended | None = None
         self._server = server
         self._started_s = time.monotonic()
-        self._next_search_s = self._started_s + LATE_S
+        self._next_search_s, self._next_log_s = self._started_s + LATE_S, self._started_s
         files.begin(launch.argv, launch.cwd, self._folder)
         try:
             self._start()
@@ -261,13 +262,14 @@ class LocalRunning(Running):
         if self._results.missing or self._exited_s is not None:
             self._results.refresh()
         self._results.collect()  # after the messages: a process that has exited writes no more
-        if self._results.by_rank and self._first_result_s is None:
+        if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:
             self._conclude("result", leave_s=self._graces.leave_s)
         elif self._is_rest_late(now_s):
-            self._problems.append(f"no result from rank {', '.join(map(str, self._results.missing[:8]))}")
-            self._conclude("result")
+            if missing := self._results.missing:
+                self._problems.append(f"no result from rank {', '.join(map(str, missing[:8]))}")
+            self._conclude("result" if self._results.by_rank else "exit")
         elif self._is_gone and self._is_signalled:  # the supervisor has ended it without our request
             self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
@@ -312,6 +314,13 @@ class LocalRunning(Running):
         self._why["stop_reason"] = (
             f"the supervisor, which watches over the trial's processes, was {how}; the trial ended with it"
         )
+
+    def _has_lost_task(self, now_s: float) -> bool:
+        """Whether srun says that a rank has failed. It goes on all the same, and other ranks may wait for that rank for ever."""
+        if now_s < self._next_log_s:
+            return False
+        self._next_log_s = now_s + LOG_S
+        return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
 
     def _is_rest_late(self, now_s: float) -> bool:
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s

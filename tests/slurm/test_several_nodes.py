@@ -23,7 +23,7 @@ from autotune.harness.protocol import MeasureRules
 from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import mark_of
-from autotune.launchers.local import LocalLauncher
+from autotune.launchers.local import Graces, LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
@@ -54,7 +54,7 @@ def meeting(slurm) -> dict[str, str]:
 @pytest.fixture
 def trial(slurm, folder, meeting):
     """Runs a trial to its end, and fails if it leaves a process on one of the nodes."""
-    launcher = LocalLauncher()
+    launcher = LocalLauncher(Graces(ranks_s=6))
 
     def run(argv, *, limits=LIMITS, rules=RULES, look=lambda running: None, end_after_s=None, **env):
         launch = a_launch(folder, argv, env={**meeting, **env}, deadlines=limits)
@@ -136,7 +136,7 @@ def test_ranks_leave_together_where_a_shared_folder_shows_new_files_late(trial):
 
 @pytest.mark.thorough
 def test_a_rank_that_torchrun_saw_killed_is_named(trial, meeting):
-    found = trial(torchrun(meeting["MASTER_PORT"], "--nnodes=2"), FAULT="rank is killed")
+    found = trial(torchrun(meeting["MASTER_PORT"], "--nnodes=2"), limits=Deadlines(start_s=90), FAULT="rank is killed")
     assert found.outcome is Outcome.crash, found.reason
     assert found.reason.startswith("rank 1 was ended by SIGKILL")
 
