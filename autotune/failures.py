@@ -285,7 +285,7 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
         if rank not in raised and code < 0:
             return _of_signal(Killed(signal_name(-code), True, rank, host), facts)
         if rank not in raised:
-            return Outcome.error, f"rank {rank}{f' on node {host}' if host else ''} ended with exit status {code}{then}"
+            return Outcome.error, f"{_who(rank, host)} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
             ended = f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others did not"
@@ -401,7 +401,7 @@ def _of_ending(facts: Facts) -> Verdict:
         return _of_signal(signal, facts, raised or "".join(CPP_SAID.findall(log)[-1:]))
     task = next(iter(failed_ranks(log)), None)
     if task is not None and task.host and PEER_LOST.search(raised):
-        return Outcome.error, f"rank {task.rank} on node {task.host} ended with exit status {task.code}"
+        return Outcome.error, f"{_who(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
         return _of_message(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
@@ -425,7 +425,7 @@ def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
     if known := _of_message(said, _quoted(said), facts):
         return known
     if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):
-        return Outcome.host_oom, f"rank {signal.rank} on node {signal.host} was ended for memory, says Slurm"
+        return Outcome.host_oom, f"{_who(signal.rank, signal.host)} was ended for memory, says Slurm"
     quoted = f": {_quoted(said)}" if said and not PEER_LOST.search(said) else ""
     return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
 
@@ -474,13 +474,18 @@ def _killed(facts: Facts) -> Killed:
 def _crash(signal: Killed, facts: Facts) -> str:
     who = "a process of the program" if signal.is_relayed else "the program"
     if signal.rank is not None:
-        who = f"rank {signal.rank} on node {signal.host}" if signal.host else f"rank {signal.rank}"
+        who = _who(signal.rank, signal.host)
     hint = {
         "SIGBUS": " (often: shared memory in /dev/shm ran out)",
         "SIGILL": " (an instruction this processor does not have)",
         "SIGKILL": " (ended from outside, or by the kernel for memory)" if signal.host else KILLED,
     }.get(signal.name, "")
     return f"{who} was ended by {signal.name} in phase {facts.phase}{hint}"
+
+
+def _who(number: int | None, host: str) -> str:
+    """Returns "rank 1", or "task 1 on node n2" for a task of srun, which is a rank or a torchrun."""
+    return f"task {number} on node {host}" if host else f"rank {number}"
 
 
 def _relevant(log: str, raised: str) -> str:

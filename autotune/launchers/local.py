@@ -316,7 +316,7 @@ class LocalRunning(Running):
         )
 
     def _has_lost_task(self, now_s: float) -> bool:
-        """Whether srun says that a rank has failed. It goes on all the same, and other ranks may wait for that rank for ever."""
+        """Whether srun says that a task has failed. It goes on all the same, and other ranks may wait for that one for ever."""
         if now_s < self._next_log_s:
             return False
         self._next_log_s = now_s + LOG_S

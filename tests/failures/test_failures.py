@@ -417,10 +417,10 @@ srun: error: n1: task 0: Killed
 @pytest.mark.parametrize(
     ("ends", "outcome", "reason"),
     [
-        ("Killed", Outcome.crash, "rank 1 on node n2 was ended by SIGKILL in phase spawn (ended from outside, or by"),
-        ("Segmentation fault (core dumped)", Outcome.crash, "rank 1 on node n2 was ended by SIGSEGV in phase spawn"),
-        ("Out Of Memory", Outcome.host_oom, "rank 1 on node n2 was ended for memory, says Slurm"),
-        ("Exited with exit code 3", Outcome.error, "rank 1 on node n2 ended with exit status 3"),
+        ("Killed", Outcome.crash, "task 1 on node n2 was ended by SIGKILL in phase spawn (ended from outside, or by"),
+        ("Segmentation fault (core dumped)", Outcome.crash, "task 1 on node n2 was ended by SIGSEGV in phase spawn"),
+        ("Out Of Memory", Outcome.host_oom, "task 1 on node n2 was ended for memory, says Slurm"),
+        ("Exited with exit code 3", Outcome.error, "task 1 on node n2 ended with exit status 3"),
     ],
 )
 def test_the_task_that_srun_names_first_is_the_cause(ends, outcome, reason):

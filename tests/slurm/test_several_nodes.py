@@ -23,7 +23,7 @@ from autotune.harness.protocol import MeasureRules
 from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import mark_of
-from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.local import LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
@@ -54,7 +54,7 @@ def meeting(slurm) -> dict[str, str]:
 @pytest.fixture
 def trial(slurm, folder, meeting):
     """Runs a trial to its end, and fails if it leaves a process on one of the nodes."""
-    launcher = LocalLauncher(Graces(ranks_s=6))
+    launcher = LocalLauncher()
 
     def run(argv, *, limits=LIMITS, rules=RULES, look=lambda running: None, end_after_s=None, **env):
         launch = a_launch(folder, argv, env={**meeting, **env}, deadlines=limits)
@@ -112,10 +112,10 @@ def test_ranks_on_both_nodes_are_one_trial_by_the_clock_of_the_tuner(trial):
 
 # What happens to rank 1, on the far node -> how the trial ends, and what its reason says.
 ENDS = {
-    "rank is killed": (Outcome.crash, r"^rank 1 on node n4 was ended by SIGKILL in phase \w+ \(ended from outside, or"),
+    "rank is killed": (Outcome.crash, r"^task 1 on node n4 was ended by SIGKILL in phase \w+ \(ended from outside, or"),
     "rank runs out of memory": (Outcome.host_oom, r"DefaultCPUAllocator.* \(rank 1"),
     "waits for a rank": (Outcome.timeout, rf"6 s; rank 0 waits for .* while rank 1 on {FAR} is at ranks\.py:\d+ in think"),
-    "rank ends without a word": (Outcome.error, r"^rank 1 on node n4 ended with exit status 3"),
+    "rank ends without a word": (Outcome.error, r"^task 1 on node n4 ended with exit status 3"),
     "rank fails early": (Outcome.error, r"^ValueError: no data on this node \(rank 1"),
 }
 
