@@ -10,6 +10,7 @@ from autotune.log_messages import RELAYED_NAME, raised_in
 
 # torchrun's report on failed processes at the end of its log: first a list, then the root cause.
 FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", re.DOTALL)
+REPORT = re.compile(FAILURES.pattern + r".*?^=+$", re.DOTALL | re.MULTILINE)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 # srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given
 # the step up, what it says of further tasks is its own doing.
@@ -50,6 +51,15 @@ class FailedRank(NamedTuple):
     rank: int
     code: int
     host: str = ""
+
+
+def reports_before(log: str, tail: str) -> str:
+    """Returns the reports of torchrun in a log that begin before its tail.
+
+    On several nodes, the torchrun that saw a rank fail may report long before the last one ends.
+    """
+    cut = len(log) - len(tail)
+    return "".join(f"{report[0]}\n" for report in REPORT.finditer(log) if report.start() < cut)
 
 
 def failed_ranks(log: str) -> list[FailedRank]:

@@ -31,9 +31,10 @@ from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
 from autotune.plain_text import shortened
-from autotune.process_ends import TASK_FAILED, signal_name
+from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPORTS_BYTES = 256 << 10  # of the end of the log, in which reports of torchrun are looked for
 LOG_S = 2.0  # between two looks into a running trial's log
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as stuck
 
@@ -360,9 +361,11 @@ class LocalRunning(Running):
         is_counted = oom_kills is not None and self._oom_kills_before is not None
         files = self._files.end()
         newest, ready_s = self._progress.newest, self._progress.entered_s.get("init")
+        log = self._folder / protocol.STDERR_FILE
+        tail = logs.tail(log)
         return {
             "ready_s": None if ready_s is None else ready_s - self._started_s,
-            "log_tail": secrets.text(logs.tail(self._folder / protocol.STDERR_FILE)),
+            "log_tail": secrets.text(reports_before(logs.tail(log, REPORTS_BYTES), tail) + tail),
             "stdout_tail": secrets.text(logs.tail(self._folder / protocol.STDOUT_FILE)),
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,
             "is_harness_seen": newest is not None or bool(self._results.by_rank),

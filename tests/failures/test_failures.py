@@ -5,6 +5,7 @@ import pytest
 from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
 from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
 from autotune.log_messages import raised_in
+from autotune.process_ends import failed_ranks, reports_before
 from autotune.records import Outcome
 
 STEADY = Window(
@@ -406,6 +407,13 @@ def test_of_a_report_of_each_node_s_torchrun_the_killed_rank_is_the_cause():
     other = TORCHRUN.replace("rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)").format(code=1)
     for reports in (TORCHRUN.format(code=-9) + other, other + TORCHRUN.format(code=-9)):
         assert classify(Facts(exit_code=1, log_tail=log(reports)))[1].startswith("rank 1 was ended by SIGKILL")
+
+
+def test_a_report_of_torchrun_is_found_before_the_tail_of_the_log():
+    report = f"{TORCHRUN.format(code=-9)}===\n"
+    tail = "x" * 100
+    assert failed_ranks(reports_before(f"before\n{report}{tail}", tail)) == [(1, -9, "")]
+    assert reports_before(f"before\n{report}{tail}", f"{report}{tail}") == ""
 
 
 SRUN = """srun: error: n2: task 1: Killed
