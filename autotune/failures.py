@@ -31,7 +31,7 @@ from autotune.log_messages import (
     raised_in,
 )
 from autotune.plain_text import plain, shortened
-from autotune.process_ends import Killed, failed_ranks, killed
+from autotune.process_ends import ENDED_FOR_MEMORY, Killed, failed_ranks, killed, signal_name
 from autotune.quantities import bytes_text
 from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
@@ -63,6 +63,7 @@ UNLOADED = (
     "was cleared on the way, or the command runs no Python. Give the command that trains, without these"
 )
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
+KILLED = " (ended from outside; the kernel reports no kill for memory)"
 START_REFUSED = "autotune: the command cannot be started: "
 
 
@@ -280,9 +281,11 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
     """
     raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
     then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in raised else ""
-    for rank, code in failed_ranks(facts.log_tail):
+    for rank, code, host in failed_ranks(facts.log_tail):
+        if rank not in raised and code < 0:
+            return _of_signal(Killed(signal_name(-code), True, rank, host), facts)
         if rank not in raised:
-            return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
+            return Outcome.error, f"{_who(rank, host)} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
             ended = f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others did not"
@@ -395,11 +398,10 @@ def _of_ending(facts: Facts) -> Verdict:
     if facts.cause == "deadline":
         return _of_deadline(facts)
     if signal.name:
-        said = raised or "".join(CPP_SAID.findall(log)[-1:])
-        if known := _of_message(said, _quoted(said), facts):
-            return known
-        quoted = f": {_quoted(said)}" if said and not PEER_LOST.search(said) else ""
-        return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
+        return _of_signal(signal, facts, raised or "".join(CPP_SAID.findall(log)[-1:]))
+    task = next(iter(failed_ranks(log)), None)
+    if task is not None and task.host and PEER_LOST.search(raised):
+        return Outcome.error, f"{_who(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
         return _of_message(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
@@ -410,6 +412,22 @@ def _of_ending(facts: Facts) -> Verdict:
     if facts.exit_code:
         return _of_status(facts)
     return Outcome.error, _unseen(facts)
+
+
+def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
+    """Returns the verdict for a process that a signal ended.
+
+    Args:
+        signal: the signal.
+        facts: the trial's facts.
+        said: the program's last words; "" if it had none.
+    """
+    if known := _of_message(said, _quoted(said), facts):
+        return known
+    if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):
+        return Outcome.host_oom, f"{_who(signal.rank, signal.host)} was ended for memory, says Slurm"
+    quoted = f": {_quoted(said)}" if said and not PEER_LOST.search(said) else ""
+    return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
 
 
 def _of_deadline(facts: Facts) -> Verdict:
@@ -429,7 +447,8 @@ def _of_deadline(facts: Facts) -> Verdict:
 
 def _of_status(facts: Facts) -> Verdict:
     lines = [line.strip() for line in plain(facts.log_tail).splitlines() if line.strip()]
-    last = lines[-1] if lines else "nothing on standard error"
+    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    last = [*lines[-1:], *own[-1:]][-1] if lines else "nothing on standard error"
     if last.startswith(START_REFUSED):
         return Outcome.error, last.removeprefix("autotune: ")
     last = _quoted(last)
@@ -455,13 +474,18 @@ def _killed(facts: Facts) -> Killed:
 def _crash(signal: Killed, facts: Facts) -> str:
     who = "a process of the program" if signal.is_relayed else "the program"
     if signal.rank is not None:
-        who = f"rank {signal.rank}"
+        who = _who(signal.rank, signal.host)
     hint = {
         "SIGBUS": " (often: shared memory in /dev/shm ran out)",
         "SIGILL": " (an instruction this processor does not have)",
-        "SIGKILL": " (ended from outside; the kernel reports no kill for memory)",
+        "SIGKILL": " (ended from outside, or by the kernel for memory)" if signal.host else KILLED,
     }.get(signal.name, "")
     return f"{who} was ended by {signal.name} in phase {facts.phase}{hint}"
+
+
+def _who(number: int | None, host: str) -> str:
+    """Returns "rank 1", or "task 1 on node n2" for a task of srun, which is a rank or a torchrun."""
+    return f"task {number} on node {host}" if host else f"rank {number}"
 
 
 def _relevant(log: str, raised: str) -> str:
@@ -475,5 +499,7 @@ def _missing(results: Sequence[RankResult]) -> list[int]:
 
 
 def _on(result: RankResult, facts: Facts) -> str:
-    """Returns " (rank 3)" if there are several ranks, else ""."""
-    return f" (rank {result.rank})" if max(r.world_size for r in facts.results) > 1 else ""
+    """Returns " (rank 3)" if there are several ranks, " (rank 3 on n2)" if they are on several nodes, else ""."""
+    if max(r.world_size for r in facts.results) == 1:
+        return ""
+    return f" (rank {result.rank} on {result.host})" if len({r.host for r in facts.results}) > 1 else f" (rank {result.rank})"

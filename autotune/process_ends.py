@@ -10,7 +10,17 @@ from autotune.log_messages import RELAYED_NAME, raised_in
 
 # torchrun's report on failed processes at the end of its log: first a list, then the root cause.
 FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", re.DOTALL)
+REPORT = re.compile(FAILURES.pattern + r".*?^=+$", re.DOTALL | re.MULTILINE)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+# srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given
+# the step up, what it says of further tasks is its own doing.
+TASK_FAILED = re.compile(
+    r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
+)
+GIVEN_UP = re.compile(r"^srun: (?:Job step aborted|forcing job termination|Force Terminated|Terminating)", re.MULTILINE)
+SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+OUT_OF_MEMORY = "Out Of Memory"
+ENDED_FOR_MEMORY = re.compile(rf"^srun: error: \S+: tasks? [\d,-]+: {OUT_OF_MEMORY}|slurmstepd.*oom.kill", re.MULTILINE)
 
 
 class Killed(NamedTuple):
@@ -20,37 +30,64 @@ class Killed(NamedTuple):
         name: "SIGSEGV"; "" if there was none.
         is_relayed: whether a shell or another parent reported the signal.
         rank: rank of the process; None when unknown.
+        host: the node that the process ran on, if Slurm has named it; "" otherwise.
     """
 
     name: str
     is_relayed: bool = False
     rank: int | None = None
+    host: str = ""
 
 
 class FailedRank(NamedTuple):
-    """A rank that torchrun saw fail.
+    """A rank that torchrun or srun saw fail.
 
     Attributes:
         rank: its number.
         code: its exit status, or minus the number of the signal that ended it.
+        host: the node that it ran on, if srun names it; "" otherwise.
     """
 
     rank: int
     code: int
+    host: str = ""
+
+
+def reports_before(log: str, tail: str) -> str:
+    """Returns the reports of torchrun in a log that begin before its tail.
+
+    On several nodes, the torchrun that saw a rank fail may report long before the last one ends.
+    """
+    cut = len(log) - len(tail)
+    return "".join(f"{report[0]}\n" for report in REPORT.finditer(log) if report.start() < cut)
 
 
 def failed_ranks(log: str) -> list[FailedRank]:
-    """Returns the ranks that torchrun names as failed at a log's end, the root cause first; [] if it names none.
+    """Returns the ranks that torchrun or srun names as failed at a log's end, the root cause first; [] if none is named.
 
-    torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then a rank that a
-    signal ended is taken as the root cause, unless the signal is SIGTERM, which torchrun itself sends to the other ranks.
+    On several nodes each torchrun reports on its own ranks. torchrun polls ten times a second and records whole seconds, so
+    several ranks may seem to fail at once. Then a rank that a signal ended is taken as the root cause, unless the signal is
+    SIGTERM, which torchrun itself sends to the other ranks.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:
-        return []
-    others, root = listed[-1][0], log[listed[-1].end() :]
-    found = [FailedRank(int(rank), int(code)) for part in (root, others) for rank, code in FAILED_RANK.findall(part)]
+        return _failed_tasks(log)
+    ends = [*(report.start() for report in listed[1:]), len(log)]
+    parts = [part for report, end in zip(listed, ends, strict=True) for part in (log[report.end() : end], report[0])]
+    found = [FailedRank(int(rank), int(code)) for part in parts for rank, code in FAILED_RANK.findall(part)]
     return sorted(found, key=lambda failed: not _is_killed(failed))
+
+
+def _failed_tasks(log: str) -> list[FailedRank]:
+    """Returns the tasks that srun names as failed, in its order."""
+    given_up = GIVEN_UP.search(log)
+    said = log[: given_up.start()] if given_up else log
+    found = []
+    for host, task, status, words in TASK_FAILED.findall(said):
+        number = signal.SIGKILL if words.startswith(OUT_OF_MEMORY) else SIGNALS.get(words.strip(), 0)
+        if status or number not in (0, signal.SIGTERM):  # SIGTERM is how srun ends the others
+            found.append(FailedRank(int(task), int(status) if status else -number, host))
+    return found
 
 
 def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
@@ -58,18 +95,20 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
 
     Args:
         own: name of the signal that ended the first process; None if there was none.
-        exit_code: exit status of the first process; None if it has none.
+        exit_code: exit status of the first process; None if it has none, as when it was ended because a rank had failed.
         log: end of standard error.
     """
     if own:
         return Killed(own)
+    first = next(iter(failed_ranks(log)), None) if exit_code != 0 else None
+    if first is not None and first.code < 0 and (exit_code or first.host):
+        return Killed(signal_name(-first.code), True, first.rank, first.host)
+    if first is not None and first.host:  # srun has killed the other ranks then, and ends with their status
+        return Killed("")
     if exit_code is not None and 128 < exit_code <= 128 + 64:
-        return Killed(_name(exit_code - 128), True)
+        return Killed(signal_name(exit_code - 128), True)
     if not exit_code:
         return Killed("")
-    first = next(iter(failed_ranks(log)), None)
-    if first is not None and first.code < 0:
-        return Killed(_name(-first.code), True, first.rank)
     relayed = RELAYED_NAME.search(raised_in(log))
     return Killed(relayed[1], True) if relayed else Killed("")
 
@@ -78,7 +117,8 @@ def _is_killed(failed: FailedRank) -> bool:
     return failed.code < 0 and failed.code != -signal.SIGTERM
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Returns "SIGSEGV" for 11, "signal 40" for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

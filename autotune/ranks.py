@@ -97,8 +97,9 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
 def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns a summary of several ranks; {} for one.
 
-    {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
-    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None. `exposed_s` is the time that
+    {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "host", "step_s",
+    "rate_per_s", "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None, an unknown host
+    "". `exposed_s` is the time that
     a rank waits in collectives in each step, and `own_s` is the rest of the step. The rank that enters a collective last waits
     for no other rank, so the shortest wait is the cost of communication itself. Any longer wait is due to stragglers.
     """
@@ -129,6 +130,7 @@ def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:
     peak = result.memory.get("peak_bytes")
     return {
         "rank": result.rank,
+        "host": result.host,
         "step_s": own.step_s if own else None,
         "rate_per_s": own.samples / own.step_s if own else None,
         "own_s": max(0.0, own.step_s - exposed_s) if own and exposed_s is not None else None,

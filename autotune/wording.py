@@ -102,6 +102,29 @@ def communication_text(ranks: dict[str, Any]) -> str:
     return text
 
 
+def rank_names(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the ranks as "0", "1", ..., or as "0 on n1", "1 on n2" if they ran on several nodes.
+
+    Args:
+        by_rank: a part of what `ranks.joined` returns.
+    """
+    hosts = {entry.get("host") for entry in by_rank}
+    return [f"{entry['rank']} on {entry['host']}" if len(hosts) > 1 else str(entry["rank"]) for entry in by_rank]
+
+
+def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
+    """Returns a sentence on the nodes on which nothing watches for disturbances; "" if there are none.
+
+    Args:
+        ranks: what `ranks.joined` returned for the trial.
+        watched: host name of the machine that is watched.
+    """
+    hosts = sorted({str(entry.get("host") or watched) for entry in ranks.get("by_rank") or ()} - {watched})
+    if not hosts:
+        return ""
+    return f"Ranks run on {', '.join(hosts)}; other programs there are not noticed, only those on {watched}"
+
+
 def objective_text(name: str, value: float | None, unit: str = "samples") -> str:
     """Returns an objective's value with its unit: "56.8 samples/s", "12 min 30 s", "0.310 J/sample", "4.20 per epoch"."""
     if value is None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.quantities import bytes_text, compact_text, percent_text
 from autotune.records import Summary
-from autotune.wording import communication_text
+from autotune.wording import communication_text, rank_names
 
 
 def block(summary: Summary) -> Group | None:
@@ -25,10 +25,10 @@ def block(summary: Summary) -> Group | None:
     unit = str(summary.get("unit") or "samples")
     for name in (f"{unit}/s", "input", "ranks", "memory"):
         made.add_column(name, justify="right", no_wrap=True)
-    for entry in ranks["by_rank"]:
+    for entry, name in zip(ranks["by_rank"], rank_names(ranks["by_rank"]), strict=True):
         slow = "  the other ranks wait for it" if entry["rank"] in ranks["stragglers"] else ""
         made.add_row(
-            Text.assemble(str(entry["rank"]), (slow, "warn")),
+            Text.assemble(name, (slow, "warn")),
             compact_text(entry["rate_per_s"]),
             percent_text(entry["data_wait_frac"]),
             percent_text(_frac(entry["exposed_s"], entry["step_s"])),

@@ -30,16 +30,13 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
         return [
             f"launch.slots: not a number of slots, got {shown(asked)}. Allowed: auto, or a number from 1. Give one of them."
         ]
-    if config.launcher == SLURM:
-        if JOB in os.environ and config.launch.slurm.cpus is None:
-            return [
-                f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give "
-                "each slot its share: "
-                "launch.slurm.cpus=N."
-            ]
-        return []
+    if config.launcher == SLURM and JOB in os.environ and config.launch.slurm.cpus is None:
+        return [
+            f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give each slot its "
+            "share: launch.slurm.cpus=N."
+        ]
     if config.launcher != LOCAL:
-        return [f"launch.slots: launcher={config.launcher} runs one trial at a time, got {asked}. Give launch.slots=1."]
+        return []
     if VISIBLE in config.env:
         return [f"launch.slots: got {asked}, but env.{VISIBLE} pins all trials to the same GPUs. Leave one of the two out."]
     nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)

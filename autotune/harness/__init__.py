@@ -16,6 +16,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     phases.py                 times what the process is doing; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
+    announcement.py           how rank 0 tells the other ranks a step before they reach it
     report.py                 assembles the result from what was seen
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     batches.py                counts the samples of a batch or of a module's input
@@ -30,6 +31,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
+    away.py                   writes the stacks of a process that the tuner cannot reach by a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines

@@ -42,6 +42,7 @@ class TrialContext:
         spec: the trial as the tuner defines it.
         pid: of this process.
         started_s: when the harness began, monotonic clock.
+        clock_offset_s: see `protocol.clock_offset_s`.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
         is_active: whether this process has made a training step.
         is_over: whether the harness has nothing more to do in this process.
@@ -85,10 +86,11 @@ class TrialContext:
         self.spec = spec
         self.pid = os.getpid()
         self.started_s = time.monotonic()
+        self.clock_offset_s = protocol.clock_offset_s(spec)
         self.is_applying = spec.mode == "apply"
         self.is_active = self.is_over = False
         self.is_child = any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
-        self.rank, self.world_size = _rank_from_environment()
+        self.rank, self.world_size = protocol.place_of(os.environ) or (0, 1)
         self.num_steps = 0
         self.device, self.device_index = "cpu", None  # type: str, Optional[int]
         self.clock = HostClock()
@@ -117,10 +119,3 @@ class TrialContext:
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook for after a usual step; it leaves all other steps to `otherwise`, the harness's full hook."""
         raise NotImplementedError
-
-
-def _rank_from_environment() -> "tuple[int, int]":
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1

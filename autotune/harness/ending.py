@@ -27,7 +27,7 @@ class Ending:
     Attributes:
         error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if a knob was being set;
             None without an exception.
-        failed_s: when the exception was noted, monotonic clock.
+        failed_s: when the exception was noted, monotonic clock of the machine that launched the trial.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -144,9 +144,11 @@ class Ending:
 
     def _tell_error(self) -> None:
         # This process did not train, and an exception ended it. The exception was raised before training, or came from a rank
-        # that this process had started.
+        # that this process had started. If it is torchrun itself, the number that srun gave it is no rank.
         from . import report
 
+        if "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ:
+            self._context.rank, self._context.world_size = 0, 1
         path = self._path()
         found = report.bare(self._context, "failed")
         found.memory = self._context.memory.summary()
@@ -159,7 +161,7 @@ class Ending:
 
     def _note(self, kind: Any, value: Any, trace: Any) -> None:
         """Records the exception that is about to end the program."""
-        self.failed_s = time.monotonic()
+        self.failed_s = time.monotonic() + self._context.clock_offset_s
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
         self.error = {"type": name, "message": _bounded(COLOURS.sub("", _message(value))), "traceback": text[-8000:]}

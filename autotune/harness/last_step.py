@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Optional
 
 from . import protocol
+from .announcement import Announcement, num_ahead
 from .context import TrialContext
 
 INSPECT_STEPS = 5  # mode "inspect" ends after these: every optimizer has stepped, and the steps are enough for a rough timing
-ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this number of steps ahead; all ranks see it in time (they run in lockstep)
 
 
 class LastStep:
-    """The last step of a trial; if there are several ranks, rank 0 announces its number in a file."""
+    """The last step of a trial; if there are several ranks, rank 0 announces its number."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._number: Optional[int] = None
-        self._file = os.path.join(context.spec.folder, protocol.STOP_FILE)
+        self._announcement = Announcement(context, protocol.STOP_FILE)
 
     @property
     def is_announced(self) -> bool:
@@ -42,12 +40,11 @@ class LastStep:
             if context.communication.is_looking:
                 context.communication.step_done()
         elif context.rank == 0 and context.window.is_full:
-            self._number = context.num_steps + ANNOUNCE_AHEAD + context.clock.run_ahead + self._num_steps_after()
-            protocol.write_json(self._file, {"step": self._number})
+            self._number = context.num_steps + num_ahead(context) + self._num_steps_after()
+            self._announcement.tell(self._number)
             self._look_at_communication()
-        elif os.path.exists(self._file):
-            with open(self._file, encoding="utf-8") as file:
-                self._number = int(json.load(file)["step"])
+        elif (step := self._announcement.heard()) is not None:
+            self._number = step
             self._look_at_communication()
         return self._number is not None and context.num_steps >= self._number
 

@@ -23,7 +23,8 @@ from .blocks import Blocks
 from .context import TrialContext
 from .interval import mean_half_width_frac
 
-CLAIM = "peer{}.json"  # the number is that of the claim; holds {"pid", "memory", "beat", "open_s", "full_s"}
+CLAIM = "peer{}.json"  # the number is that of the claim; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
+LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
 LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
 MET = 2  # number of renewals of its claim after which another process is taken to train
 # A peer is taken to have stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
@@ -35,6 +36,10 @@ PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
     "cannot be measured together. Give a command that trains in one process, or in several with torch.distributed (torchrun)"
+)
+TWO_LEADERS = (
+    "the nodes train in groups of their own: there is a rank 0 on {} and one on {}. Let all nodes meet at one place: the same "
+    "--nnodes, --rdzv_endpoint and --rdzv_id of torchrun, or the same MASTER_ADDR and WORLD_SIZE"
 )
 LESS = (
     "one of several processes that trained together without torch.distributed has ended or has stopped making steps before all "
@@ -57,6 +62,8 @@ class Peers:
         self._context = context
         self.is_joint = False
         self.span: Optional[Tuple[float, float]] = None
+        self._host = os.uname().nodename
+        self._is_leader = False
         self._number = -1  # number of the claim; -1 for none yet
         self._memory: Optional[str] = None
         self._beat = 0
@@ -77,6 +84,20 @@ class Peers:
                 self._number = number
                 self._renew()
                 return
+
+    def lead(self) -> None:
+        """Notes that this process is rank 0; ends the program if a group on another node has a rank 0 as well.
+
+        Called at the first step of rank 0 of a process group.
+        """
+        self._is_leader, path = True, os.path.join(self._context.spec.folder, LEADER)
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                json.dump({"host": self._host, "pid": self._context.pid}, file)
+        except FileExistsError:
+            other = _read(path)
+            if other is not None and other["host"] != self._host:  # on this host, torchrun may have started it anew
+                self._context.ending.give_up(TWO_LEADERS.format(other["host"], self._host))
 
     def look(self, now_s: float) -> None:
         """Looks for other processes and announces this one; the window restarts if there are more than before.
@@ -109,10 +130,10 @@ class Peers:
                 continue
             if not os.path.exists(self._path(number)):
                 break
-            document = self._read(number)
+            document = _read(self._path(number))
             if document is None:
                 continue
-            if not _is_alive(document["pid"]):
+            if document["host"] == self._host and not _is_alive(document["pid"]):
                 self._seen.pop(number, None)
                 continue
             beat, num_renewed, renewed_s = self._seen.get(number, (document["beat"], 0, now_s))
@@ -128,7 +149,9 @@ class Peers:
         context = self._context
         others = list(self._active.values())
         if any(other["memory"] is None or other["memory"] != self._memory for other in others):
-            pids = ", ".join(str(pid) for pid in sorted([context.pid, *(other["pid"] for other in others)]))
+            everyone = [(self._host, context.pid), *((other["host"], other["pid"]) for other in others)]
+            is_one_host = len({host for host, _ in everyone}) == 1
+            pids = ", ".join(str(pid) if is_one_host else f"{pid} on {host}" for host, pid in sorted(everyone))
             context.rank, context.world_size = 0, 1
             context.ending.give_up(APART.format(len(others) + 1, pids))
         self.is_joint = bool(others)
@@ -202,30 +225,25 @@ class Peers:
         Args:
             path: path of the result file.
         """
-        if self._number < 0 or not (self._number or os.path.exists(self._path(1))):
+        is_among_peers = self._number > 0 or (self._number == 0 and os.path.exists(self._path(1)))
+        if not (is_among_peers or self._is_leader):
             return False
         try:
             found = protocol.read_result(path)
         except (OSError, ValueError):
             return False
         is_refused = (found.error or {}).get("type") == protocol.UNMEASURABLE
-        return found.pid != self._context.pid and (is_refused or found.status == "measured")
+        is_other = (found.host, found.pid) != (self._host, self._context.pid)
+        return is_other and (is_refused or (is_among_peers and found.status == "measured"))
 
     # --- claims ---
 
     def _path(self, number: int) -> str:
         return os.path.join(self._context.spec.folder, CLAIM.format(number))
 
-    def _read(self, number: int) -> Optional[Dict[str, Any]]:
-        try:
-            with open(self._path(number), encoding="utf-8") as file:
-                return dict(json.load(file))
-        except (OSError, ValueError):  # it is just being written
-            return None
-
     def _renew(self) -> None:
         self._beat += 1
-        claim = {"pid": self._context.pid, "memory": self._memory, "beat": self._beat}
+        claim = {"host": self._host, "pid": self._context.pid, "memory": self._memory, "beat": self._beat}
         temporary = f"{self._path(self._number)}.tmp"
         with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will report it
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -252,6 +270,14 @@ def shared_at(address: int) -> Optional[str]:
             if begin <= address < end:
                 return f"{device}:{inode}:{int(offset, 16) + address - begin}" if rights.endswith("s") else None
     return None
+
+
+def _read(path: str) -> Optional[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError):  # it is just being written
+        return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -64,7 +64,8 @@ class Phases:
         if context.rank != 0 or not self.is_speaking:
             return
         rate = context.window.rate_per_s
-        line = json.dumps({"time_s": now_s, "phase": self.now, "step": context.num_steps, "rate_per_s": rate})
+        time_s = now_s + context.clock_offset_s
+        line = json.dumps({"time_s": time_s, "phase": self.now, "step": context.num_steps, "rate_per_s": rate})
         try:
             if self._progress < 0:
                 path = os.path.join(context.spec.folder, protocol.PROGRESS_FILE)

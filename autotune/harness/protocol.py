@@ -26,7 +26,8 @@ import dataclasses
 import json
 import os
 import signal
-from typing import Any, Dict, List, Mapping, Optional
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 SCHEMA = 1
 # Path of spec.json; the harness starts only if this variable is set. In mode "apply" it holds the spec itself as JSON: no
@@ -39,6 +40,9 @@ STAND_IN = "***"  # followed by a number, replaces the value of a secret environ
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
+# In "scratch": the tuner's request for the stacks of processes that it cannot signal (away.py), and the file of each of them.
+STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
+SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
 # is a real-time signal, because programs do not use real-time signals; None if the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
@@ -62,6 +66,18 @@ def launched_rank(environment: Mapping[str, str]) -> int:
     """Returns the rank that a launcher assigned to a process; 0 without a launcher."""
     given = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
     return int(given[0]) if given else 0
+
+
+def place_of(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
+    """Returns the rank of a process and the number of ranks, from torchrun or from srun; None if neither has started it.
+
+    In a batch script, Slurm sets SLURM_PROCID as well, but no number of tasks: only a step has one.
+    """
+    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        rank, num = (environment.get(name, "") for name in names)
+        if rank.isdigit() and num.isdigit():
+            return int(rank), int(num)
+    return None
 
 
 def is_real_run(environment: Mapping[str, str]) -> bool:
@@ -134,7 +150,7 @@ class Spec:
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
         cycle: {"steps", "seconds"} of a cycle in the baseline; windows wait for a cycle like that. {} if the baseline's steps
             do not come in cycles, None in the baseline itself.
-        end_s: time on the machine's monotonic clock at which the window ends even if it is not full; None for no deadline.
+        end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
         made_on: in mode "apply", {"torch", "device_name"} of the machine where that file was made. The device's name is None
@@ -142,6 +158,8 @@ class Spec:
         late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
         is_quiet: in mode "apply", whether to report only settings that did not take effect.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
+        host, epoch_s: name of the machine that launches the trial, and when its monotonic clock was 0, in seconds since the
+            epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. "" and None in a real run.
     """
 
     trial: int
@@ -168,6 +186,8 @@ class Spec:
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
     is_quiet: bool = False
     explain: str = ""
+    host: str = ""
+    epoch_s: Optional[float] = None
     schema: int = SCHEMA
 
 
@@ -229,7 +249,7 @@ class RankResult:
         error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" (its
             process id and the signal: "12, SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised
             while the harness set that knob.
-        failed_s: when the exception was noted, on the machine's monotonic clock; shows which of several ranks failed first.
+        failed_s: when the exception was noted, on the launcher's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if batches are rows or tables of tokens with an unknown
             number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
@@ -261,6 +281,7 @@ class RankResult:
             unknown)}, see ranks.py; {} if not known.
         is_at_own_pace: whether this process does not wait for the other ranks (peers.py). If so, the processes' rates over
             their common time span are added up.
+        host: name of the machine that the rank ran on; "" in results of earlier versions.
     """
 
     trial: int
@@ -293,6 +314,7 @@ class RankResult:
     compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     is_at_own_pace: bool = False
+    host: str = ""
     schema: int = SCHEMA
 
 
@@ -301,7 +323,7 @@ class Progress:
     """One line of progress.jsonl: the progress of rank 0.
 
     Attributes:
-        time_s: monotonic clock of the machine (comparable between processes of one host).
+        time_s: monotonic clock of the machine that launched the trial.
         phase: one of PHASES.
         step: counted optimizer steps so far.
         rate_per_s: samples per second over the last block; None before the first block ends.
@@ -311,6 +333,17 @@ class Progress:
     phase: str
     step: int = 0
     rate_per_s: Optional[float] = None
+
+
+def clock_offset_s(spec: Spec) -> float:
+    """Returns what to add to this process's monotonic clock to get that of the machine that launched the trial.
+
+    0.0 on that machine. Between machines, it is as exact as their times of day.
+    """
+    if spec.epoch_s is None:
+        return 0.0
+    offset_s = time.time() - time.monotonic() - spec.epoch_s
+    return offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
 
 
 def write_json(path: str, document: Any) -> None:

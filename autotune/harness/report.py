@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from typing import Any, Dict
 
@@ -20,6 +21,7 @@ def bare(context: TrialContext, status: str) -> protocol.RankResult:
         rank=context.rank,
         world_size=context.world_size,
         pid=context.pid,
+        host=os.uname().nodename,
         status=status,
         error=context.ending.error,
         failed_s=context.ending.failed_s,

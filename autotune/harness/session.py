@@ -48,7 +48,7 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import applied, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
+        from . import applied, away, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -56,6 +56,7 @@ class Session(TrialContext):
         self.handlers = registry.make(self)
         for handler in self.handlers:
             handler.on_torch()
+        away.answer_by_file(self.spec)
         if self.spec.seed is not None:
             losses.seed_everything(self.spec.seed)
         self.losses = None if self.is_applying else losses.LossWatch(self, self.spec.max_steps)
@@ -101,6 +102,8 @@ class Session(TrialContext):
             self.memory.begin(self.device, self.device_index, limit_bytes=self.spec.memory_limit_bytes)
             if self.world_size == 1:
                 self.peers.claim()
+            elif self.rank == 0:
+                self.peers.lead()
         for handler in self.handlers:
             handler.on_activate()
 
@@ -216,4 +219,4 @@ def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return rank, 1  # several processes without a process group do not train together
+    return rank if "RANK" in os.environ else 0, 1  # several processes without a process group do not train together

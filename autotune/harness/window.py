@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any, Dict, List, Optional
 
+from .announcement import num_ahead
 from .clock import Finished
 from .context import TrialContext
-from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
 PARITY_STEPS = 8  # minimum number of steps of a parity run, however slow they are
@@ -116,7 +116,7 @@ class Window:
     def _ahead_s(self, step_s: float) -> float:
         # The window's end is noticed one step later. With several ranks, the last step is also announced some steps ahead.
         context = self._context
-        return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
+        return step_s * (1 if context.world_size == 1 else 1 + num_ahead(context))
 
     def _is_parity_over(self) -> bool:
         # Nothing is measured: a parity run is over after enough steps, or enough time since the first.
@@ -142,7 +142,8 @@ class Window:
         meter.is_draining = self._context.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
         end_s = self._context.spec.end_s
-        if end_s is not None and time.monotonic() + self._ahead_s(steps[-1].step_s) >= end_s:
+        now_s = time.monotonic() + self._context.clock_offset_s
+        if end_s is not None and now_s + self._ahead_s(steps[-1].step_s) >= end_s:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._context.supply.close_window()

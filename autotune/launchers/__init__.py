@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
     from autotune.config.schema import StudyConfig
     from autotune.launchers.base import Launcher
+    from autotune.launchers.remote import RemoteLauncher
 
 
 def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
@@ -31,15 +32,17 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
 
     minutes, device = config.launch.queue_minutes, (config.device.kind, config.device.index, config.launch.nproc)
     place = Place(cwd=command.cwd, program=command.parts[0], runs_dir=config.runs_dir, device=device)
-    asked, patience_s = config.launch.slots, None if minutes is None else 60 * minutes
+    patience_s = None if minutes is None else 60 * minutes
+    num = config.launch.slots if isinstance(config.launch.slots, int) else 1
+    parts: list[RemoteLauncher]
     if config.launcher == "slurm":
         from autotune.launchers.slurm import SlurmLauncher
 
-        num = asked if isinstance(asked, int) else 1
         parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s) for _ in range(num)]
-        return parts[0] if len(parts) == 1 else RemoteSlots(parts)
-    if config.launcher == "ray":
+    elif config.launcher == "ray":
         from autotune.launchers.ray.launcher import RayLauncher
 
-        return RayLauncher(config.launch.ray, place, patience_s=patience_s)
-    raise ValueError(f"no such launcher: {config.launcher}")
+        parts = [RayLauncher(config.launch.ray, place, patience_s=patience_s, num_slots=num) for _ in range(num)]
+    else:
+        raise ValueError(f"no such launcher: {config.launcher}")
+    return parts[0] if num == 1 else RemoteSlots(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import time
 from collections.abc import Sequence
@@ -12,10 +14,11 @@ from typing import Any
 
 import psutil
 
-from autotune.harness.protocol import STACK_SIGNAL
+from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
+AWAY_S = 4.0  # how long processes that are asked through a file may take, which they look for once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -30,6 +33,7 @@ _HELPER = re.compile(
 _COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
 _BACKWARD = "_engine_run_backward"  # autograd's call into C++; at its end DDP waits for the other ranks
 _COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
+_RENDEZVOUS = re.compile(r"/torch/distributed/elastic/rendezvous/")
 _IMPORT = "<frozen importlib"
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
@@ -64,6 +68,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
+        host: name of its machine, if that is another one than the tuner's; "" otherwise.
         frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 
@@ -71,6 +76,7 @@ class Looked:
     state: str = ""
     rank: int | None = None
     world_size: int = 1
+    host: str = ""
     frames: list[Frame] = field(default_factory=list)
 
     @property
@@ -106,7 +112,8 @@ class Looked:
             if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
-        return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in above)
+        called = [frame for frame in above if frame.function != "<module>"]  # what an import executes is no collective
+        return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in called)
 
     @property
     def where(self) -> str:
@@ -121,8 +128,8 @@ class Looked:
 
     @property
     def name(self) -> str:
-        """Name for messages: "rank 1", and "rank 0" where no rank is set."""
-        return "rank 0" if self.rank is None else f"rank {self.rank}"
+        """Name for messages: "rank 1", "rank 1 on n2" on another machine, and "rank 0" where no rank is set."""
+        return f"rank {self.rank or 0}{f' on {self.host}' if self.host else ''}"
 
 
 @dataclass(kw_only=True)
@@ -130,7 +137,7 @@ class Hang:
     """Where a trial hangs.
 
     Attributes:
-        kind: "stopped", "collective", "loader", "compile", "user code" or "unknown".
+        kind: "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown".
         summary: the kind and the place in words, for the trial's reason.
         processes: what each process was doing, for the evidence.
     """
@@ -140,30 +147,42 @@ class Hang:
     processes: list[Looked]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns {"kind", "summary", "processes": [{"pid", "rank", "state", "stack": ["train.py:3 in f", ...]}]}."""
+        """Returns {"kind", "summary", "processes": [{"pid", "rank", "host", "state", "stack": ["train.py:3 in f", ...]}]}."""
         found = [
-            {"pid": p.pid, "rank": p.rank, "state": p.state, "stack": [_full(frame) for frame in p.frames[:MAX_FRAMES]]}
+            {"pid": p.pid, "rank": p.rank, "host": p.host, "state": p.state, "stack": [*map(_full, p.frames[:MAX_FRAMES])]}
             for p in self.processes
         ]
         return {"kind": self.kind, "summary": self.summary, "processes": found}
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S: the stacks of the processes are read one after the other.
+    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if some processes are asked through a file.
 
     Args:
-        processes: all processes of the trial.
-        log: the trial's standard error, where the stacks are written.
+        processes: the trial's processes on this machine.
+        log: the trial's standard error in its folder, where the stacks are written, those of other machines in "scratch".
     """
-    until_s = time.monotonic() + TOTAL_S
-    return understood([found for process in processes if (found := _inspected(process, log, until_s)) is not None])
+    begun_s, scratch = time.monotonic(), log.parent / "scratch"
+    if scratch.is_dir():
+        (scratch / STACKS_FILE).touch()
+    here = [found for process in processes if (found := _inspected(process, log, begun_s + TOTAL_S)) is not None]
+    away = _answers(scratch, begun_s + AWAY_S)
+    reached = {p.pid for p in away if not p.host}
+    return understood([*(p for p in here if p.pid not in reached), *away])
 
 
 def understood(found: Sequence[Looked]) -> Hang:
     """Returns where a trial hangs, judged from the states and stacks of its processes."""
     known = [p for p in found if p.frames and not p.is_helper]
     workers, ranks = [p for p in known if p.is_worker], [p for p in known if not p.is_worker]
-    kind, summary = _stopped(found) or _collective(ranks) or _loader(ranks, workers) or _of_one(ranks) or _unknown(found)
+    kind, summary = (
+        _stopped(found)
+        or _collective(ranks)
+        or _loader(ranks, workers)
+        or _of_one(ranks)
+        or _rendezvous(found)
+        or _unknown(found)
+    )
     return Hang(kind=kind, summary=summary, processes=list(found))
 
 
@@ -186,7 +205,9 @@ def _collective(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     if others:
         return "collective", f"{here}, while {others[0].name} is at {others[0].where}"
     if gone:
-        return "collective", f"{here}, while rank {gone[0]} has ended"
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        missing = f"rank {gone[0]} of {world_size}{more} missing"
+        return "collective", f"{here}; {missing} (ended, never started, or unable to answer)"
     places = "; ".join(f"{p.name} at {p.where}" for p in waiting[:2])
     return "collective", f"all {len(waiting)} ranks wait for each other: {places}"
 
@@ -212,6 +233,15 @@ def _of_one(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     return "user code", f"user code at {first.where}"
 
 
+def _rendezvous(found: Sequence[Looked]) -> tuple[str, str] | None:
+    waiting = [p for p in found if any(_RENDEZVOUS.search(frame.file) for frame in p.frames)]
+    if not waiting:
+        return None
+    on = ", ".join(sorted({p.host or platform.node() for p in waiting}))
+    what = "waits for the other nodes: fewer than --nnodes have met at --rdzv_endpoint, or some cannot reach it"
+    return "rendezvous", f"torchrun on {on} {what}"
+
+
 def _unknown(found: Sequence[Looked]) -> tuple[str, str]:
     if not found:
         return "unknown", "no process of the trial is left"
@@ -227,14 +257,30 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
         state = process.status()
         found = Looked(pid=process.pid, state=_in_words(process.pid, state))
         environment = process.environ()
-        rank, world_size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-        if rank.isdigit() and world_size.isdigit():
-            found.rank, found.world_size = int(rank), int(world_size)
+        if place := place_of(environment):
+            found.rank, found.world_size = place
         if state not in _STOPPED and time.monotonic() < until_s and _can_report(process.pid, log):
             found.frames = _reported(process, log)
     except (psutil.Error, OSError):
         return None
     return found
+
+
+def _answers(scratch: Path, until_s: float) -> list[Looked]:
+    """Returns the processes that have written their stacks to a file; waits for those that have announced it."""
+    pattern = STACK_FILE.format(host="*", pid="*")
+    while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
+    return [_told(text) for text in texts if text]
+
+
+def _told(text: str) -> Looked:
+    said, _, stacks = text.partition("\n")
+    about = json.loads(said)
+    rank, world_size = about["place"] or (None, 1)
+    host = "" if about["host"] == platform.node() else about["host"]
+    return Looked(pid=about["pid"], rank=rank, world_size=world_size, host=host, frames=parsed(stacks))
 
 
 def _in_words(pid: int, state: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import platform
 import shutil
 import signal
 import threading
@@ -30,8 +31,11 @@ from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
 from autotune.plain_text import shortened
+from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPORTS_BYTES = 256 << 10  # of the end of the log, in which reports of torchrun are looked for
+LOG_S = 2.0  # between two looks into a running trial's log
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as stuck
 
 
@@ -183,7 +187,7 @@ class LocalRunning(Running):
         self._ended: Ended | None = None
         self._server = server
         self._started_s = time.monotonic()
-        self._next_search_s = self._started_s + LATE_S
+        self._next_search_s, self._next_log_s = self._started_s + LATE_S, self._started_s
         files.begin(launch.argv, launch.cwd, self._folder)
         try:
             self._start()
@@ -256,14 +260,17 @@ class LocalRunning(Running):
     def _watch(self, now_s: float) -> None:
         """Checks whether the trial is over, and if so records the cause."""
         self._progress.read()
+        if self._results.missing or self._exited_s is not None:
+            self._results.refresh()
         self._results.collect()  # after the messages: a process that has exited writes no more
-        if self._results.by_rank and self._first_result_s is None:
+        if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:
             self._conclude("result", leave_s=self._graces.leave_s)
         elif self._is_rest_late(now_s):
-            self._problems.append(f"no result from rank {', '.join(map(str, self._results.missing[:8]))}")
-            self._conclude("result")
+            if missing := self._results.missing:
+                self._problems.append(f"no result from rank {', '.join(map(str, missing[:8]))}")
+            self._conclude("result" if self._results.by_rank else "exit")
         elif self._is_gone and self._is_signalled:  # the supervisor has ended it without our request
             self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
@@ -309,6 +316,13 @@ class LocalRunning(Running):
             f"the supervisor, which watches over the trial's processes, was {how}; the trial ended with it"
         )
 
+    def _has_lost_task(self, now_s: float) -> bool:
+        """Whether srun says that a task has failed. It goes on all the same, and other ranks may wait for that one for ever."""
+        if now_s < self._next_log_s:
+            return False
+        self._next_log_s = now_s + LOG_S
+        return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
+
     def _is_rest_late(self, now_s: float) -> bool:
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
@@ -347,9 +361,11 @@ class LocalRunning(Running):
         is_counted = oom_kills is not None and self._oom_kills_before is not None
         files = self._files.end()
         newest, ready_s = self._progress.newest, self._progress.entered_s.get("init")
+        log = self._folder / protocol.STDERR_FILE
+        tail = logs.tail(log)
         return {
             "ready_s": None if ready_s is None else ready_s - self._started_s,
-            "log_tail": secrets.text(logs.tail(self._folder / protocol.STDERR_FILE)),
+            "log_tail": secrets.text(reports_before(logs.tail(log, REPORTS_BYTES), tail) + tail),
             "stdout_tail": secrets.text(logs.tail(self._folder / protocol.STDOUT_FILE)),
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,
             "is_harness_seen": newest is not None or bool(self._results.by_rank),
@@ -361,14 +377,6 @@ class LocalRunning(Running):
             "files_unguarded": files.unguarded,
             **self._why,
         }
-
-
-def signal_name(number: int) -> str:
-    """Returns "SIGSEGV" for 11, "signal 40" for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _prepare(launch: Launch) -> None:
@@ -384,7 +392,8 @@ def _prepare(launch: Launch) -> None:
         (launch.folder / name).touch(mode=0o600)
     shutil.rmtree(launch.folder / "scratch", ignore_errors=True)
     (launch.folder / "scratch").mkdir(mode=0o700)
-    protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)
+    here = dataclasses.replace(launch.spec, host=platform.node(), epoch_s=time.time() - time.monotonic())
+    protocol.write_json(str(launch.folder / protocol.SPEC_FILE), here)
 
 
 def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:

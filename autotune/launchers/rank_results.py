@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from autotune.harness import protocol
 from autotune.harness.protocol import RankResult, Spec
 
 MAX_RESULT_BYTES = 64 << 20  # ten times the size of a result with a million steps
+LOOK_FILE = ".look"
 _NAME = re.compile(r"result\.rank(\d{1,6})\.json")
 
 
@@ -41,6 +43,12 @@ class RankResults:
     def is_complete(self) -> bool:
         """Whether every rank has a result."""
         return bool(self.by_rank) and not self.missing
+
+    def refresh(self) -> None:
+        """Makes a network file system look for new results of other nodes; it may remember what was there for half a minute."""
+        with contextlib.suppress(OSError):
+            (self._folder / LOOK_FILE).touch()
+            (self._folder / LOOK_FILE).unlink()
 
     def collect(self) -> None:
         """Reads the results that are new or have changed since the last call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import platform
 import shutil
 import subprocess
 from typing import Any
@@ -48,7 +49,7 @@ from autotune.trials.schedule import Ending
 from autotune.trials.session import OutOfTime, Session
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
-from autotune.wording import cycles_text, log_lines
+from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # Python's own message
 DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
@@ -359,7 +360,8 @@ class _Study:
             raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs.command.argv({})))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
             self._listener.notice(missing)
-        if said := cycles_text(record.metrics):
+        watched = str(record.evidence.get("node", {}).get("host") or platform.node())
+        for said in filter(None, (unwatched_text(record.ranks, watched), cycles_text(record.metrics))):
             self._listener.notice(f"{said}.")
         return results[0]
 

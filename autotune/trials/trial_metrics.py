@@ -136,7 +136,7 @@ def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
         **{f"communication.{name}": value for name, value in communication.items()},
     }
     for entry in joined["by_rank"] if joined["world_size"] <= MAX_RANKS else ():
-        numbers |= {f"rank{entry['rank']}.{name}": value for name, value in entry.items() if name != "rank"}
+        numbers |= {f"rank{entry['rank']}.{name}": value for name, value in entry.items() if name not in ("rank", "host")}
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 

@@ -5,6 +5,7 @@ import pytest
 from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
 from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
 from autotune.log_messages import raised_in
+from autotune.process_ends import failed_ranks, reports_before
 from autotune.records import Outcome
 
 STEADY = Window(
@@ -400,6 +401,52 @@ def test_of_ranks_that_torchrun_found_dead_at_once_the_killed_one_is_the_cause()
     assert classify(Facts(exit_code=1, log_tail=log(both)))[1].startswith("rank 0 was ended by SIGKILL")
     after = TORCHRUN.replace("[1]:", "[1]:\n  rank      : 0 (local_rank: 0)").format(code=-9)
     assert classify(Facts(exit_code=1, log_tail=log(after)))[1].startswith("rank 1 was ended by SIGKILL")
+
+
+def test_of_a_report_of_each_node_s_torchrun_the_killed_rank_is_the_cause():
+    other = TORCHRUN.replace("rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)").format(code=1)
+    for reports in (TORCHRUN.format(code=-9) + other, other + TORCHRUN.format(code=-9)):
+        assert classify(Facts(exit_code=1, log_tail=log(reports)))[1].startswith("rank 1 was ended by SIGKILL")
+
+
+def test_a_report_of_torchrun_is_found_before_the_tail_of_the_log():
+    report = f"{TORCHRUN.format(code=-9)}===\n"
+    tail = "x" * 100
+    assert failed_ranks(reports_before(f"before\n{report}{tail}", tail)) == [(1, -9, "")]
+    assert reports_before(f"before\n{report}{tail}", f"{report}{tail}") == ""
+
+
+SRUN = """srun: error: n2: task 1: Killed
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: n1: task 0: Killed
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome", "reason"),
+    [
+        ("Killed", Outcome.crash, "task 1 on node n2 was ended by SIGKILL in phase spawn (ended from outside, or by"),
+        ("Segmentation fault (core dumped)", Outcome.crash, "task 1 on node n2 was ended by SIGSEGV in phase spawn"),
+        ("Out Of Memory", Outcome.host_oom, "task 1 on node n2 was ended for memory, says Slurm"),
+        ("Exited with exit code 3", Outcome.error, "task 1 on node n2 ended with exit status 3"),
+    ],
+)
+def test_the_task_that_srun_names_first_is_the_cause(ends, outcome, reason):
+    said = log(f"RuntimeError: {GLOO}") + SRUN.replace("Killed", ends, 1)
+    for facts in (Facts(exit_code=137, log_tail=said), answered(failed("RuntimeError", GLOO, 0, 2), log_tail=said)):
+        found = classify(facts)
+        assert (found[0], found[1].startswith(reason.replace("spawn", facts.phase))) == (outcome, True), found
+
+
+def test_what_a_program_says_is_quoted_rather_than_what_srun_says_of_it():
+    said = "python: can't open file 'x.py'\nsrun: error: n2: task 1: Exited with exit code 2\n"
+    assert classify(Facts(exit_code=2, log_tail=said))[1] == "exit status 2: python: can't open file 'x.py'"
+    assert classify(Facts(exit_code=1, log_tail="srun: error: Unable to allocate\n"))[1].endswith("Unable to allocate")
+
+
+def test_a_rank_is_named_with_its_node_if_there_are_several():
+    results = failed("ValueError", "bad", 1, 2, host="n2"), answer(0, 2, host="n1")
+    assert classify(answered(*results))[1] == "ValueError: bad (rank 1 on n2)"
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_named():

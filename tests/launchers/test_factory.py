@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.command import CommandTemplate
-from autotune.config.schema import LAUNCHERS, StudyConfig
+from autotune.config.schema import LAUNCHERS, RAY, SLURM, StudyConfig
 from autotune.launchers import make_launcher
 from autotune.launchers.base import Launcher
 
@@ -17,6 +17,13 @@ def test_every_name_that_is_allowed_makes_a_launcher(name):
         assert isinstance(made, Launcher)
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("name", [SLURM, RAY])
+def test_a_cluster_has_a_launcher_for_each_slot(name):
+    config = StudyConfig(launcher=name)
+    config.launch.slots = 3
+    assert len(make_launcher(config, COMMAND).beside()) == 3
 
 
 def test_a_name_that_is_not_allowed_makes_none():

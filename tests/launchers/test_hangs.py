@@ -1,5 +1,7 @@
 """What the stacks of processes reveal about a hang, on shortened real stacks; and which processes are asked for theirs."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +10,9 @@ import time
 import psutil
 import pytest
 
-from autotune.harness.protocol import STACK_SIGNAL
+from autotune.harness import away
+from autotune.harness.protocol import STACK_SIGNAL, Spec
+from autotune.launchers.environment import PACKAGE
 from autotune.launchers.hangs import Looked, look, parsed, understood
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
@@ -55,8 +59,14 @@ AGENT = f"""
 {MAIN}"""
 
 
-def found(stack, rank=None, world_size=1, state="sleeping", pid=7):
-    return Looked(pid=pid, state=state, rank=rank, world_size=world_size, frames=parsed(stack))
+RENDEZVOUS = f"""
+  File "{TORCH}/distributed/elastic/rendezvous/dynamic_rendezvous.py", line 700 in _join_rendezvous
+  File "{TORCH}/distributed/run.py", line 1120 in run
+{MAIN}"""
+
+
+def found(stack, rank=None, world_size=1, state="sleeping", pid=7, host=""):
+    return Looked(pid=pid, state=state, rank=rank, world_size=world_size, host=host, frames=parsed(stack))
 
 
 AT = "train.py:40 in main"
@@ -99,7 +109,8 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(BARRIER, 1, 2)],
             "collective",
-            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}, while rank 0 has ended",
+            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}; rank 0 of 2 missing (ended, never started, or unable to "
+            "answer)",
         ),
         (
             [found(BARRIER, 0, 2), found(BACKWARD, 1, 2)],
@@ -117,6 +128,23 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
             "no stack could be read (process 7 disk-sleep in nfs_wait)",
         ),
         ([], "unknown", "no process of the trial is left"),
+        (
+            [found(BARRIER, 0, 2), found(MAIN, 1, 2, host="n2")],
+            "collective",
+            f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}, while rank 1 on n2 is at {AT}",
+        ),
+        (
+            [found(BARRIER, 0, 4)],
+            "collective",
+            f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}; rank 1 of 4 and 2 more missing (ended, never started, or "
+            "unable to answer)",
+        ),
+        (
+            [found(RENDEZVOUS, 0, 2, host="n2"), found(RENDEZVOUS, 1, 2, host="n3")],
+            "rendezvous",
+            "torchrun on n2, n3 waits for the other nodes: fewer than --nnodes have met at --rdzv_endpoint, or some cannot "
+            "reach it",
+        ),
     ],
 )
 def test_stacks_are_read_together(processes, kind, summary):
@@ -159,6 +187,28 @@ def test_a_process_tells_where_it_is_also_from_a_dead_loop(started, tmp_path):
     assert hang.kind == "user code"
     assert re.fullmatch(r"user code at <string>:[34] in spin", hang.summary)
     assert hang.as_json()["processes"][0]["stack"][-1] == "<string>:5 in <module>"
+
+
+@pytest.mark.parametrize("host", ["another", os.uname().nodename])
+def test_a_process_that_no_signal_can_ask_answers_through_a_file(started, tmp_path, host):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "stderr.log").touch()
+    spec = json.dumps({"trial": 1, "nonce": "", "folder": str(tmp_path), "host": host})
+    code = f"import json, sys\nsys.path.insert(0, {str(PACKAGE.parent)!r})\nfrom autotune.harness import away, protocol"
+    code += f"\naway.answer_by_file(protocol.Spec(**json.loads({spec!r})))"
+    process = started(f"{code}\n{ANSWERS}{READY}time.sleep(600)", "of srun")
+    hang = look([process], tmp_path / "stderr.log")
+    assert re.fullmatch(r"user code at <string>:\d+ in <module>", hang.summary)
+    assert [each["pid"] for each in hang.as_json()["processes"]] == [process.pid]
+
+
+def test_a_process_whose_stderr_is_the_log_on_the_tuner_s_host_starts_no_thread(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "stderr.log").touch()
+    monkeypatch.setattr(away.os, "fstat", lambda _: os.stat(tmp_path / "stderr.log"))
+    away.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path), host=os.uname().nodename))
+    away.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path)))  # a real run
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_process_without_the_handler_is_not_signalled(started, tmp_path):

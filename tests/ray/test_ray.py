@@ -16,6 +16,7 @@ from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
+from tests.launchers.two_slots import check_two_slots
 
 RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -92,6 +93,23 @@ def test_what_cannot_be_had_is_told(make, options, told):
         ready(make(**options))
     assert all(words in str(caught.value) for words in told), caught.value
     assert "\n" not in str(caught.value)
+
+
+def test_more_slots_than_the_cluster_has_room_for_are_refused(ray, tmp_path):
+    study = QuickStudy(tmp_path)
+    process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=3", "launch.ray.gpus=1")
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (2, ""), err
+    assert "launch.slots: the cluster has no room for so many, got 3 (room for 2, each with 1 GPU, 1 CPU)" in err
+    assert "Traceback" not in err
+    assert study.none_is_left()
+    assert ray.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_study_on_two_slots_runs_its_search_in_two_actors(ray, tmp_path):
+    check_two_slots(QuickStudy(tmp_path), "launcher=ray", f"launch.ray.address={ray.address}", "launch.ray.gpus=1")
+    assert ray.is_idle()
 
 
 def test_an_interpreter_without_ray_is_named(make, tmp_path):

@@ -1,7 +1,7 @@
 """A private Slurm on this host: munged, slurmctld and one slurmd per node, with ports, keys and state in one folder.
 
 It needs root, and Debian's packages slurm-wlm and munge. All its nodes are this host and see the same files, except that node
-n3 sees an empty folder instead of `apart`.
+n3 sees an empty folder instead of `apart`. Node n4 has a host name, process ids and a monotonic clock of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
+NODES = ("n1", "n2", "n3", "n4")
+FAR = "far"  # host name of node n4
+FAR_S = 1_000_000  # seconds by which its monotonic clock is ahead of this host's
 NODE_LOST_S = 10  # SlurmdTimeout; Slurm marks a silent node as down after two to three times as long
 CONF = """
 ClusterName=test
@@ -63,7 +66,7 @@ def why_not() -> str:
 
 
 class PrivateSlurm:
-    """A running Slurm with the partitions main (node n1), other (n2) and apart (n3).
+    """A running Slurm with the partitions main (node n1), other (n2), apart (n3) and two (n1 and n4, which is `FAR`).
 
     Attributes:
         environment: the variables that Slurm's commands need.
@@ -81,7 +84,7 @@ class PrivateSlurm:
         self._configure()
         self._start_munge()
         self.start("slurmctld")
-        for name in ("n1", "n2", "n3"):
+        for name in NODES:
             self.start(name)
         self._wait_until_ready()
 
@@ -91,6 +94,11 @@ class PrivateSlurm:
         argv = ["slurmctld", "-D", "-f", conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name, "-f", conf]
         if name == "n3":
             argv = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self.apart), *argv]
+        if name == "n4":
+            clock = ["--time", "--monotonic", str(FAR_S)]
+            can = subprocess.run(["unshare", "--fork", *clock, "true"], capture_output=True, check=False).returncode == 0
+            far = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--uts", *(clock if can else [])]
+            argv = [*far, "sh", "-c", 'hostname "$0" && exec "$@"', FAR, *argv]
         self._popen(name, argv)
 
     def kill(self, name: str) -> None:
@@ -119,8 +127,8 @@ class PrivateSlurm:
         """Ends all jobs and daemons."""
         for job in self.jobs() if "slurmctld" in self._processes else []:
             self.ask("scancel", "--signal=KILL", job.split()[0])
-        for process in reversed(self._processes.values()):
-            process.send_signal(signal.SIGTERM)
+        for name, process in reversed(self._processes.items()):
+            process.send_signal(signal.SIGKILL if name == "n4" else signal.SIGTERM)  # unshare ignores SIGTERM
         for process in self._processes.values():
             try:
                 process.wait(10)
@@ -134,11 +142,16 @@ class PrivateSlurm:
 
     def _configure(self) -> None:
         host, folder = socket.gethostname().partition(".")[0], self._folder
-        controller, *ports = _free_ports(4)
+        controller, *ports = _free_ports(1 + len(NODES))
         nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
         partitions = [
             f"PartitionName={name} Nodes={node} Default={default} MaxTime=600 State=UP\n"
-            for name, node, default in (("main", "n1", "YES"), ("other", "n2", "NO"), ("apart", "n3", "NO"))
+            for name, node, default in (
+                ("main", "n1", "YES"),
+                ("other", "n2", "NO"),
+                ("apart", "n3", "NO"),
+                ("two", "n1,n4", "NO"),
+            )
         ]
         conf = CONF.format(host=host, port=controller, folder=folder, lost_s=NODE_LOST_S)
         (folder / "slurm.conf").write_text(conf + "".join([*nodes, *partitions]))
@@ -167,7 +180,7 @@ class PrivateSlurm:
 
     def _wait_until_ready(self) -> None:
         try:
-            _wait_for(lambda: self._states() == {"n1": "idle", "n2": "idle", "n3": "idle"}, "the nodes")
+            _wait_for(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
         except BaseException:
             print(self.log())
             self.stop()

@@ -17,6 +17,7 @@ from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
+from tests.launchers.two_slots import check_two_slots
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -132,18 +133,5 @@ def test_without_slurm_it_is_said(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
     study = QuickStudy(tmp_path)
-    asked = [word for word in SLURM if not word.startswith("study.budget")]
-    given = ("launch.slots=2", "study.budget.minutes=8", "study.budget.trials=20", "measure.quiet=false")
-    out, err = study.start(*asked, *given).communicate(timeout=500)
-    assert "verdict" in out, err
-    assert "trials run on nodes " in err
-    assert "2 trials at a time: in parallel with 1 other, a trial ran at 1.000 of its rate alone" in out
-    trials = study.folder.read_trials()
-    by_kind = {
-        kind: {trial.evidence["node"]["job"] for trial in trials if trial.kind.value == kind} for kind in ("search", "final")
-    }
-    assert len(by_kind["search"]) == 2
-    assert len(by_kind["final"]) == 1
-    assert {trial.neighbours for trial in trials if trial.kind.value == "search"} >= {1}
-    assert study.none_is_left()
+    check_two_slots(study, "launcher=slurm", "launch.slurm.cpus=2")
     assert slurm.is_idle()

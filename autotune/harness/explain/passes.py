@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Optional
 
 from .. import protocol
+from ..announcement import Announcement, num_ahead
 from ..context import TrialContext
-from ..last_step import ANNOUNCE_AHEAD
 from ..meter import WARMUP
 from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
@@ -33,7 +32,7 @@ class Explained:
         self._begin_step: Optional[int] = None
         self._has_begun = self._is_written = False
         self._first_s = 0.0
-        self._file = os.path.join(context.spec.folder, BEGIN_FILE)
+        self._announcement = Announcement(context, BEGIN_FILE)
 
     @property
     def is_over(self) -> bool:
@@ -59,11 +58,10 @@ class Explained:
             return self._is_warm()
         if self._begin_step is None:
             if context.rank == 0 and self._is_warm():
-                self._begin_step = context.num_steps + ANNOUNCE_AHEAD + context.clock.run_ahead
-                protocol.write_json(self._file, {"step": self._begin_step})
-            elif context.rank != 0 and os.path.exists(self._file):
-                with open(self._file, encoding="utf-8") as file:
-                    self._begin_step = int(json.load(file)["step"])
+                self._begin_step = context.num_steps + num_ahead(context)
+                self._announcement.tell(self._begin_step)
+            elif context.rank != 0:
+                self._begin_step = self._announcement.heard()
         return self._begin_step is not None and context.num_steps >= self._begin_step
 
     def _is_warm(self) -> bool:

@@ -9,7 +9,8 @@ of our own. The actor starts the agent in a session of its own, where Ray does n
 to the actor close, which they do however the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number, or null for `num_processes` if the cluster has any),
-"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), and "agent", the agent's command.
+"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (how many brokers ask
+for the same), and "agent", the agent's command.
 What happens is said on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
 {"lost": why}.
 """
@@ -245,6 +246,10 @@ def wanted(request: dict[str, Any]) -> dict[str, int]:
         refused = "gpus" if gpus > most else "cpus"
         have = "; ".join(sorted({in_words({name: node.get(name, 0) for name in asked}) for node in nodes}))
         leave(1, refused=refused, words=f"nodes have {have}")
+    num, names = request["num_slots"], [name for name in asked if asked[name]]
+    places = sum(min((int(node.get(name, 0)) // asked[name] for name in names), default=num) for node in nodes)
+    if not request["may_wait"] and places < num:
+        leave(1, refused="slots", words=f"room for {places}, each with {in_words(asked)}")
     return asked
 
 

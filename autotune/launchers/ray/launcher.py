@@ -32,11 +32,20 @@ class RayLauncher(RemoteLauncher):
         place: what the node must see, and the devices of a trial.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait for a node; None for no limit.
+        num_slots: how many such launchers the study has, each with resources of its own.
     """
 
-    def __init__(self, ray: RayOptions, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        ray: RayOptions,
+        place: Place,
+        *,
+        graces: Graces | None = None,
+        patience_s: float | None = None,
+        num_slots: int = 1,
+    ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
-        self._ray = ray
+        self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
         """Starts a broker and returns at once. A node that was lost may come back, so the second broker waits for one."""
@@ -45,7 +54,8 @@ class RayLauncher(RemoteLauncher):
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
         python = os.path.abspath(python)  # the broker starts in /; a link stays one, since it may name a virtual environment
-        return Broker(ray, self._place.device, python, may_wait=ray.autoscaling or self._first is not None)
+        may_wait = ray.autoscaling or self._first is not None
+        return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
@@ -60,9 +70,12 @@ class Broker(ChildTransport):
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
         may_wait: whether to wait for a node that the cluster does not have yet.
+        num_slots: how many brokers ask for the same.
     """
 
-    def __init__(self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool) -> None:
+    def __init__(
+        self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool, num_slots: int = 1
+    ) -> None:
         kind, _, num_processes = device
         usual = {"cpu": 0, "cuda": num_processes}.get(kind)
         self._asked = {
@@ -71,6 +84,7 @@ class Broker(ChildTransport):
             "gpus": usual if ray.gpus is None else ray.gpus,
             "num_processes": num_processes,
             "may_wait": may_wait,
+            "num_slots": num_slots,
             "agent": agent_command(),
         }
         super().__init__([python, str(BROKER), json.dumps(self._asked)])
@@ -109,6 +123,8 @@ class Broker(ChildTransport):
             "gpus": f"launch.ray.gpus: no node of the cluster has that many, got {asked['gpus']} ({words}). Give fewer, or "
             "launch.ray.autoscaling=true if the cluster adds nodes.",
             "cpus": f"launch.ray.cpus: no node of the cluster has that many, got {asked['cpus']} ({words}). Give fewer, or "
+            "launch.ray.autoscaling=true if the cluster adds nodes.",
+            "slots": f"launch.slots: the cluster has no room for so many, got {asked['num_slots']} ({words}). Give fewer, or "
             "launch.ray.autoscaling=true if the cluster adds nodes.",
         }
         otherwise = f"launch.ray: Ray does not start the agent, got {address!r} ({words}). Change launch.ray.*."

@@ -25,6 +25,7 @@ from autotune.wording import (
     communication_text,
     cycles_text,
     machine_text,
+    rank_names,
     warm_start_text,
 )
 
@@ -37,10 +38,12 @@ def ranks(study: Study) -> Figure:
     if not by_rank:
         return Figure(key="ranks", title=title, absent="One process trains, so there are no ranks to compare.")
     known = [entry for entry in by_rank if entry.get("own_s") is not None]
+    names = dict(zip((entry["rank"] for entry in by_rank), rank_names(by_rank), strict=True))
     scale = Scale(0.0, 1.02 * max([float(entry["step_s"] or 0.0) for entry in by_rank] or [1.0]) or 1.0)
     rows = [
         Row(
-            label=f"rank {entry['rank']}", value=f"{step_time_text(entry['own_s'])} + {step_time_text(entry['exposed_s'])}",
+            label=f"rank {names[entry['rank']]}",
+            value=f"{step_time_text(entry['own_s'])} + {step_time_text(entry['exposed_s'])}",
             note="the other ranks wait for it" if entry["rank"] in found["stragglers"] else "",
             marks=[bar(0, scale(entry["own_s"]), "best"), bar(scale(entry["own_s"]), scale(entry["step_s"]), "predicted")],
         )
@@ -48,7 +51,7 @@ def ranks(study: Study) -> Figure:
     ]  # fmt: skip
     chart = Bars(rows=rows, key=[("best", "own work"), ("predicted", "waiting for other ranks")])
     grid = Grid(columns=["rank ", f"{study.unit}/s ", "a step ", "waiting for input ", "memory "], rows=[
-        [str(entry["rank"]), number_text(entry["rate_per_s"]), _step(entry["step_s"]), percent_text(entry["data_wait_frac"]),
+        [names[entry["rank"]], number_text(entry["rate_per_s"]), _step(entry["step_s"]), percent_text(entry["data_wait_frac"]),
          bytes_text(entry["peak_memory_bytes"])]
         for entry in by_rank
     ])  # fmt: skip

@@ -1,0 +1,89 @@
+"""Lets rank 0 tell the other ranks the number of a step, before any rank reaches it.
+
+It is told by a file in the trial's folder. On several nodes it is also told by the store of the process group, since a shared
+folder may hide a new file for half a minute: NFS remembers what was not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import Any, Mapping, Optional
+
+from . import protocol
+from .context import TrialContext
+
+AHEAD = 2  # rank 0 tells the number this many steps ahead; all ranks see it in time (they run in lockstep)
+ASK_EVERY_S = 0.1  # between two questions to the store, each of which takes a way through the network
+AHEAD_S = 0.3  # on several nodes, the number is told this long ahead as well
+SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
+
+
+class Announcement:
+    """A number that rank 0 tells once.
+
+    Args:
+        context: the trial in this process.
+        name: of the file.
+    """
+
+    def __init__(self, context: TrialContext, name: str) -> None:
+        self._context, self._name = context, name
+        self._file = os.path.join(context.spec.folder, name)
+        self._is_spread = is_spread(os.environ)
+        self._next_s = 0.0
+
+    def tell(self, step: int) -> None:
+        """Tells the other ranks the number; called by rank 0."""
+        protocol.write_json(self._file, {"step": step})
+        if self._is_spread:
+            try:
+                _store().set(self._key, str(step))
+            except Exception:  # a process group without a store: the file must do
+                return
+
+    def heard(self) -> Optional[int]:
+        """Returns what rank 0 has told; None if nothing yet. Called after every step by the other ranks."""
+        if os.path.exists(self._file):
+            with open(self._file, encoding="utf-8") as file:
+                return int(json.load(file)["step"])
+        now_s = time.monotonic()
+        if not self._is_spread or now_s < self._next_s:
+            return None
+        self._next_s = now_s + ASK_EVERY_S
+        try:
+            store = _store()
+            return int(store.get(self._key)) if store.check([self._key]) else None
+        except Exception:  # as above, or rank 0 has ended
+            return None
+
+    @property
+    def _key(self) -> str:
+        return f"autotune/{self._name}"
+
+
+def num_ahead(context: TrialContext) -> int:
+    """Returns how many steps after this one the number must lie, so that all ranks have heard it by then."""
+    num = AHEAD + context.clock.run_ahead
+    if not is_spread(os.environ):
+        return num
+    ends_s = context.window.steps["end_s"][-9:]
+    step_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else 0.0
+    return num + (math.ceil(AHEAD_S / step_s) if step_s > 0 else 0)
+
+
+def is_spread(environment: Mapping[str, str]) -> bool:
+    """Returns whether the ranks are on several nodes, as far as their launcher says."""
+    for names in SIZES:
+        here, everywhere = (environment.get(name, "") for name in names)
+        if here.isdigit() and everywhere.isdigit():
+            return int(here) < int(everywhere)
+    return environment.get("SLURM_STEP_NUM_NODES", "1") != "1"
+
+
+def _store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

@@ -1,0 +1,48 @@
+"""Writes this process's stacks where the tuner cannot ask by a signal: on another node, or if standard error is not its log.
+
+The tuner asks through a file in the trial's folder. A thread looks for it once a second; nothing else is done, and a process on
+the tuner's machine whose standard error is the trial's log does not need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import threading
+import time
+
+from . import protocol
+
+LOOK_S = 1.0
+
+
+def answer_by_file(spec: protocol.Spec) -> None:
+    """Starts the thread if the tuner cannot reach this process otherwise; an empty file tells it to wait for an answer."""
+    scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
+    if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
+        return
+    path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk full: where it hangs remains unknown
+        open(path, "w", encoding="utf-8").close()
+        asked = os.path.join(scratch, protocol.STACKS_FILE)
+        threading.Thread(target=_answer, args=(asked, path, host), daemon=True).start()
+
+
+def _answer(asked: str, path: str, host: str) -> None:
+    while not os.path.exists(asked):
+        time.sleep(LOOK_S)
+    place = protocol.place_of(os.environ)
+    with contextlib.suppress(OSError), open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        file.write(json.dumps({"host": host, "pid": os.getpid(), "place": place}) + "\n")
+        file.flush()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        os.replace(f"{path}.tmp", path)
+
+
+def _is_log(path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(2), os.stat(path))
+    except OSError:
+        return False
