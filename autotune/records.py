@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.shapes import ANY, check, flag, interval, knob_value, number, text, whole_number
+
 SCHEMA = 1
 
 KnobValue = bool | int | float | str
@@ -248,6 +250,7 @@ class TrialRecord:
         values["outcome"], values["kind"] = Outcome(raw.get("outcome")), Kind(raw.get("kind"))
         values["tier"] = Tier(raw.get("tier"))
         values["ci"] = None if raw.get("ci") is None else (float(raw["ci"][0]), float(raw["ci"][1]))
+        values["metrics"] = {name: value for name, value in raw.get("metrics", {}).items() if value is not None}
         return cls(**values)
 
 
@@ -337,93 +340,59 @@ class StudyRecord:
         return cls(**_fields(cls, raw, "study record", _STUDY_SHAPE))
 
 
-# Types that a document's fields must have, by name: a file on disk may be truncated, edited or written by another program.
-_NUMBER = (int, float)
-_TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
-    "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
-    "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
-    "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
-    "start": (str,), "spared_s": _NUMBER,
-    "losses": (list,), "ranks": (dict,), "slot": (str,), "host": (str,), "neighbours": (int,),
+# What a document's fields must be, by name.
+_NUMBER_OR_NULL, _WHOLE_OR_NULL = (None, number), (None, whole_number)
+_TRIAL_SHAPE: Mapping[str, Any] = {
+    **dict.fromkeys(("number", "neighbours"), whole_number),
+    **dict.fromkeys(("round", "repeats"), _WHOLE_OR_NULL),
+    **dict.fromkeys(("started_at", "seconds", "spared_s"), number),
+    **dict.fromkeys(("value", "device_rate", "loader_rate", "data_wait_frac", "peak_memory_bytes"), _NUMBER_OR_NULL),
+    **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "start", "slot", "host"), text),
+    **dict.fromkeys(("knobs", "changed"), {ANY: knob_value}),
+    **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), {}),
+    "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],
 }  # fmt: skip
-_STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
-    "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
-    "machine": (dict,), "versions": (dict,), "detected": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
-    "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
-    "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
-    "warm_start": (dict,),
-    "noise": (dict,), "slots": (dict,),
-}  # fmt: skip
-_SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
-    "best_by_tier": (dict,), "speedup": (dict, type(None)), "attribution": (list,), "diagnosis": (list,), "counts": (dict,),
-    "seconds": (dict,), "versions": (dict,), "started_at": _NUMBER, "trials": (list,),
-}  # fmt: skip
-_SIDE_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "value": (*_NUMBER, type(None)), "ratio": (*_NUMBER, type(None)), "ci": (list, tuple, type(None)), "overrides": (dict,),
-    "knobs": (dict,), "verdict": (str,), "reason": (str, type(None)), "trial": (int, type(None)),
+_STUDY_SHAPE: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "title", "cwd", "base"), text),
+    **dict.fromkeys(("started_at", "spent_s"), number),
+    **dict.fromkeys(
+        ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",
+         "verifies", "recording", "warm_start", "noise", "slots"),
+        {},
+    ),
+    "command": [text], "sequence": whole_number, "is_recipe": flag, "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,
+    "target": (None, [{}]),
 }  # fmt: skip
 
 
-def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a dataclass's fields; missing ones keep their defaults.
 
     Raises:
         ValueError: another schema, a required field is missing, or a value has the wrong type.
     """
-    _check_schema(raw, what)
+    check_schema(raw, what)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {name: value for name, value in raw.items() if name in fields}
     for name, f in fields.items():
         is_required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if is_required and name not in values:
             raise ValueError(f"{what} without {name!r}")
-    _check_kinds(values, what, shape)
+    for name in values.keys() & shape.keys():
+        check(values[name], shape[name], f"{what}'s {name}")
     return values
 
 
-def checked_summary(raw: Any) -> Summary:
-    """Returns the document of summary.json after checking it.
+def check_schema(raw: Any, what: str) -> None:
+    """Checks that a document is a mapping of the schema that this version reads.
 
     Raises:
-        ValueError: another schema, or not a summary.
+        ValueError: it is not.
     """
-    _check_schema(raw, "summary")
-    if missing := [name for name in _SUMMARY_SHAPE if name not in raw]:
-        raise ValueError(f"summary without {missing[0]!r}")
-    _check_kinds(raw, "summary", _SUMMARY_SHAPE)
-    for name in ("baseline", "best", "speedup"):
-        _check_side(name, raw[name] or {})
-    for trial in raw["trials"]:
-        if not isinstance(trial, dict):
-            raise ValueError(f"summary with a trial that is no mapping, got {trial!r:.80}")
-        Outcome(str(trial.get("outcome")))
-        _check_kinds({"number": None, **trial}, "summary's trial", _TRIAL_SHAPE)
-    return dict(raw)
-
-
-def _check_side(name: str, side: dict[str, Any]) -> None:
-    """Checks the rate or ratio of baseline, best or speedup, and its interval."""
-    what = f"summary's {name}"
-    _check_kinds(side, what, _SIDE_SHAPE)
-    interval = side.get("ci")
-    if interval is not None and not (len(interval) == 2 and all(isinstance(end, _NUMBER) for end in interval)):
-        raise ValueError(f"{what} with 'ci' that is no interval, got {interval!r:.80}")
-
-
-def _check_schema(raw: Any, what: str) -> None:
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")
     if raw.get("schema") != SCHEMA:
         raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
-
-
-def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in shape.items():
-        if name in values and not isinstance(values[name], kinds):
-            raise ValueError(f"{what} with {name!r} of the wrong type, got {values[name]!r:.80}")
 
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:

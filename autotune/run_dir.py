@@ -16,7 +16,9 @@ from typing import Any
 
 from autotune.errors import BadInput, FolderLost, one_of
 from autotune.owner import Claim, Owned, owner_of
-from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
+from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
+from autotune.shapes import finite
+from autotune.summaries import checked_summary
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RECORDS = (  # what a study keeps in its folder, besides its report
@@ -449,14 +451,14 @@ def as_json(document: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Returns a JSON document.
+    """Returns a JSON document, with None for numbers that are not finite; see `finite`.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return finite(json.loads(path.read_text(encoding="utf-8")))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -58,13 +58,19 @@ def edited(text, name, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("speedup", {"ci": []}), ("best", {"value": "fast"}), ("baseline", {"ci": [1, "two"]})]
+    ("name", "changes", "words"),
+    [
+        ("speedup", {"ci": []}, "speedup.ci: no interval, got []"),
+        ("best", {"value": "fast"}, "best.value: no number, got 'fast'"),
+        ("baseline", {"ci": [1, "two"]}, "baseline.ci: no interval, got [1, 'two']"),
+        ("machine", {"gpus": [7]}, "machine.gpus.0: no mapping, got 7"),
+    ],
 )
-def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, runs, said):
+def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words, runs, said):
     study = make_study(runs)
     study.summary_file.write_text(edited(study.summary_file.read_text(), name, **changes))
     for command in ("show", "export", "report"):
-        assert f"not a summary, got: summary's {name} with" in said(2, command, "resnet18")
+        assert f"summary.json: not a summary, got: {words}. The trials are in" in said(2, command, "resnet18")
     assert json.loads(said(0, "list", "--json"))[0]["status"] == "unreadable"
 
 
