@@ -96,6 +96,9 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
+
+
 @dataclass(kw_only=True)
 class TrialRequest:
     """What a trial is to measure, written before it starts. It is all that remains if autotune is killed during the trial.

@@ -102,10 +102,11 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
 
 def _say(problems: Sequence[str]) -> None:
     from autotune.masking import Secrets
+    from autotune.plain_text import plain
 
     secrets = Secrets.known(words=sys.argv[1:])  # messages quote the faulty words, which may contain secrets
     for problem in problems:
-        print(f"autotune: {secrets.message(problem)}", file=sys.stderr)
+        print(f"autotune: {plain(secrets.message(problem))}", file=sys.stderr)
 
 
 def _fault(error: Exception) -> str:

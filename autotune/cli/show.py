@@ -17,7 +17,7 @@ from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import StudyRecord, Summary
 from autotune.report.verdict import headline
-from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
+from autotune.run_dir import CUT_OFF, StudyFolder, call, find, is_study, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
@@ -47,7 +47,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
     """Returns the folder of another study that has the name itself, in the runs folder or here; "" without one."""
     places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
-    there = (place for place in places if os.path.isfile(os.path.join(place, "study.json")))
+    there = (place for place in places if is_study(Path(place)))
     return next((place for place in there if not os.path.samefile(place, folder.path)), "")
 
 
@@ -166,7 +166,8 @@ def _row(folder: StudyFolder) -> dict[str, Any]:
     try:
         study = folder.read_study()
     except (OSError, ValueError) as error:
-        return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {error}")
+        why = "missing" if isinstance(error, FileNotFoundError) else error
+        return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {why}")
     try:
         summary = folder.current_summary()
     except FileNotFoundError:  # the first trial has not ended yet

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.theme import Theme
 
+from autotune.plain_text import escaped, visible
 from autotune.records import Outcome
 
 THEME = Theme(
@@ -43,12 +47,22 @@ MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables 
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
+class PlainConsole(Console):
+    """A console that prints no control characters of the texts that it is given: names and messages of a program."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yields the segments of something to print."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Returns a console that replaces characters that the stream cannot encode, instead of failing."""
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    made = Console(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
+    nowhere = None if stream else io.StringIO()  # the caller has closed the stream
+    made = PlainConsole(file=nowhere, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPE_WIDTH
     return made
@@ -66,4 +80,4 @@ def outcome_style(outcome: str) -> str:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output, without styles."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(escaped(json.dumps(document, indent=2, ensure_ascii=False)))

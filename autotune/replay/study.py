@@ -11,7 +11,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from autotune import stats
-from autotune.compare.finals import CHOOSING, REPORTED
 from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import typed
@@ -20,7 +19,7 @@ from autotune.config.schema import Budget, StudyConfig
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
 from autotune.monitors.nvml import NoDevice
-from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
+from autotune.records import CHOOSING, REPORTED, THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
 from autotune.replay.launcher import ReplayClock, ReplayLauncher
 from autotune.replay.space import Grid

@@ -112,6 +112,17 @@ def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
+def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
+    make_study(runs, "other")
+    study = make_study(runs)
+    study.study_file.unlink()
+    assert "faster: 2.41x" in said(0, "show", "resnet18")
+    assert "study.json: cannot be read" in said(2, "resume", "resnet18")
+    listed = {row["study"]: row for row in json.loads(said(0, "list", "--json"))}
+    assert (listed["resnet18"]["status"], listed["other"]["status"]) == ("unreadable", "complete")
+    assert "study.json: missing" in listed["resnet18"]["verdict"]
+
+
 def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     study = make_study(runs, status="interrupted")
     record = study.read_study()
