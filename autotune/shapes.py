@@ -109,12 +109,12 @@ def moment(value: Any) -> bool:
 
 def interval(value: Any) -> bool:
     """Whether it is a list of two numbers."""
-    return isinstance(value, list) and len(value) == 2 and all(map(number, value))
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(number, value))
 
 
 def open_interval(value: Any) -> bool:
     """Whether it is an interval whose upper end may be unknown."""
-    return isinstance(value, list) and len(value) == 2 and number(value[0]) and (value[1] is None or number(value[1]))
+    return isinstance(value, list | tuple) and len(value) == 2 and number(value[0]) and (value[1] is None or number(value[1]))
 
 
 def knob_value(value: Any) -> bool:

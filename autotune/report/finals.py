@@ -38,7 +38,7 @@ def processes_text(trials: Trials, first: dict[str, Any]) -> str:
     said = f"{uses.total()} in the finals" if uses else f"1 {WHEN.get(str(first.get('kind')), 'in the search')}"
     if len(uses) > 1:
         said += f": {', '.join(f'{uses[use]} {use}' for use in (PAIRED, CHOSEN, ALONE) if uses[use])}"
-    return "; ".join([said, *(f"{num} in the finals {outcome}" for outcome, num in lost.items())])
+    return "; ".join([said, *(f"{num} in the finals, {outcome}" for outcome, num in lost.items())])
 
 
 def finals_notes(trials: Trials) -> list[str]:

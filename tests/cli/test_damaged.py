@@ -131,6 +131,9 @@ def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     study.write_study(record)
     damage(study.trial_path(3) / "trial.json")
     said(0, "show", "resnet18")
+    said(0, "show", "resnet18", "--trial", "5")
+    assert "trials/0003/trial.json: cannot be read" in said(2, "show", "resnet18", "--trial", "3")
+    assert "trials/0003/trial.json" in said(2, "explain", "resnet18")
     assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
 
 

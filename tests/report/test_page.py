@@ -169,8 +169,8 @@ def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_a
     ]  # fmt: skip
     said = part(page_of(folder, trials=[*first, *finals]), "fastest")
     assert "4 in the finals: 2 in pairs, 1 to choose, 1 without a partner" in said
-    assert "2 in the finals; 1 in the finals disturbed" in said  # the baseline
-    assert "1 in the search; 1 in the finals disturbed" in said
+    assert "2 in the finals; 1 in the finals, disturbed" in said  # the baseline
+    assert "1 in the search; 1 in the finals, disturbed" in said
     assert "that were to choose picked the best among the finalists. Only the pairs" in said
     assert (
         "0006, which measured 0001 again in the finals, gave no result: disturbed (other programs used 0.65 of 2 cores), so the "
