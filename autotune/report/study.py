@@ -66,7 +66,7 @@ class Study:
 
     @property
     def configurations(self) -> list[dict[str, Any]]:
-        """The first trial of each configuration that could win: the baseline, the search, and what the finals measured again."""
+        """The first trial of each configuration: the baseline's, those of the search, and what the finals measured again."""
         again = {self.best, *(trial.get("repeats") for trial in self.trials if trial.get("kind") == Kind.final)}
         kinds = (Kind.baseline, Kind.search)
         return [trial for trial in self.trials if trial.get("kind") in kinds or trial["number"] in again]
@@ -111,7 +111,8 @@ def read(folder: StudyFolder, summary: Summary) -> Study:
     try:
         made.space.update(_space(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        made.unread.append(f"{folder.study_file}: {_why(error)}. What was tried of each setting is not known.")
+        what = "What was tried of each setting is not known."
+        made.unread.append(folder.mask(f"{folder.study_file}: {_why(error)}. {what}"))
     for number in made.sides.values():
         if (found := _tables(made, number)) is not None:
             made.tables[number] = found
@@ -129,7 +130,7 @@ def _read_records(study: Study) -> None:
     if problems:
         more = f" and {len(problems) - MAX_UNREAD} more" if len(problems) > MAX_UNREAD else ""
         lost = "When these trials ran, their step times and what disturbed them are not known."
-        study.unread.append(f"{'; '.join(problems[:MAX_UNREAD])}{more}. {lost}")
+        study.unread.append(study.folder.mask(f"{'; '.join(problems[:MAX_UNREAD])}{more}. {lost}"))
 
 
 def _why(error: Exception) -> str:
