@@ -363,8 +363,8 @@ _STUDY_SHAPE: Mapping[str, Any] = {
          "verifies", "recording", "warm_start", "noise", "slots"),
         {},
     ),
-    "command": [text], "sequence": whole_number, "is_recipe": flag, "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,
-    "target": (None, [{}]),
+    "command": [text], "sequence": whole_number, "is_recipe": flag, "target": (None, [{}]),
+    "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,
 }  # fmt: skip
 
 

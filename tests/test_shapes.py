@@ -6,7 +6,9 @@ import pytest
 
 from autotune.shapes import ANY, check, finite, interval, knob_value, moment, number, ratio, text, whole_number
 
-SHAPE = {"name": text, "ci?": interval, "sides?": {"value": (None, number)}, "trials": [{"number": whole_number}], "by?": {ANY: ratio}}
+SHAPE = {
+    "name": text, "ci?": interval, "sides?": {"value": (None, number)}, "trials": [{"number": whole_number}], "by?": {ANY: ratio},
+}  # fmt: skip
 RIGHT = {"name": "a", "ci": [1, 2.5], "sides": {"value": None}, "trials": [{"number": 0}], "by": {"x": 2.0}, "later": object()}
 
 
@@ -46,4 +48,5 @@ def test_a_knob_may_have_any_plain_value():
 
 
 def test_numbers_that_are_not_finite_become_unknown_with_the_list_that_they_stand_in():
-    assert finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]}) == {"a": None, "b": None, "c": [{"d": None}, 2]}
+    found = finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]})
+    assert found == {"a": None, "b": None, "c": [{"d": None}, 2]}

@@ -11,7 +11,9 @@ import pytest
 from autotune.cli.main import main
 
 VALUES = (7, -1, 10**400, math.nan, "x", None, [], [1], {}, {"a": 1}, True, 0.5)
-COMMANDS = (["show"], ["show", "--json"], ["show", "--why"], ["list"], ["export"], ["export", "-f", "hf"], ["report", "-o", "x.html"])
+COMMANDS = (
+    ["show"], ["show", "--json"], ["show", "--why"], ["list"], ["export"], ["export", "-f", "hf"], ["report", "-o", "x.html"],
+)  # fmt: skip
 NUM_EDITS = 120
 ROOT = 25  # of the random choice of edits
 

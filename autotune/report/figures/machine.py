@@ -32,8 +32,9 @@ from autotune.wording import (
 
 # Basis of an effect -> how it was found out.
 BASES = {
-    "measured": "measured by trials with and without the change, in turn", "estimated": "estimated from all trials of the study",
-}  # fmt: skip
+    "measured": "measured by trials with and without the change, in turn",
+    "estimated": "estimated from all trials of the study",
+}
 
 
 def ranks(study: Study) -> Figure:

@@ -67,9 +67,10 @@ def memory_by_batch(study: Study) -> Figure:
     """Returns the peak memory of the trials by batch size, with the capacity and what ran out of memory."""
     title, key = "What runs out of memory?", "memory-by-batch"
     found = _sized(study)
-    says = f"{_words(study, found.out)} Each mark is the peak of one process."
+    says = _words(study, found.out)
     if not found.measured:
-        return Figure(key=key, title=title, absent=f"{_words(study, found.out)} The batch size or the memory of the trials is not known.")
+        return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
+    says += " Each mark is the peak of one process."
     notes = []
     if found.capacity_bytes and not found.is_near:
         share = found.peak_bytes / found.capacity_bytes
