@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def escaped(document: str) -> str:
-    r"""Returns a JSON document whose control characters are written as "\u009b"."""
+    r"""Returns a JSON or YAML document whose strings are quoted with their control characters written as "\u009b"."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

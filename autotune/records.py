@@ -345,14 +345,16 @@ class StudyRecord:
 
 # What a document's fields must be, by name.
 _NUMBER_OR_NULL, _WHOLE_OR_NULL = (None, number), (None, whole_number)
+_MAPPING: dict[str, Any] = {}
+_KNOBS = {ANY: knob_value}
 _TRIAL_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(("number", "neighbours"), whole_number),
     **dict.fromkeys(("round", "repeats"), _WHOLE_OR_NULL),
     **dict.fromkeys(("started_at", "seconds", "spared_s"), number),
     **dict.fromkeys(("value", "device_rate", "loader_rate", "data_wait_frac", "peak_memory_bytes"), _NUMBER_OR_NULL),
     **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "start", "slot", "host"), text),
-    **dict.fromkeys(("knobs", "changed"), {ANY: knob_value}),
-    **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), {}),
+    **dict.fromkeys(("knobs", "changed"), _KNOBS),
+    **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), _MAPPING),
     "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, Any] = {
@@ -361,7 +363,7 @@ _STUDY_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(
         ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",
          "verifies", "recording", "warm_start", "noise", "slots"),
-        {},
+        _MAPPING,
     ),
     "command": [text], "sequence": whole_number, "is_recipe": flag, "target": (None, [{}]),
     "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,

@@ -131,7 +131,7 @@ SUMMARY = {
     "recording?": {"configurations": whole_number, "trials": whole_number}, "warm_start?": WARM_START,
     "slots?": {"num?": whole_number}, "detected?": {"optimizers?": [text], "world_size?": whole_number},
     "budget_s?": number, "budget_trials?": whole_number, "command?": [text], "is_recipe?": flag, "target?": [{}],
-    **dict.fromkeys(("pinned?", "placeholders?"), KNOBS), **dict.fromkeys(("identity?", "settings?"), {}),
+    **dict.fromkeys(("pinned?", "placeholders?"), KNOBS), "identity?": {}, "settings?": {},
     **dict.fromkeys(
         ("title?", "reason?", "unit?", "fingerprint?", "cwd?", "own_share?", "drift?", "not_finite?", "page_cache?", "cycles?"),
         text,

@@ -7,7 +7,8 @@ import pytest
 from autotune.shapes import ANY, check, finite, interval, knob_value, moment, number, ratio, text, whole_number
 
 SHAPE = {
-    "name": text, "ci?": interval, "sides?": {"value": (None, number)}, "trials": [{"number": whole_number}], "by?": {ANY: ratio},
+    "name": text, "ci?": interval, "sides?": {"value": (None, number)}, "trials": [{"number": whole_number}],
+    "by?": {ANY: ratio},
 }  # fmt: skip
 RIGHT = {"name": "a", "ci": [1, 2.5], "sides": {"value": None}, "trials": [{"number": 0}], "by": {"x": 2.0}, "later": object()}
 

@@ -107,8 +107,8 @@ def settings(study: Study) -> Figure:
     if any(not trial.get("value") for trial in trials):
         kinds.append(("cross:failed", "no result"))
     says = (
-        f"Each mark is the first trial of a configuration, in {study.unit}/s. Trials of a row differ in other settings, too, so "
-        "compare the fastest of each value; for the effect of a change alone, see what each change brought."
+        f"Each mark is the first trial of a configuration, in {study.unit}/s. Trials of a row differ in other settings, too, "
+        "so compare the fastest of each value; for the effect of a change alone, see what each change brought."
     )
     return Figure(
         key="settings", title=title, says=says, drawing=Bars(rows=rows, axis=axis, key=kinds).html(), grid=_values(tried),
