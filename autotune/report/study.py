@@ -29,7 +29,7 @@ class Study:
         summary: its summary, without secrets and without numbers that are not finite.
         records: the trials' records, by number, without those that cannot be read.
         tables: number of an explained trial -> its tables.
-        space: searched knob -> its values, none for an interval; {} if they cannot be read.
+        space: searched knob -> its values, none for an interval; what was changed, if study.json cannot be read.
         unread: a sentence for each file that is missing or damaged, on what the report lacks for it.
         name: what to type for the study on a command line, as one word or with the option for its runs folder.
         label: what it is called beside other studies.
@@ -111,7 +111,8 @@ def read(folder: StudyFolder, summary: Summary) -> Study:
     try:
         made.space.update(_space(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        what = "What was tried of each setting is not known."
+        made.space.update({key: () for trial in made.trials for key in trial.get("changed") or {}})
+        what = "Settings and values that were never tried are not known."
         made.unread.append(folder.mask(f"{folder.study_file}: {_why(error)}. {what}"))
     for number in made.sides.values():
         if (found := _tables(made, number)) is not None:

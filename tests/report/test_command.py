@@ -113,6 +113,7 @@ def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_term
     assert "and 3 more. When these trials ran, their step times and what disturbed them are not known." in trials
     assert "runs/resnet18/study.json: cannot be read (study record expected, got [])" in study
     assert "2.41x" in page
+    assert "batch 128" in page.split('id="settings"')[1].split("</figure>")[0]  # told by the trials
 
 
 def test_control_characters_of_a_study_s_texts_and_names_reach_no_terminal_and_no_page(here, capsys):
