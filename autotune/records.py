@@ -400,48 +400,5 @@ def check_schema(raw: Any, what: str) -> None:
         raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
 
 
-# Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
-# {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
-#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" is a name or a list
-#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
-#               "is_barred": true (it breaks a constraint, "reason" says which; otherwise absent)},
-#  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}};
-#    "search" means a single measurement, biased upwards as the best of many. If a "ci" of baseline, best or a tier is null,
-#    "why_no_ci" next to it says why,
-#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; a ratio of scores,
-#    null if not compared; the word "faster" is used for "better" whatever the objective is, for energy and cost, too
-#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
-#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
-#  "front": [as "best", without knobs], the Pareto front of several objectives,
-#  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
-#                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
-#  "effects_need": {"minutes": budget that lets the missing effects be measured, "more_minutes"} | null,
-#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
-#    changes without effect
-#  "diagnosis": [{"finding", "evidence", "advice"}],
-#  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
-#             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,
-#  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
-#  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
-#  "command", "cwd", "is_recipe", "target": as in StudyRecord,
-#  "verification": compare/verify.py's document | null for a study that searches,
-#  "warm_start": as in StudyRecord,
-#  "noise": spread of one measurement from process to process as this study's rounds show it, {"spread", "freedom"} | null,
-#  "recording": study/recording.py's document | null for a study that searches,
-#  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
-#  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, if farther than noise explains, or how much slower or faster the
-#    machine became during the finals, if that is clear | null,
-#  "not_finite": a sentence saying that the unchanged program's loss or gradients are not finite, and what follows | null,
-#  "page_cache": why a long run may read data more slowly than the best trial did | null,
-#  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
-#            "unguarded": [{"path", "why"}]},
-#  "placeholders", "detected": as in StudyRecord,
-#  "explanation": explain/explanation.py's document | null before any pass has run,
-#  "cycles": a sentence about the cycles that steps come in | null,
-#  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
-#              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
-#              "data_wait_frac", "regime", "round", "repeats", "score",
-#              "objectives": {name: value}, "violations": {key: share}}]}
+# The document of `autotune show --json`, kept as a plain dict because it is an interface; summaries.py describes it.
 Summary = dict[str, Any]
