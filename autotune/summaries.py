@@ -8,8 +8,8 @@ slots those of StudyRecord. What the shapes below do not say by themselves:
 - baseline: is_barred is true if it breaks a constraint, which reason names; otherwise it is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
-  "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget that
-  lets missing effects be measured. front is the Pareto front of several objectives.
+  "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget
+  that lets missing effects be measured. front is the Pareto front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed are the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
 - disturbed_by: a disturbance that was accepted from a trial on. own_share, drift, not_finite and page_cache are sentences on
