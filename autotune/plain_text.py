@@ -14,13 +14,24 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?",
     re.MULTILINE,
 )
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# Control characters, and those that reorder the text around them or break its lines.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SENTENCE = re.compile(r"[.;!?](?=\s)")
 
 
 def plain(text: str) -> str:
     """Returns a text without escape sequences and control characters; each state of a progress bar gets its own line."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
+    return visible(_ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def visible(text: str) -> str:
+    """Returns a text without control characters only: what is left of an escape sequence can be seen, and no markup is lost."""
+    return _CONTROLS.sub("", text)
+
+
+def escaped(document: str) -> str:
+    r"""Returns a JSON or YAML document whose strings are quoted with their control characters written as "\u009b"."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
 def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.shapes import ANY, check, flag, interval, knob_value, number, text, whole_number
+
 SCHEMA = 1
 
 KnobValue = bool | int | float | str
@@ -92,6 +94,9 @@ class Kind(enum.StrEnum):
     parity = "parity"
     explain = "explain"  # a pass of `autotune explain`, which only observes; it never has a value
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
+
+
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 
 @dataclass(kw_only=True)
@@ -249,6 +254,7 @@ class TrialRecord:
         values["outcome"], values["kind"] = Outcome(raw.get("outcome")), Kind(raw.get("kind"))
         values["tier"] = Tier(raw.get("tier"))
         values["ci"] = None if raw.get("ci") is None else (float(raw["ci"][0]), float(raw["ci"][1]))
+        values["metrics"] = {name: value for name, value in raw.get("metrics", {}).items() if value is not None}
         return cls(**values)
 
 
@@ -338,90 +344,53 @@ class StudyRecord:
         return cls(**_fields(cls, raw, "study record", _STUDY_SHAPE))
 
 
-# Types that a document's fields must have, by name: a file on disk may be truncated, edited or written by another program.
-_NUMBER = (int, float)
-_TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
-    "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
-    "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
-    "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
-    "start": (str,), "spared_s": _NUMBER,
-    "losses": (list,), "ranks": (dict,), "slot": (str,), "host": (str,), "neighbours": (int,),
+# What a document's fields must be, by name.
+_NUMBER_OR_NULL, _WHOLE_OR_NULL = (None, number), (None, whole_number)
+_MAPPING: dict[str, Any] = {}
+_KNOBS = {ANY: knob_value}
+_TRIAL_SHAPE: Mapping[str, Any] = {
+    **dict.fromkeys(("number", "neighbours"), whole_number),
+    **dict.fromkeys(("round", "repeats"), _WHOLE_OR_NULL),
+    **dict.fromkeys(("started_at", "seconds", "spared_s"), number),
+    **dict.fromkeys(("value", "device_rate", "loader_rate", "data_wait_frac", "peak_memory_bytes"), _NUMBER_OR_NULL),
+    **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "start", "slot", "host"), text),
+    **dict.fromkeys(("knobs", "changed"), _KNOBS),
+    **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), _MAPPING),
+    "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],
 }  # fmt: skip
-_STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
-    "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
-    "machine": (dict,), "versions": (dict,), "detected": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
-    "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
-    "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
-    "warm_start": (dict,),
-    "noise": (dict,), "slots": (dict,),
-}  # fmt: skip
-_SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
-    "best_by_tier": (dict,), "speedup": (dict, type(None)), "attribution": (list,), "diagnosis": (list,), "counts": (dict,),
-    "seconds": (dict,), "versions": (dict,), "started_at": _NUMBER, "trials": (list,),
-}  # fmt: skip
-_SIDE_SHAPE: Mapping[str, tuple[type, ...]] = {
-    "value": (*_NUMBER, type(None)), "ratio": (*_NUMBER, type(None)), "ci": (list, tuple, type(None)), "overrides": (dict,),
-    "knobs": (dict,), "verdict": (str,), "reason": (str, type(None)), "trial": (int, type(None)),
+_STUDY_SHAPE: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "title", "cwd", "base"), text),
+    **dict.fromkeys(("started_at", "spent_s"), number),
+    **dict.fromkeys(
+        ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",
+         "verifies", "recording", "warm_start", "noise", "slots"),
+        _MAPPING,
+    ),
+    "command": [text], "sequence": whole_number, "is_recipe": flag, "target": (None, [{}]),
+    "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,
 }  # fmt: skip
 
 
-def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a dataclass's fields; missing ones keep their defaults.
 
     Raises:
         ValueError: another schema, a required field is missing, or a value has the wrong type.
     """
-    _check_schema(raw, what)
+    check_schema(raw, what)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {name: value for name, value in raw.items() if name in fields}
     for name, f in fields.items():
         is_required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if is_required and name not in values:
             raise ValueError(f"{what} without {name!r}")
-    _check_kinds(values, what, shape)
+    for name in values.keys() & shape.keys():
+        check(values[name], shape[name], f"{what}'s {name}")
     return values
 
 
-def checked_summary(raw: Any) -> Summary:
-    """Returns the document of summary.json after checking it.
-
-    Raises:
-        ValueError: another schema, or not a summary.
-    """
-    _check_schema(raw, "summary")
-    if missing := [name for name in _SUMMARY_SHAPE if name not in raw]:
-        raise ValueError(f"summary without {missing[0]!r}")
-    _check_kinds(raw, "summary", _SUMMARY_SHAPE)
-    for name in ("baseline", "best", "speedup"):
-        _check_side(name, raw[name] or {})
-    for trial in raw["trials"]:
-        if not isinstance(trial, dict):
-            raise ValueError(f"summary with a trial that is no mapping, got {trial!r:.80}")
-        Outcome(str(trial.get("outcome")))
-        _check_kinds({"number": None, **trial}, "summary's trial", _TRIAL_SHAPE)
-    return dict(raw)
-
-
-def _check_side(name: str, side: dict[str, Any]) -> None:
-    """Checks the rate or ratio of baseline, best or speedup, and its interval."""
-    what = f"summary's {name}"
-    _check_kinds(side, what, _SIDE_SHAPE)
-    interval = side.get("ci")
-    if interval is not None and not (len(interval) == 2 and all(isinstance(end, _NUMBER) for end in interval)):
-        raise ValueError(f"{what} with 'ci' that is no interval, got {interval!r:.80}")
-
-
-def _check_schema(raw: Any, what: str) -> None:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{what} expected, got {raw!r:.80}")
-    check_schema(raw, what)
-
-
-def check_schema(raw: Mapping[str, Any], what: str, *, reads: int = SCHEMA) -> None:
-    """Checks that this version can read a document.
+def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
+    """Checks that a document is a mapping of the schema that this version reads.
 
     Args:
         raw: the document.
@@ -432,6 +401,8 @@ def check_schema(raw: Mapping[str, Any], what: str, *, reads: int = SCHEMA) -> N
         NewerVersion: a newer version of autotune wrote it.
         ValueError: it has another schema.
     """
+    if not isinstance(raw, dict):
+        raise ValueError(f"{what} expected, got {raw!r:.80}")
     found = raw.get("schema")
     if found != reads:
         kind = NewerVersion if type(found) is int and found > reads else ValueError
@@ -442,55 +413,5 @@ class NewerVersion(ValueError):
     """A document has a schema that only a newer version of autotune can read."""
 
 
-def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in shape.items():
-        if name in values and not isinstance(values[name], kinds):
-            raise ValueError(f"{what} with {name!r} of the wrong type, got {values[name]!r:.80}")
-
-
-# Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
-# {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
-#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" is a name or a list
-#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
-#               "is_barred": true (it breaks a constraint, "reason" says which; otherwise absent)},
-#  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}};
-#    "search" means a single measurement, biased upwards as the best of many. If a "ci" of baseline, best or a tier is null,
-#    "why_no_ci" next to it says why,
-#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; a ratio of scores,
-#    null if not compared; the word "faster" is used for "better" whatever the objective is, for energy and cost, too
-#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
-#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
-#  "front": [as "best", without knobs], the Pareto front of several objectives,
-#  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
-#                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
-#  "effects_need": {"minutes": budget that lets the missing effects be measured, "more_minutes"} | null,
-#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   "dropped" are the
-#    changes without effect
-#  "diagnosis": [{"finding", "evidence", "advice"}],
-#  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
-#             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,
-#  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
-#  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
-#  "command", "cwd", "is_recipe", "target": as in StudyRecord,
-#  "verification": compare/verify.py's document | null for a study that searches,
-#  "warm_start": as in StudyRecord,
-#  "noise": spread of one measurement from process to process as this study's rounds show it, {"spread", "freedom"} | null,
-#  "recording": study/recording.py's document | null for a study that searches,
-#  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
-#  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, if farther than noise explains, or how much slower or faster the
-#    machine became during the finals, if that is clear | null,
-#  "not_finite": a sentence saying that the unchanged program's loss or gradients are not finite, and what follows | null,
-#  "page_cache": why a long run may read data more slowly than the best trial did | null,
-#  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
-#            "unguarded": [{"path", "why"}]},
-#  "placeholders", "detected": as in StudyRecord,
-#  "explanation": explain/explanation.py's document | null before any pass has run,
-#  "cycles": a sentence about the cycles that steps come in | null,
-#  "num_trials": length of "trials"; absent in summaries of earlier versions,
-#  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
-#              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
-#              "data_wait_frac", "regime", "round", "repeats", "score",
-#              "objectives": {name: value}, "violations": {key: share}}]}
+# The document of `autotune show --json`, kept as a plain dict because it is an interface; summaries.py describes it.
 Summary = dict[str, Any]

@@ -17,7 +17,9 @@ from typing import Any
 
 from autotune.errors import BadInput, FolderLost, one_of
 from autotune.owner import Claim, Owned, owner_of
-from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
+from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
+from autotune.shapes import finite
+from autotune.summaries import checked_summary
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RECORDS = (  # what a study keeps in its folder, besides its report
@@ -161,6 +163,14 @@ class StudyFolder:
         """
         files = sorted(self.path.glob("trials/[0-9]*/trial.json"))
         return sorted((_read_as(TrialRecord.from_json, file) for file in files), key=lambda record: record.number)
+
+    def read_trial(self, number: int) -> TrialRecord:
+        """Returns a finished trial.
+
+        Raises:
+            OSError, ValueError: as `read_trials`; there may also be no such trial.
+        """
+        return TrialRecord.from_json(read_json(self.trial_path(number) / "trial.json"))
 
     def read_cut_off(self) -> list[TrialRequest]:
         """Returns the requests of trials without a record, by number: autotune was killed while they ran."""
@@ -321,7 +331,7 @@ def check_output(file: Path, option: str) -> None:
         BadInput: it does.
     """
     file = file.resolve()
-    place = next((folder for folder in file.parents if (folder / "study.json").is_file()), None)
+    place = next((folder for folder in file.parents if is_study(folder)), None)
     own = place and file.relative_to(place).parts[0]
     if file.name in RESERVED_NAMES or own in RECORDS:
         whose = f"the study {place.name!r}" if place and own in RECORDS else "MLflow"
@@ -389,7 +399,7 @@ def _at(path: str) -> StudyFolder:
 def around(path: Path) -> StudyFolder | None:
     """Returns the study in whose folder a path lies, or whose folder it is; None if there is none."""
     whole = Path(os.path.abspath(path))
-    place = next((each for each in (whole, *whole.parents) if os.path.isfile(each / "study.json")), None)
+    place = next((each for each in (whole, *whole.parents) if is_study(each)), None)
     if place is None:
         return None
     typed = place if path.is_absolute() else Path(os.path.relpath(place))
@@ -421,8 +431,12 @@ def studies(runs: Path) -> Iterator[StudyFolder]:
     """Yields the studies of a runs folder, by name; none if there is no such folder."""
     if not os.path.isdir(runs):
         return
-    for file in sorted(runs.glob("[!.]*/study.json")):
-        yield StudyFolder(file.parent)
+    yield from map(StudyFolder, sorted(path for path in runs.glob("[!.]*") if is_study(path)))
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder is a study's. One that has lost its study.json is one, too, so that this can be said."""
+    return os.path.isfile(path / "study.json") or (os.path.isfile(path / "summary.json") and os.path.isdir(path / "trials"))
 
 
 def next_sequence(runs: Path) -> int:
@@ -479,7 +493,7 @@ def as_json(document: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Returns a JSON document.
+    """Returns a JSON document, with None for numbers that are not finite; see `finite`.
 
     Raises:
         OSError: it cannot be read.
@@ -490,7 +504,7 @@ def read_json(path: Path) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return finite(json.loads(text))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

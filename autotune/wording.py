@@ -223,7 +223,7 @@ def search_cost_text(summary: Summary) -> str:
     if not num:
         return f"{seconds_text(found['seconds'])}, no trial searched"
     took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
-    if found["repaid_after_s"] is None:
+    if found["repaid_after_s"] is None or found["ci"] is None:
         what, _, why = str(found["why_not"]).partition(": ")
         return f"{took}; {'never pays off' if what == 'never' else 'when it pays off is not known'}: {why}"
     first_s, last_s = found["ci"]

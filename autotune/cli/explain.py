@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.config.compose import Composed
-    from autotune.records import StudyRecord
+    from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
 LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
@@ -73,7 +73,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     from autotune.study.explaining import explainable
 
     # Called for its BadInput: a wrong trial is reported before anything that takes time.
-    explainable(asked.trial, folder.read_trials(), summary, folder.name)
+    explainable(asked.trial, _records(folder), summary, folder.name)
 
     facts = host_facts()
     inputs = _inputs(_study(folder), folder, facts)
@@ -129,6 +129,13 @@ def _study(folder: StudyFolder) -> StudyRecord:
     if not os.path.isdir(study.cwd):
         raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it.")
     return study
+
+
+def _records(folder: StudyFolder) -> list[TrialRecord]:
+    try:
+        return folder.read_trials()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{error}. Every trial's record is needed: restore it, or move that trial's folder away.") from error
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:

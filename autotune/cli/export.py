@@ -9,6 +9,7 @@ from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
 from autotune.export import check_format, file_name, render
+from autotune.plain_text import plain
 from autotune.records import Tier
 from autotune.run_dir import StudyFolder
 
@@ -37,7 +38,7 @@ def export(folder: StudyFolder, *, format_: str, tier: str | None, output: str |
         sys.stdout.write(exported.text)
     else:
         write(exported.text, file)
-        print(f"wrote {file}", file=sys.stderr)
+        print(plain(f"wrote {file}"), file=sys.stderr)
     for line in exported.header:
         print(line, file=sys.stderr)
     for line in exported.notes:

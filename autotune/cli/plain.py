@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune import wording
 from autotune.cli import verdict
 from autotune.cli.outlook import left_text, plan_text
+from autotune.plain_text import plain
 from autotune.quantities import bytes_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
@@ -32,7 +33,7 @@ class Quiet(View):
     def notice(self, message: str) -> None:
         """Prints one line on standard error."""
         with contextlib.suppress(OSError):
-            print(f"autotune: {message}", file=sys.stderr, flush=True)
+            print(f"autotune: {plain(message)}", file=sys.stderr, flush=True)
 
 
 class OnlyVerdict(Quiet):
@@ -145,7 +146,7 @@ def budget_text(study: StudyRecord) -> str:
 
 def _say(line: str) -> None:
     try:
-        print(line, flush=True)  # a log followed with `tail -f` must not lag
+        print(plain(line), flush=True)  # a log followed with `tail -f` must not lag
     except OSError as error:  # the reader is gone or the disk is full: no reason to end the study
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -14,6 +14,7 @@ from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
+from autotune.plain_text import plain
 from autotune.run_dir import StudyFolder
 
 REPORT = "report.html"
@@ -41,15 +42,19 @@ def report(asked: Asked, *, as_json: bool) -> int:
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
     """
-    folders = _folders(asked)
+    folders = _folders(asked, as_json=as_json)
     file = output_file(asked.output, REPORT) or _place(folders)
     summaries = [read_summary(folder) for folder in folders]
     from autotune.report.page import page
     from autotune.report.study import read
 
-    text = page([read(folder, summary) for folder, summary in zip(folders, summaries, strict=True)])
+    studies = [read(folder, summary) for folder, summary in zip(folders, summaries, strict=True)]
+    text = page(studies)
+    for problem in (problem for study in studies for problem in study.unread):
+        print(f"autotune: {plain(problem)}", file=sys.stderr)
     if asked.output == STDOUT:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # as in a file, whatever the locale
+        sys.stdout.flush()
         return 0
     if asked.picture:  # first, because taking the picture may fail, and then nothing is to be written
         from autotune.report.picture import take
@@ -60,21 +65,25 @@ def report(asked: Asked, *, as_json: bool) -> int:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
         print_json({"studies": [folder.name for folder in folders], "file": str(file), "bytes": len(text.encode()), **picture})
     else:
-        print(f"wrote {file}", *([f"wrote {asked.picture}"] if asked.picture else []), sep="\n")
+        print(*(plain(f"wrote {each}") for each in (file, asked.picture) if each), sep="\n")
     if asked.is_opened and not webbrowser.open(file.resolve().as_uri()):
-        print(f"autotune: no browser could be opened. Open this file in one: {file.resolve()}", file=sys.stderr)
+        print(f"autotune: no browser could be opened. Open this file in one: {plain(str(file.resolve()))}", file=sys.stderr)
     return 0
 
 
-def _folders(asked: Asked) -> list[StudyFolder]:
+def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
     """Returns the folders of the studies, the latest study if none was named.
 
     Raises:
-        BadInput: there is no such study, or one was named twice.
+        BadInput: there is no such study, one was named twice, or options contradict each other.
     """
-    problems = ["--output: --picture and --open need a file, not standard output. Give -o FILE."] if (
-        asked.output == STDOUT and (asked.picture or asked.is_opened)
-    ) else []  # fmt: skip
+    problems = []
+    if asked.output == STDOUT and (asked.picture or asked.is_opened):
+        problems.append("--output: --picture and --open need a file, not standard output. Give -o FILE.")
+    if asked.output == STDOUT and as_json:
+        problems.append("--json: standard output takes the report itself, got -o -. Give -o FILE, or leave out --json.")
+    if asked.output == STDOUT and not sys.stdout:
+        problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
     if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):
         problems.append(f"--picture: the same file as --output, got {str(asked.picture)!r}. Give another file.")
     folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]

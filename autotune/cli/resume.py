@@ -11,6 +11,7 @@ from autotune.cli.run import carry_out, inputs_of, judge
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
+from autotune.plain_text import plain
 from autotune.records import Kind, Outcome, StudyRecord, Summary
 from autotune.run_dir import StudyFolder, call
 
@@ -72,7 +73,7 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
         print_json(summary)
     else:
         for line in verdict.lines(summary, folder.path):
-            print(line)
+            print(plain(line))
     if verification := summary.get("verification"):
         judge(verification)
     elif not (as_json or summary.get("recording")):

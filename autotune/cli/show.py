@@ -17,7 +17,7 @@ from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.report.verdict import headline
-from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
+from autotune.run_dir import CUT_OFF, StudyFolder, call, find, is_study, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
@@ -58,7 +58,7 @@ def _readable(folder: StudyFolder) -> StudyFolder:
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
     """Returns another study that the name could mean: a folder with exactly this name, in the runs folder or here; else ""."""
     places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
-    there = (place for place in places if os.path.isfile(os.path.join(place, "study.json")))
+    there = (place for place in places if is_study(Path(place)))
     return next((place for place in there if not os.path.samefile(place, folder.path)), "")
 
 
@@ -181,7 +181,8 @@ def _when(row: dict[str, Any]) -> str:
 
 def _row(folder: StudyFolder, study: StudyRecord | Exception) -> dict[str, Any]:
     if isinstance(study, Exception):
-        return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {study}")
+        why = "missing" if isinstance(study, FileNotFoundError) else study
+        return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {why}")
     try:
         summary = folder.current_summary(is_outline=True)
     except FileNotFoundError:  # the first trial has not ended yet

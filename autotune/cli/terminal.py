@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -10,11 +11,11 @@ import sys
 from collections.abc import Iterable
 from typing import IO, Any, cast
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
-from autotune.plain_text import plain
+from autotune.plain_text import escaped, visible
 from autotune.records import Outcome
 
 THEME = Theme(
@@ -45,19 +46,16 @@ VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
 MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables use the terminal's width
 BLANKS = re.compile(r" +(?=\n)")
-CONTROLS = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
-ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # the control characters that JSON does not escape
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
 class PlainConsole(Console):
     """Console that prints no control characters of texts: names and messages in a stranger's file could steer the terminal."""
 
-    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments of what is to be printed."""
         for segment in super().render(renderable, options):
-            is_plain = segment.control or CONTROLS.isdisjoint(segment.text)
-            yield segment if is_plain else Segment(plain(segment.text), segment.style)
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -65,7 +63,8 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    made = PlainConsole(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
+    nowhere = None if stream else io.StringIO()  # the caller has closed the stream
+    made = PlainConsole(file=nowhere, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
         made.width, made.file = PIPE_WIDTH, cast(IO[str], _Unpadded(stream))
     return made
@@ -96,4 +95,4 @@ def outcome_style(outcome: str) -> str:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output, without styles."""
-    print(json.dumps(document, indent=2, ensure_ascii=False).translate(ESCAPED))
+    print(escaped(json.dumps(document, indent=2, ensure_ascii=False)))

@@ -13,7 +13,7 @@ from autotune.errors import BadInput
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, call
 from autotune.wording import changes_phrase, log_lines
 
 REPORTED = {"applied": "applied", "not_applicable": "not available", "overridden": "overridden by the program"}
@@ -23,22 +23,27 @@ def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
     """Prints one trial: its settings and why it was tried, outcome, phases, metrics, a report per knob, the end of its log.
 
     Raises:
-        BadInput: the study has no such trial, or a record cannot be read.
+        BadInput: the study has no such trial, or its record or the baseline's cannot be read.
     """
-    try:
-        records = {record.number: record for record in folder.read_trials()}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--trial: a record of {folder.name!r} cannot be read, got: {error}. Restore the file.") from error
-    if number not in records:
-        there = f"Its trials are numbered 0 to {max(records)}" if records else "It has none yet"
-        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {there}.")
-    record = records[number]
+    there = [int(file.parent.name) for file in folder.path.glob("trials/[0-9]*/trial.json")]
+    if number not in there:
+        numbered = f"Its trials are numbered 0 to {max(there)}" if there else "It has none yet"
+        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {numbered}.")
+    record = _read(folder, number)
     if as_json:
         print_json(record.as_json())
         return 0
     out = console()
-    out.print(Group(*_blocks(record, records[0], folder)))
+    out.print(Group(*_blocks(record, _read(folder, 0), folder)))
     return 0
+
+
+def _read(folder: StudyFolder, number: int) -> TrialRecord:
+    try:
+        return folder.read_trial(number)
+    except (OSError, ValueError) as error:
+        file = folder.trial_path(number) / "trial.json"
+        raise BadInput(f"{file}: cannot be read, got: {error}. `autotune show {call(folder)}` shows all trials.") from error
 
 
 def _blocks(record: TrialRecord, baseline: TrialRecord, folder: StudyFolder) -> list[RenderableType]:

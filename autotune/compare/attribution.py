@@ -29,10 +29,9 @@ from typing import Any
 from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
 from autotune.compare.effects import estimated
-from autotune.compare.finals import CHOOSING
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Kind, Knobs, TrialRecord
+from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 

@@ -20,7 +20,7 @@ from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
@@ -36,7 +36,6 @@ LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is 
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
 WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
 MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
-CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 
 class Finals:

@@ -9,11 +9,12 @@ from autotune.errors import BadInput
 from autotune.export.claims import Claimed
 from autotune.export.headline import headline
 from autotune.export.provenance import provenance
-from autotune.knobs.catalogue import knob
+from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.loader import BATCH_SIZE
 from autotune.knobs.step import ACCUMULATION, derived
+from autotune.knobs.values import value_of
 from autotune.masking import is_masked
-from autotune.records import Knobs, Summary, Tier
+from autotune.records import Knobs, KnobValue, Summary, Tier
 
 HOLDS = "keeps the global batch at train.global_batch"
 
@@ -57,9 +58,18 @@ class Winner:
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
 
-def _held(summary: Summary, full: Knobs) -> Knobs:
+def _own(summary: Summary) -> Knobs:
+    """Returns the program's own values of the knobs, as far as they are values that the knobs may have."""
+
+    def is_known(key: str, value: KnobValue) -> bool:
+        kind = CATALOGUE[key].type if key in CATALOGUE else object
+        return isinstance(value, int | float if kind is float else kind)
+
+    return {key: value for key, value in (summary["baseline"].get("knobs") or {}).items() if is_known(key, value)}
+
+
+def _held(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     """Returns the accumulation with which a configuration reaches `train.global_batch`; {} if none is needed."""
-    own = summary["baseline"].get("knobs") or {}
     batch, each = own.get(BATCH_SIZE.key), own.get(ACCUMULATION.key)
     if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
         return {}
@@ -71,7 +81,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     """Returns the best configuration of a study, or of a tier if one is given.
 
     Raises:
-        BadInput: the study has no winner.
+        BadInput: the study has no winner, or one with a value that its knob cannot have.
     """
     entry = summary["best"] if tier is None else summary["best_by_tier"].get(str(tier))
     if not entry:
@@ -82,10 +92,12 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     claimed = Claimed.of(summary, entry, tier)
     pinned = summary.get("pinned") or {}
     knobs = {**pinned, **entry["overrides"]}
-    own = summary["baseline"].get("knobs") or {}
-    held = {} if ACCUMULATION.key in knobs else _held(summary, {**own, **knobs})
-    knobs |= held
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
+    for key, value in knobs.items():
+        value_of(knob(key), value)
+    own = _own(summary)
+    held = {} if ACCUMULATION.key in knobs else _held(summary, own, {**own, **knobs})
+    knobs |= held
     full = {**own, **knobs}
     said = provenance(claimed)
     if hidden:

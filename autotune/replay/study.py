@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from autotune import stats
 from autotune.clock import VirtualClock
-from autotune.compare.finals import CHOOSING, REPORTED
 from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import typed
@@ -21,7 +20,7 @@ from autotune.config.schema import Budget, StudyConfig
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
 from autotune.monitors.nvml import NoDevice
-from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
+from autotune.records import CHOOSING, REPORTED, THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
 from autotune.replay.launcher import ReplayLauncher
 from autotune.replay.space import Grid

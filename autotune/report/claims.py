@@ -63,7 +63,7 @@ def compared_rows(found: dict[str, Any]) -> list[Row]:
     """Returns (name, claimed, now, now / claimed) for baseline, best and speed-up."""
     claimed, now, left = found["claimed"], found.get("now") or {}, found.get("left")
     rows = [_row(name, claimed[name], now.get(name) or {}) for name in SIDES]
-    interval = f"{left['ratio']:.2f} {ratio_interval_text(left['ci'])}".strip() if left else ""
+    interval = f"{left['ratio']:.2f} {ratio_interval_text(left['ci'])}".strip() if left and left["ratio"] else ""
     return [*rows, ("speed-up", _speedup(claimed), _speedup(now), interval)]
 
 

@@ -108,7 +108,7 @@ def mark(x: float, y: float, path: str, kind: str, title: str = "") -> Markup:
     return Markup('<svg class="mark" x="{}" y="{:.1f}">{}</svg>').format(percent(x), y, inner)
 
 
-CROSS, DIAMOND, PLUS = "M-4-4 4 4M-4 4 4-4", "M0-5 5 0 0 5-5 0Z", "M-5 0H5M0-5V5"
+CROSS, DIAMOND, PLUS, SQUARE = "M-4-4 4 4M-4 4 4-4", "M0-5 5 0 0 5-5 0Z", "M-5 0H5M0-5V5", "M-4-4H4V4H-4Z"
 
 
 def box(start: float, end: float, kind: str, top: float, height: float, *, title: str = "", label: str = "") -> Markup:
@@ -194,7 +194,7 @@ def _sample(kind: str) -> Markup:
     if shape == "line":
         return line(0, 1, name, 7, 7)
     if shape:
-        return mark(0.5, 7, {"cross": CROSS, "diamond": DIAMOND, "plus": PLUS}[shape], name)
+        return mark(0.5, 7, {"cross": CROSS, "diamond": DIAMOND, "plus": PLUS, "square": SQUARE}[shape], name)
     return bar(0, 1, name, top=2, height=10)
 
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 import autotune
 from autotune.export.claims import day
+from autotune.plain_text import visible
 from autotune.report.beside import compared
 from autotune.report.code import Code, codes
 from autotune.report.drawing import breakable, inline_code, tied
@@ -89,7 +90,7 @@ class Shown:
 
 
 def page(studies: Sequence[Study]) -> str:
-    """Returns the report of studies, as HTML.
+    """Returns the report of studies, as HTML without control characters, whatever the study's texts contain.
 
     Args:
         studies: one study, or several to compare.
@@ -98,7 +99,7 @@ def page(studies: Sequence[Study]) -> str:
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     shown = [_shown(study, "" if len(studies) == 1 else f"study-{number}-") for number, study in enumerate(studies, 1)]
-    return _environment().get_template("page.html").render(
+    made = _environment().get_template("page.html").render(
         style=Markup(style),
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         shown=shown,
@@ -106,6 +107,7 @@ def page(studies: Sequence[Study]) -> str:
         parts=_parts(shown),
         version=autotune.__version__,
     )  # fmt: skip
+    return visible(made)
 
 
 def _labelled(studies: Sequence[Study]) -> list[Study]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,13 @@ from autotune.explain.explanation import folders_of, passes_of
 from autotune.explain.tables import Tables, explained, read_tables
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import TRACE
-from autotune.records import KnobValue, Outcome, Summary, TrialRecord
+from autotune.records import Kind, KnobValue, Outcome, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, call
+from autotune.shapes import finite
 from autotune.space import Choice, domain_from_json
 
 BASELINE = 0  # number of the baseline's trial
+MAX_UNREAD = 3  # trials whose record cannot be read that are named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +27,10 @@ class Study:
     Attributes:
         folder: its folder.
         summary: its summary, without secrets and without numbers that are not finite.
-        records: the trials' records, by number; {} if they cannot be read.
+        records: the trials' records, by number, without those that cannot be read.
         tables: number of an explained trial -> its tables.
-        space: searched knob -> its values, none for an interval; {} if they cannot be read.
+        space: searched knob -> its values, none for an interval; what was changed, if study.json cannot be read.
+        unread: a sentence for each file that is missing or damaged, on what the report lacks for it.
         name: what to type for the study on a command line, as one word or with the option for its runs folder.
         label: what it is called beside other studies.
     """
@@ -38,6 +40,7 @@ class Study:
     records: dict[int, TrialRecord] = field(default_factory=dict)
     tables: dict[int, Tables] = field(default_factory=dict)
     space: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
     name: str = ""
     label: str = ""
 
@@ -60,6 +63,13 @@ class Study:
     def trials(self) -> list[dict[str, Any]]:
         """The summary's trials."""
         return list(self.summary.get("trials") or [])
+
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """The first trial of each configuration: the baseline's, those of the search, and what the finals measured again."""
+        again = {self.best, *(trial.get("repeats") for trial in self.trials if trial.get("kind") == Kind.final)}
+        kinds = (Kind.baseline, Kind.search)
+        return [trial for trial in self.trials if trial.get("kind") in kinds or trial["number"] in again]
 
     def trial(self, number: int) -> dict[str, Any]:
         """Returns a trial's entry in the summary; {} if there is none."""
@@ -89,23 +99,43 @@ class Study:
 
 
 def read(folder: StudyFolder, summary: Summary) -> Study:
-    """Returns what is known of a study. What cannot be read is left out.
+    """Returns what is known of a study. What cannot be read is left out, and `unread` says so.
 
     Args:
         folder: its folder; `mask` removes secrets.
         summary: its summary, which may be newer than the one on disk.
     """
-    plain = _finite(json.loads(folder.mask(json.dumps(summary))))
-    records: dict[int, TrialRecord] = {}
-    with contextlib.suppress(OSError, ValueError):
-        records = {record.number: record for record in folder.read_trials()}
-    made = Study(folder=folder, summary=plain, records=records, name=call(folder), label=folder.name)
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    plain = finite(json.loads(folder.mask(json.dumps(summary))))
+    made = Study(folder=folder, summary=plain, name=call(folder), label=folder.name)
+    _read_records(made)
+    try:
         made.space.update(_space(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        made.space.update({key: () for trial in made.trials for key in trial.get("changed") or {}})
+        what = "Settings and values that were never tried are not known."
+        made.unread.append(folder.mask(f"{folder.study_file}: {_why(error)}. {what}"))
     for number in made.sides.values():
         if (found := _tables(made, number)) is not None:
             made.tables[number] = found
     return made
+
+
+def _read_records(study: Study) -> None:
+    """Reads the records of the summary's trials."""
+    problems = []
+    for number in [trial["number"] for trial in study.trials]:
+        try:
+            study.records[number] = study.folder.read_trial(number)
+        except (OSError, ValueError) as error:
+            problems.append(f"{study.folder.trial_path(number) / 'trial.json'}: {_why(error)}")
+    if problems:
+        more = f" and {len(problems) - MAX_UNREAD} more" if len(problems) > MAX_UNREAD else ""
+        lost = "When these trials ran, their step times and what disturbed them are not known."
+        study.unread.append(study.folder.mask(f"{'; '.join(problems[:MAX_UNREAD])}{more}. {lost}"))
+
+
+def _why(error: Exception) -> str:
+    return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
 
 
 def _space(folder: StudyFolder) -> dict[str, tuple[KnobValue, ...]]:
@@ -124,16 +154,3 @@ def _tables(study: Study, number: int) -> Tables | None:
             return read_tables(folders[TRACE])
         del folders[TRACE]
     return explained(list(folders.values()), mask=study.folder.mask).tables if folders else None
-
-
-def _finite(document: Any) -> Any:
-    """Returns a JSON document with None for each number that is not finite, and for each list of numbers with such a number."""
-    if isinstance(document, dict):
-        return {name: _finite(value) for name, value in document.items()}
-    if isinstance(document, list):
-        return None if any(_is_odd(item) for item in document) else [_finite(item) for item in document]
-    return None if _is_odd(document) else document
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -58,13 +58,19 @@ def edited(text, name, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("speedup", {"ci": []}), ("best", {"value": "fast"}), ("baseline", {"ci": [1, "two"]})]
+    ("name", "changes", "words"),
+    [
+        ("speedup", {"ci": []}, "speedup.ci: no interval, got []"),
+        ("best", {"value": "fast"}, "best.value: no number, got 'fast'"),
+        ("baseline", {"ci": [1, "two"]}, "baseline.ci: no interval, got [1, 'two']"),
+        ("machine", {"gpus": [7]}, "machine.gpus.0: no mapping, got 7"),
+    ],
 )
-def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, runs, said):
+def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words, runs, said):
     study = make_study(runs)
     study.summary_file.write_text(edited(study.summary_file.read_text(), name, **changes))
     for command in ("show", "export", "report"):
-        assert f"not a summary, got: summary's {name} with" in said(2, command, "resnet18")
+        assert f"summary.json: not a summary, got: {words}. The trials are in" in said(2, command, "resnet18")
     assert json.loads(said(0, "list", "--json"))[0]["status"] == "unreadable"
 
 
@@ -106,6 +112,17 @@ def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
+def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
+    make_study(runs, "other")
+    study = make_study(runs)
+    study.study_file.unlink()
+    assert "faster: 2.41x" in said(0, "show", "resnet18")
+    assert "study.json: cannot be read" in said(2, "resume", "resnet18")
+    listed = {row["study"]: row for row in json.loads(said(0, "list", "--json"))}
+    assert (listed["resnet18"]["status"], listed["other"]["status"]) == ("unreadable", "complete")
+    assert "study.json: missing" in listed["resnet18"]["verdict"]
+
+
 def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     study = make_study(runs, status="interrupted")
     record = study.read_study()
@@ -114,6 +131,9 @@ def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     study.write_study(record)
     damage(study.trial_path(3) / "trial.json")
     said(0, "show", "resnet18")
+    said(0, "show", "resnet18", "--trial", "5")
+    assert "trials/0003/trial.json: cannot be read" in said(2, "show", "resnet18", "--trial", "3")
+    assert "trials/0003/trial.json" in said(2, "explain", "resnet18")
     assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
 
 

@@ -171,6 +171,27 @@ def test_marks_of_charts_stand_inside_their_drawings(browser, reports):
     assert outside == []
 
 
+def test_bars_take_the_width_that_they_have(browser, reports):
+    for viewport, least_px in ((DESK, 400), (PHONE, 300)):
+        looked = Looked(browser, reports["complete"], viewport=viewport)
+        tracks = looked.page.evaluate(
+            "[...document.querySelectorAll('#changes .bars li > svg')].map(each => each.getBoundingClientRect().width)"
+        )
+        assert len(tracks) > 2
+        assert min(tracks) >= least_px
+
+
+def test_parts_of_studies_beside_each_other_stand_apart(browser, reports):
+    for viewport in (DESK, PHONE):
+        looked = Looked(browser, reports["beside"], viewport=viewport)
+        gaps = looked.page.evaluate(
+            """() => [...document.querySelectorAll('section section')].map(each =>
+                each.getBoundingClientRect().top - each.previousElementSibling.getBoundingClientRect().bottom)"""
+        )
+        assert len(gaps) > 8
+        assert min(gaps) >= 32
+
+
 def test_a_picture_of_the_top_is_a_small_png(reports, tmp_path):
     for width_px in (360, 1440):
         content = take(reports["complete"].read_text(), tmp_path / "top.png", width_px=width_px)

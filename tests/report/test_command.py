@@ -1,9 +1,14 @@
 """`autotune report` on the command line."""
 
+import html
 import json
 import os
+import re
+import shlex
 import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -80,6 +85,52 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
     )
     (here / "runs" / "resnet18" / "summary.json").unlink()
     assert "summary.json: missing. The trials are in" in refused(capsys, "resnet18")
+
+
+def test_standard_output_takes_the_report_alone_or_nothing(here, capsys):
+    assert "--json: standard output takes the report itself, got -o -" in refused(capsys, "resnet18", "-o", "-", "--json")
+    words = [sys.executable, "-m", "autotune", "report", "resnet18", "-o", "-"]
+    closed = subprocess.run(["sh", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stdout) == (2, "")
+    assert closed.stderr == "autotune: --output: standard output is closed, got '-'. Give -o FILE.\n"
+    shown = subprocess.run(["sh", "-c", f"{shlex.join([*words[:3], 'show'])} >&-"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_terminal(here, capsys):
+    folder = here / "runs" / "resnet18"
+    for number in range(1, 6):
+        (folder / "trials" / f"{number:04d}" / "trial.json").unlink()
+    (folder / "trials" / "0000" / "trial.json").write_text("{")
+    (folder / "study.json").write_text("[]")
+    assert main(["report", str(folder), "-o", "x.html"]) == 0
+    said, page = capsys.readouterr().err, html.unescape(re.sub("<wbr>", "", (here / "x.html").read_text()))
+    for line in said.splitlines():
+        assert f'<p class="unread">{line.removeprefix("autotune: ")}</p>' in page
+    trials, study = said.splitlines()
+    assert "runs/resnet18/trials/0000/trial.json: cannot be read (Expecting property name" in trials
+    assert "runs/resnet18/trials/0001/trial.json: missing; " in trials
+    assert "and 3 more. When these trials ran, their step times and what disturbed them are not known." in trials
+    assert "runs/resnet18/study.json: cannot be read (study record expected, got [])" in study
+    assert "2.41x" in page
+    assert "batch 128" in page.split('id="settings"')[1].split("</figure>")[0]  # told by the trials
+
+
+def test_control_characters_of_a_study_s_texts_and_names_reach_no_terminal_and_no_page(here, capsys):
+    evil = "a\u202eb\x1b[31mc\x9b2Jd"
+    folder = here / "runs" / "resnet18"
+    for name in ("summary.json", "study.json"):
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**document, "title": evil, "cycles": evil, "drift": evil}))
+    for words in (["list"], ["show"], ["show", "--json"], ["report"], ["report", "-o", "-"], ["report", "-o", f"{evil}.html"],
+                  ["report", evil], ["export"]):  # fmt: skip
+        main(words)
+        said = "".join(capsys.readouterr())
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]", said), words
+        assert said
+    assert "ab[31mc2Jd" in (folder / "report.html").read_text()
+    main(["show", "--json"])
+    assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
 def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypatch):

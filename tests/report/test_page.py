@@ -9,6 +9,7 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.quantities import seconds_text
+from autotune.records import CHOOSING, REPORTED
 from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
 from autotune.report.page import page
 from autotune.report.study import read
@@ -149,12 +150,98 @@ def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes
     )
     assert "1 in the search" in said
     assert said.index(best) < said.index("0000 as it is today")
-    assert said.endswith("100 ms 100 ms")
+    assert "100 ms 100 ms Processes of the finals that were to choose picked the best" in said
+
+
+def again(trials, number, of, **changes):
+    """Returns the summary's entry of a trial that measures another one again in the finals."""
+    return {**trials[of], "number": number, "kind": "final", "repeats": of, "why": REPORTED, **changes}
+
+
+def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_and_why(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    first = folder.read_summary()["trials"][:6]
+    lost = {"value": None, "ci": None, "outcome": "disturbed", "reason": "other programs used 0.65 of 2 cores"}
+    finals = [
+        again(first, 6, 1, round=1, why=CHOOSING, **lost), again(first, 7, 5, round=1, why=CHOOSING),
+        again(first, 8, 0, round=2), again(first, 9, 5, round=2),
+        again(first, 10, 5, round=3), again(first, 11, 0, round=3),
+        again(first, 12, 5, round=4), again(first, 13, 0, round=4, **lost),
+    ]  # fmt: skip
+    said = part(page_of(folder, trials=[*first, *finals]), "fastest")
+    assert "4 in the finals: 2 in pairs, 1 to choose, 1 without a partner" in said
+    assert "2 in the finals; 1 in the finals, disturbed" in said  # the baseline
+    assert "1 in the search; 1 in the finals, disturbed" in said
+    assert "that were to choose picked the best among the finalists. Only the pairs" in said
+    why = "gave no result: disturbed (other programs used 0.65 of 2 cores)"
+    assert f"0006, which measured 0001 again in the finals, {why}, so the rate of 0001 is that of its first" in said
+    assert f"0013, which measured 0000 again in the finals, {why}." in said
+    assert "0012, which measured 0005 again in the finals, counts for no pair: the other trial of its round" in said
+
+
+def test_a_best_that_was_first_measured_for_the_effects_of_changes_is_shown_like_any_other(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    winner = {**summary["trials"][1], "number": 8, "kind": "attribution", "knobs": summary["trials"][1]["knobs"]}
+    finals = [again([*summary["trials"], winner], number, 8, round=number) for number in (9, 10)]
+    best = {**summary["best"], "trial": 8, "overrides": winner["changed"]}
+    said = page_of(folder, trials=[*summary["trials"], winner, *finals], best=best)
+    assert "0008 bf16 · channels_last 40.6 samples/s 2.41x [2.36, 2.46] 2 in the finals" in part(said, "fastest")
+    for key in ("settings", "trials", "memory-by-batch"):
+        figure = re.search(rf'<figure id="{key}".*?</figure>', said, flags=re.DOTALL)[0]
+        assert len(re.findall(r'class="best"', figure)) >= 2, key  # a mark besides the one in the legend
+
+
+def test_every_process_that_the_counts_count_has_a_mark(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    trials = folder.read_summary()["trials"]
+    parity = [{**trials[0], "number": n, "kind": "parity", "value": None, "ci": None, "reason": "within 0.1 %"} for n in (8, 9)]
+    kinds = {"explain": {"kind": "explain", "value": None}, "check": {"kind": "check"}}
+    others = [{**trials[0], "number": n, **kind} for n, kind in enumerate(kinds.values(), 10)]
+    said = page_of(folder, trials=[*trials, *parity, *others])
+    figure = re.search(r'<figure id="trials".*?</figure>', said, flags=re.DOTALL)[0]
+    titles = re.findall(r"<title>(\d{4})  (.*?)</title>", html.unescape(figure))
+    assert [int(number) for number, _ in titles] == list(range(10))
+    assert titles[8][1] == "losses of the baseline: ok (within 0.1 %)"
+    assert "losses compared" in text_of(figure)
+    assert "no result" in text_of(figure)
+
+
+def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
+    assert "at the peak of one process each" in text_of(whole.split("</dl>")[0])
+    assert "Each mark is the peak of one process." in part(whole, "memory-by-batch")
+    assert "Memory and step times are those of the trial, one process each." in part(whole, "fastest")
+
+
+@pytest.mark.parametrize(
+    ("bases", "words"),
+    [
+        (("measured", "measured"), ["Effects measured by trials with and without the change, in turn: bf16 · channels_last."]),
+        (("estimated", "estimated"), ["Effects estimated from all trials of the study: bf16 · channels_last."]),
+        (("estimated", "measured"), ["in turn: channels_last.", "Effects estimated from all trials of the study: bf16."]),
+    ],
+)
+def test_how_the_effects_of_this_study_were_found_out_is_said(tmp_path, bases, words):
+    folder = make_study(tmp_path / "runs")
+    entries = [{**one, "basis": basis} for one, basis in zip(folder.read_summary()["attribution"], bases, strict=False)]
+    said = part(page_of(folder, attribution=entries, minimality=None), "method")
+    for each in words:
+        assert each in said
+    assert ("measured by trials with" in said, "estimated from all" in said) == ("measured" in bases, "estimated" in bases)
+
+
+def test_numbers_of_a_record_that_are_not_finite_are_not_known(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    for record in folder.read_trials():
+        folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, "step_p50_s": float("nan")}))
+    said = page_of(folder)
+    assert not re.search(r"\bnan\b", text_of(said))
+    assert "a step, median" not in said
 
 
 def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_named(tmp_path, whole):
     assert "workers 0 loader.num_workers" in part(whole, "settings")
-    assert "batch 128 no rate in 4" in part(whole, "settings")
+    assert "batch 128 no result in 4" in part(whole, "settings")
     assert "loader.batch_size 128 4 4 - -" in part(whole, "settings")
     folder = make_study(tmp_path / "runs")
     record = folder.read_study()
@@ -389,5 +476,5 @@ def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):
     (folder.trial_path(0) / "trial.json").write_text("{")
     said = page_of(folder)
     assert "2.41x" in said
-    assert "When the trials ran is not known." in said
+    assert "7 trials in" in said  # the others are read
     assert json.loads((folder.path / "summary.json").read_text())["study"] == "resnet18"

@@ -10,10 +10,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.compare.decision import by_round, countable
-from autotune.compare.finals import REPORTED
 from autotune.config.recorded import recorded
 from autotune.errors import BadInput, NothingWorked
-from autotune.records import Kind, Outcome
+from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
 from autotune.testing.fake_launcher import Failure, Surface

@@ -10,10 +10,11 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.quantities import DASH, bytes_text, number_text, rate_text, ratio_text, ratio_with_interval_text, step_time_text
-from autotune.records import Kind, KnobValue, Outcome
+from autotune.records import KnobValue, Outcome
 from autotune.report.drawing import CROSS, MAX_TITLED, TRACK_PX, Bars, Row, Scale, dot, interval, line, mark
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import share_text, tick_text
+from autotune.report.finals import finals_notes, finals_of, processes_text
 from autotune.report.study import BASELINE, Study
 from autotune.wording import changes_phrase, knob_phrase, score_of, side_texts
 
@@ -27,7 +28,7 @@ Trials = Sequence[dict[str, Any]]
 def fastest(study: Study) -> Figure:
     """Returns the fastest configurations and the baseline: their rates, and what each takes."""
     title = "Which configurations were the fastest?"
-    able = [trial for trial in _searched(study) if Outcome(str(trial["outcome"])).may_win and _score(study, trial)]
+    able = [trial for trial in study.configurations if Outcome(str(trial["outcome"])).may_win and _score(study, trial)]
     ranked = sorted(able, key=lambda trial: -(_score(study, trial) or 0.0))
     shown = [trial for trial in ranked if trial["number"] != BASELINE][:NUM_FASTEST]
     if not shown:
@@ -41,20 +42,10 @@ def fastest(study: Study) -> Figure:
     grid = Grid(columns=columns, rows=rows)
     says = (
         "The search measures a configuration in one process, so its order is not sure; the finals measure up to three again. "
+        "Memory and step times are those of the trial, one process each. "
         "A slower one may be the better choice if it takes less memory or changes less."
     )
-    return Figure(key="fastest", title=title, says=says, grid=grid, is_open=True)
-
-
-def _searched(study: Study) -> Trials:
-    return [trial for trial in study.trials if str(trial.get("kind")) in (Kind.baseline, Kind.search)]
-
-
-def _finals(study: Study, number: int) -> Trials:
-    return [
-        trial for trial in study.trials
-        if trial.get("kind") == Kind.final and trial.get("repeats") == number and Outcome(str(trial["outcome"])).may_win
-    ]  # fmt: skip
+    return Figure(key="fastest", title=title, says=says, grid=grid, is_open=True, notes=finals_notes(study.trials))
 
 
 def _side(study: Study, number: int) -> dict[str, Any]:
@@ -67,13 +58,13 @@ def _score(study: Study, trial: dict[str, Any]) -> float | None:
     """Returns the score of a configuration: in the finals if it was in them, else in the search."""
     if side := _side(study, trial["number"]):
         return score_of(study.summary, side)
-    scores = [score for each in _finals(study, trial["number"]) or [trial] if (score := score_of(study.summary, each))]
-    return statistics.geometric_mean(scores) if scores else None
+    finals = [score for each in finals_of(study.trials, trial["number"]) if (score := score_of(study.summary, each))]
+    return statistics.geometric_mean(finals) if finals else score_of(study.summary, trial)
 
 
 def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
-    number, times = trial["number"], len(_finals(study, trial["number"]))
-    finals = [each["value"] for each in _finals(study, number) if each.get("value")]
+    number = trial["number"]
+    finals = [each["value"] for each in finals_of(study.trials, number) if each.get("value")]
     rate = rate_text(statistics.geometric_mean(finals) if finals else trial.get("value"), study.unit)
     if side := _side(study, number):
         rate = side_texts(study.summary, side)[0]
@@ -81,7 +72,7 @@ def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
     steps = [step_time_text(value) if (value := metrics.get(key)) else DASH for key in ("step_p50_s", "step_p95_s")]
     return [
         f"{number:04d}", changes_phrase(trial.get("changed") or {}, none="as it is today"), rate, _ratio(study, trial),
-        f"{times} in the finals" if times else "1 in the search",
+        processes_text(study.trials, trial),
         bytes_text(trial.get("peak_memory_bytes")), *steps,
     ]  # fmt: skip
 
@@ -103,7 +94,7 @@ def _ratio(study: Study, trial: dict[str, Any]) -> str:
 
 def settings(study: Study) -> Figure:
     """Returns the rates of the search's trials by the value of each setting, and the settings that were never changed."""
-    title, trials = "What was tried of each setting?", _searched(study)
+    title, trials = "What was tried of each setting?", study.configurations
     rates = [float(trial["value"]) for trial in trials if trial.get("value")]
     by_knob = {key: _by_value(study, key, trials) for key in study.space}
     tried = {key: found for key, found in by_knob.items() if sum(bool(those) for those in found.values()) > 1}
@@ -114,10 +105,10 @@ def settings(study: Study) -> Figure:
     axis = [(scale(tick), tick_text(tick)) for tick in scale.ticks()]
     kinds = [("dot:searched", "a trial"), ("dot:best", "best")]
     if any(not trial.get("value") for trial in trials):
-        kinds.append(("cross:failed", "no rate"))
+        kinds.append(("cross:failed", "no result"))
     says = (
-        f"Each mark is a trial of the search, in {study.unit}/s. Trials of a row differ in other settings, too, so compare the "
-        "fastest of each value; for the effect of a change alone, see what each change brought."
+        f"Each mark is the first trial of a configuration, in {study.unit}/s. Trials of a row differ in other settings, too, "
+        "so compare the fastest of each value; for the effect of a change alone, see what each change brought."
     )
     return Figure(
         key="settings", title=title, says=says, drawing=Bars(rows=rows, axis=axis, key=kinds).html(), grid=_values(tried),
@@ -153,7 +144,7 @@ def _values(tried: dict[str, dict[KnobValue, Trials]]) -> Grid:
             rates = [float(trial["value"]) for trial in those if trial.get("value")]
             ends = [number_text(end) for end in (min(rates), max(rates))] if rates else [DASH, DASH]
             cells.append([key, value_text(value), str(len(those)), str(len(those) - len(rates)), *ends])
-    return Grid(columns=["setting", "value", "trials ", "without a rate ", "slowest ", "fastest "], rows=cells)
+    return Grid(columns=["setting", "value", "trials ", "no result ", "slowest ", "fastest "], rows=cells)
 
 
 def _tried_text(trials: Trials) -> str:
@@ -161,7 +152,7 @@ def _tried_text(trials: Trials) -> str:
     if not trials:
         return "not tried"
     if not rates:
-        return f"no rate in {len(trials)}"
+        return f"no result in {len(trials)}"
     return number_text(rates[0]) if len(trials) == 1 else f"{number_text(max(rates))}, fastest of {len(trials)}"
 
 

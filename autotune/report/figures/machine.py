@@ -12,7 +12,8 @@ from markupsafe import Markup
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
 from autotune.quantities import DASH, bytes_text, number_text, percent_text, step_time_text
-from autotune.records import Kind, TrialRecord, objective_names
+from autotune.records import Kind, Knobs, TrialRecord, objective_names
+from autotune.report.changes import entries_of
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence, share_text
@@ -21,6 +22,7 @@ from autotune.report.verdict import file_lines, noise_lines
 from autotune.wording import (
     aims_text,
     budget_text,
+    changes_phrase,
     command_text,
     communication_text,
     cycles_text,
@@ -28,6 +30,12 @@ from autotune.wording import (
     rank_names,
     warm_start_text,
 )
+
+# Basis of an effect -> how it was found out.
+BASES = {
+    "measured": "measured by trials with and without the change, in turn",
+    "estimated": "estimated from all trials of the study",
+}
 
 
 def ranks(study: Study) -> Figure:
@@ -119,23 +127,29 @@ def environment(study: Study) -> Figure:
     return Figure(key="environment", title="What do the numbers hold for?", grid=grid, is_open=True, notes=files)
 
 
+def _effects(study: Study) -> list[str]:
+    """Returns a sentence for each way in which the effects of changes were found out, with these changes."""
+    dropped = (study.summary.get("minimality") or {}).get("dropped") or []
+    found: dict[str, Knobs] = {}
+    for entry in [*entries_of(study.summary), *dropped]:
+        if entry.get("ratio"):
+            found.setdefault(str(entry.get("basis") or "measured"), {})[entry["knob"]] = entry["to"]
+    return [f"Effects {how}: {changes_phrase(found[basis])}." for basis, how in BASES.items() if basis in found]
+
+
 def method(study: Study) -> Figure:
     """Returns how the numbers were made, in sentences."""
     summary = study.summary
     rounds = (summary.get("speedup") or {}).get("num_rounds") or 0
-    kinds = [str(trial.get("kind")) for trial in study.trials]
     said = [
         "Every trial is a process of the unchanged program. Its rate is samples over wall time once start-up, compilation and "
         "warm-up are over.",
         f"Baseline and best were measured again in {rounds} pairs of fresh processes that took turns. The ratio and its "
         "interval come from these pairs alone, not from the search that picked the best." if rounds else
         "Baseline and best were not measured in turn, so the search's own numbers are all there is.",
+        *_effects(study),
     ]  # fmt: skip
-    if Kind.attribution in kinds:
-        said.append(
-            "Effects of changes are measured, with and without the change in turn, or estimated from all trials, as each says."
-        )
-    if Kind.parity in kinds:
+    if any(trial.get("kind") == Kind.parity for trial in study.trials):
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
     warm = sum(trial.get("start") == "warm" for trial in study.trials)
     if warm:

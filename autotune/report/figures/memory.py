@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.quantities import bytes_text, step_time_text
-from autotune.records import Kind, Outcome
+from autotune.records import Outcome
 from autotune.report.drawing import (
     CROSS,
     TOP_PX,
@@ -70,6 +70,7 @@ def memory_by_batch(study: Study) -> Figure:
     says = _words(study, found.out)
     if not found.measured:
         return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
+    says += " Each mark is the peak of one process."
     notes = []
     if found.capacity_bytes and not found.is_near:
         share = found.peak_bytes / found.capacity_bytes
@@ -83,7 +84,7 @@ def memory_by_batch(study: Study) -> Figure:
 
 
 def _sized(study: Study) -> Sized:
-    sized = [trial for trial in study.trials if _batch(trial) and str(trial.get("kind")) in (Kind.baseline, Kind.search)]
+    sized = [trial for trial in study.configurations if _batch(trial)]
     out = [trial for trial in sized if Outcome(str(trial["outcome"])).is_memory]
     return Sized(
         measured=[trial for trial in sized if trial.get("peak_memory_bytes") and trial not in out],

@@ -45,7 +45,7 @@ def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *se
     cells = [[_cell(row, each_s, column) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
     return Figure(
         key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns))).html(),
-        grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table),
+        grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table), width="wide",
     )  # fmt: skip
 
 

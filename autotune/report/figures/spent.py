@@ -38,11 +38,11 @@ def study_timeline(study: Study) -> Figure:
         shape = "k1" if record.outcome.has_value else "failed-box"
         top = TOP_PX + lanes.index(record.kind) * PITCH_PX + 4
         marks.append(box(across(start_s), across(start_s + record.seconds), shape, top, HEIGHT_PX, title=words))
-    has_failed = any(not record.outcome.has_value for _, record in placed)
+    is_any_lost = any(not record.outcome.has_value for _, record in placed)
     plot = Plot(
         title=f"{len(placed)} trials in {seconds_text(end_s)}.", marks=marks, height=TOP_PX + len(lanes) * PITCH_PX + 16,
         x=[(across(tick), seconds_text(tick) if tick else "0") for tick in _ticks(end_s)],
-        key=[("k1", "measured"), ("failed-box", "no result")] if has_failed else [],
+        key=[("k1", "measured"), ("failed-box", "no result")] if is_any_lost else [],
     )  # fmt: skip
     grid = _grid([record for _, record in placed], lanes)
     return Figure(key="study-timeline", title=title, says=_spent(study), drawing=plot.html(), grid=grid)
@@ -79,6 +79,6 @@ def _grid(records: Sequence[TrialRecord], lanes: Sequence[Kind]) -> Grid:
     rows = []
     for kind in lanes:
         those = [record for record in records if record.kind is kind]
-        failed = sum(not record.outcome.has_value for record in those)
-        rows.append([LANES[kind], str(len(those)), str(failed), seconds_text(sum(record.seconds for record in those))])
-    return Grid(columns=["kind", "trials ", "failed ", "time "], rows=rows)
+        lost = sum(not record.outcome.has_value for record in those)
+        rows.append([LANES[kind], str(len(those)), str(lost), seconds_text(sum(record.seconds for record in those))])
+    return Grid(columns=["kind", "trials ", "no result ", "time "], rows=rows)

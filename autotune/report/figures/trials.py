@@ -1,4 +1,4 @@
-"""Figures on the trials of a study: their rates in order, and what failed."""
+"""Figures on the trials of a study: their rates in order, and those without a result."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from autotune.report.drawing import (
     MAX_TITLED,
     PLOT_PX,
     PLUS,
+    SQUARE,
     Plot,
     Scale,
     at_height,
@@ -38,7 +39,7 @@ FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # where trials without a rate stand
 
 
 def rates_by_trial(study: Study) -> Figure:
-    """Returns the rate of each trial in order, with intervals, the best so far, and failures."""
+    """Returns the rate of each trial in order, with intervals, the best so far, and trials without a rate."""
     title = "How fast was each trial?"
     said = phrases(study.summary)
     trials = [(trial, words) for trial, words in zip(study.trials, said, strict=True) if _is_measurement(trial)]
@@ -63,7 +64,7 @@ def rates_by_trial(study: Study) -> Figure:
 
 
 def _is_measurement(trial: dict[str, Any]) -> bool:
-    return str(trial.get("kind")) in (Kind.baseline, Kind.search, Kind.final, Kind.attribution)
+    return str(trial.get("kind")) not in (Kind.explain, Kind.check)  # which the counts of outcomes leave out, too
 
 
 def _top(trial: dict[str, Any]) -> float:
@@ -76,12 +77,12 @@ def _trial_marks(study: Study, trial: dict[str, Any], words: str, x: float, heig
     rate = f"{number_text(value)} {study.unit}/s" if value else f"{outcome}{reason}"
     title = f"{trial['number']:04d}  {words}: {rate}" if is_titled else ""
     if not value:
-        return [mark(x, FAILED_PX, CROSS, "failed", title)]
+        return [mark(x, FAILED_PX, *((SQUARE, "attribution") if outcome.has_value else (CROSS, "failed")), title)]
     y = at_height(height(value))
     made = [line(x, x, "ci", *(at_height(height(end)) for end in trial["ci"]))] if trial.get("ci") else []
     if trial["number"] == BASELINE:
         return [*made, mark(x, y, PLUS, "baseline-mark", title)]
-    if str(trial["kind"]) in (Kind.final, Kind.attribution):
+    if str(trial["kind"]) in (Kind.final, Kind.attribution) and trial["number"] != study.best:
         return [*made, mark(x, y, DIAMOND, "final" if trial["kind"] == Kind.final else "attribution", title)]
     kind = "best" if trial["number"] == study.best else "searched" if outcome is Outcome.ok else "hollow"
     return [*made, dot(x, y, kind, title)]
@@ -115,9 +116,9 @@ def _trial_key(trials: Sequence[tuple[dict[str, Any], str]]) -> list[tuple[str, 
         key.append(("diamond:final", "finals, in turn"))
     if Kind.attribution in kinds:
         key.append(("diamond:attribution", "effects of changes"))
-    if any(not trial.get("value") for trial in there):
-        key.append(("cross:failed", "no rate"))
-    return key
+    without = {Outcome(str(trial["outcome"])).has_value for trial in there if not trial.get("value")}
+    names = {True: ("square:attribution", "losses compared"), False: ("cross:failed", "no result")}
+    return [*key, *(named for has_ended_well, named in names.items() if has_ended_well in without)]
 
 
 def _trial_grid(study: Study, said: Sequence[str]) -> Grid:
@@ -148,12 +149,12 @@ def _trial_grid(study: Study, said: Sequence[str]) -> Grid:
 
 
 def failures(study: Study) -> Figure:
-    """Returns the trials that gave no rate, with the reason and, for the baseline, the end of its log."""
-    title = "What failed, and why?"
+    """Returns the trials that gave no result, with the reason and, for the baseline, the end of its log."""
+    title = "Which trials gave no result, and why?"
     said = dict(zip((trial["number"] for trial in study.trials), phrases(study.summary), strict=True))
     failed = [trial for trial in study.trials if not Outcome(str(trial["outcome"])).has_value]
     if not failed:
-        return Figure(key="failures", title=title, absent="Nothing failed.")
+        return Figure(key="failures", title=title, absent="Every trial gave a result.")
     grid = Grid(columns=["trial ", "outcome", "what was measured", "reason"], rows=[
         [f"{trial['number']:04d}", str(trial["outcome"]), said[trial["number"]],
          one_line(str(trial.get("reason") or ""), MAX_REASON)]

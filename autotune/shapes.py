@@ -1,0 +1,122 @@
+"""Checks JSON documents that were read from disk: a file may be cut off, edited, or written by another program.
+
+A shape is a function that tells whether a value is right (`number`), `[shape]` for a list, `(None, shape)` for a value that may
+be null, or a dictionary. A dictionary's key "name?" may be missing or null, and its mapping may then also be empty; ANY stands
+for all keys. Keys that are not in a shape are not checked: later versions add some.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+ANY = "*"
+MAX_NUMBER = 1e30  # no time, size or rate is larger; arithmetic on larger numbers could overflow
+LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
+
+
+def check(value: Any, shape: Any, place: str = "") -> None:
+    """Checks a value of a document.
+
+    Args:
+        value: the value.
+        shape: its shape.
+        place: where it stands in the document, "trials.3.value"; "" for the document itself.
+
+    Raises:
+        ValueError: it has another shape; the message begins with the place of the first difference.
+    """
+    if isinstance(shape, tuple):
+        if value is not None:
+            check(value, shape[1], place)
+    elif isinstance(shape, list):
+        _expect(isinstance(value, list), "list", value, place)
+        for number, item in enumerate(value):
+            check(item, shape[0], _inside(place, number))
+    elif isinstance(shape, dict):
+        _expect(isinstance(value, dict), "mapping", value, place)
+        _check_keys(value, shape, place)
+    else:
+        _expect(shape(value), shape.__name__.replace("_", " "), value, place)
+
+
+def _check_keys(value: dict[str, Any], shape: dict[str, Any], place: str) -> None:
+    for name, inner in shape.items():
+        key = name.removesuffix("?")
+        if key == ANY:
+            for each, item in value.items():
+                check(item, inner, _inside(place, each))
+        elif key in value and not (name != key and (value[key] is None or (isinstance(inner, dict) and value[key] == {}))):
+            check(value[key], inner, _inside(place, key))
+        elif name == key:
+            raise ValueError(f"{_inside(place, key)}: missing")
+
+
+def _expect(is_right: bool, what: str, value: Any, place: str) -> None:
+    if not is_right:
+        raise ValueError(f"{f'{place}: ' if place else ''}no {what}, got {value!r:.80}")
+
+
+def _inside(place: str, key: object) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def finite(document: Any) -> Any:
+    """Returns a JSON document with None for each number that is not finite, and for each list of numbers with such a number."""
+    if isinstance(document, dict):
+        return {name: finite(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return None if any(_is_odd(item) for item in document) else [finite(item) for item in document]
+    return None if _is_odd(document) else document
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+# Kinds of values; a message calls each by its function's name ---------------------------------------------------------------
+
+
+def text(value: Any) -> bool:
+    """Whether it is a text."""
+    return isinstance(value, str)
+
+
+def flag(value: Any) -> bool:
+    """Whether it is true or false."""
+    return isinstance(value, bool)
+
+
+def number(value: Any) -> bool:
+    """Whether it is a number that can be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def whole_number(value: Any) -> bool:
+    """Whether it is a whole number."""
+    return isinstance(value, int) and number(value)
+
+
+def ratio(value: Any) -> bool:
+    """Whether it is a ratio of two rates."""
+    return number(value) and value >= 0
+
+
+def moment(value: Any) -> bool:
+    """Whether it is a number of seconds since the epoch."""
+    return number(value) and 0 <= value <= LAST_MOMENT
+
+
+def interval(value: Any) -> bool:
+    """Whether it is a list of two numbers."""
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(number, value))
+
+
+def open_interval(value: Any) -> bool:
+    """Whether it is an interval whose upper end may be unknown."""
+    return isinstance(value, list | tuple) and len(value) == 2 and number(value[0]) and (value[1] is None or number(value[1]))
+
+
+def knob_value(value: Any) -> bool:
+    """Whether it is a value that a knob may have; null is one that is not known."""
+    return value is None or isinstance(value, str | bool) or number(value)

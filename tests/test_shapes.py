@@ -1,0 +1,53 @@
+"""Checks of documents: what is wrong is named with its place."""
+
+import math
+
+import pytest
+
+from autotune.shapes import ANY, check, finite, interval, knob_value, moment, number, ratio, text, whole_number
+
+SHAPE = {
+    "name": text, "ci?": interval, "sides?": {"value": (None, number)}, "trials": [{"number": whole_number}],
+    "by?": {ANY: ratio},
+}  # fmt: skip
+RIGHT = {"name": "a", "ci": [1, 2.5], "sides": {"value": None}, "trials": [{"number": 0}], "by": {"x": 2.0}, "later": object()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": 3}, "name: no text, got 3"),
+        ({"ci": [1]}, r"ci: no interval, got \[1\]"),
+        ({"sides": {}}, None),
+        ({"sides": None, "ci": None, "by": {}}, None),
+        ({"sides": {"x": 1}}, "sides.value: missing"),
+        ({"trials": [{"number": 0}, {"number": True}]}, "trials.1.number: no whole number, got True"),
+        ({"trials": {}}, r"trials: no list, got \{\}"),
+        ({"trials": None}, "trials: no list, got None"),
+        ({"by": {"x": -1.0}}, "by.x: no ratio, got -1.0"),
+        ({"by": 7}, "by: no mapping, got 7"),
+    ],
+)
+def test_the_first_place_that_is_wrong_is_named(changes, message):
+    check(RIGHT, SHAPE)
+    if message is None:
+        check({**RIGHT, **changes}, SHAPE)
+    else:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            check({**RIGHT, **changes}, SHAPE)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, True, "2", None])
+def test_what_cannot_be_computed_with_is_no_number(value):
+    assert not number(value)
+    assert not moment(value)
+
+
+def test_a_knob_may_have_any_plain_value():
+    assert all(map(knob_value, (None, True, 3, 0.5, "bf16")))
+    assert not any(map(knob_value, ([], {}, math.nan)))
+
+
+def test_numbers_that_are_not_finite_become_unknown_with_the_list_that_they_stand_in():
+    found = finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]})
+    assert found == {"a": None, "b": None, "c": [{"d": None}, 2]}
