@@ -1,6 +1,6 @@
 """Runs and reads studies from Python: `autotune.run` and `autotune.Study`, for notebooks and pipelines.
 
-It stands above the command line and uses the same functions: a study started here cannot be told from one started in a shell.
+It uses the same functions as the command line, so a study started here is the same as one started in a shell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """What the finals found of the winner against the baseline.
+    """The winner's speed-up over the baseline, as measured by the finals.
 
     Attributes:
         verdict: "faster", "same" or "ambiguous".
@@ -67,7 +67,7 @@ class Report:
 
 
 class Study:
-    """A study's folder, read anew at every access, so that it can be looked at while the study runs.
+    """A study, read from its folder at every access, so it can be used even while the study runs.
 
     Args:
         name: the study's name, as on the command line: "resnet18" is the latest of that name, "runs/resnet18" is that folder.
@@ -133,7 +133,7 @@ class Study:
 
     @property
     def effects(self) -> list[dict[str, Any]]:
-        """What each change of the winner is worth, the largest first: {"knob", "from", "to", "ratio", "ci", "verdict", ...}."""
+        """The effect of each change of the winner, largest first: {"knob", "from", "to", "ratio", "ci", "verdict", ...}."""
         return list(self.summary["attribution"])
 
     @property
@@ -154,7 +154,7 @@ class Study:
         return render(self.summary, format, tier_named(tier)).text
 
     def report(self) -> Report:
-        """Writes the study's report anew, as `autotune report` does, and returns it.
+        """Writes the study's report again, as `autotune report` does, and returns it.
 
         Raises:
             autotune.errors.BadInput: nothing was measured yet.
@@ -193,10 +193,10 @@ def run(
         study = autotune.run("study.budget.minutes=15", command=["python", "train.py"])
 
     Args:
-        overrides: what stands before `--` on the command line: "model=resnet18", "study.budget.minutes=15".
-        command: the program to tune, word by word; None if a recipe is tuned (model=...).
+        overrides: the words before `--` on the command line: "model=resnet18", "study.budget.minutes=15".
+        command: the program to tune, as a list of words; None if a recipe is tuned (model=...).
         runs_dir: folder of the studies; None for "runs".
-        config_dirs: folders with configuration of your own, searched first.
+        config_dirs: folders with your own configuration, searched first.
         on_trial: called with the study and the trial's record after every trial. If it raises, the study ends as failed;
             `autotune resume` continues it.
         is_quiet: print only warnings, on standard error; otherwise a line is printed for every event.

@@ -29,16 +29,39 @@ class PausableClock(Clock):
         self._since_s: float | None = None
 
     def monotonic(self) -> float:
-        """Returns the seconds of the monotonic clock, without those of all pauses."""
+        """Returns the seconds of the monotonic clock, without all pauses."""
         return (super().monotonic() if self._since_s is None else self._since_s) - self._paused_s
 
     def pause(self) -> None:
-        """Stops the monotonic time; does nothing if it stands still already."""
+        """Stops the monotonic time; does nothing if it is already stopped."""
         if self._since_s is None:
             self._since_s = super().monotonic()
 
     def go_on(self) -> None:
-        """Lets the monotonic time go on from where it stopped."""
+        """Restarts the monotonic time from where it stopped."""
         if self._since_s is not None:
             self._paused_s += super().monotonic() - self._since_s
             self._since_s = None
+
+
+class VirtualClock(Clock):
+    """A clock that only `sleep` advances. `sleep` returns at once, so that an hour's study takes no time.
+
+    Args:
+        start_s: the monotonic time at the start.
+    """
+
+    def __init__(self, start_s: float = 1000.0) -> None:
+        self.now_s = start_s
+
+    def monotonic(self) -> float:
+        """Returns the virtual time."""
+        return self.now_s
+
+    def time(self) -> float:
+        """Returns the virtual time as if it began on a fixed day."""
+        return 1_750_000_000.0 + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Advances the virtual time."""
+        self.now_s += seconds

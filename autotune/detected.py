@@ -164,10 +164,10 @@ def _own_steps(found: dict[str, Any]) -> str:
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
-    """Returns what is known of a program that never reached an optimizer step."""
+    """Returns what is known about a program that never reached an optimizer step."""
     sites = dict.fromkeys(
         near(str(site)) for site in found.get("loaders") or []
-    )  # a loader that is made anew each epoch is listed once
+    )  # a loader that is made again each epoch is listed once
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]

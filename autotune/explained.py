@@ -7,6 +7,8 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 
+LARGE_FRAC = 0.1  # a finding with a smaller gain does not limit the training
+LEAST_SHARE = 5.0  # phases with a smaller share of a step, in percent, are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
@@ -102,8 +104,21 @@ def why_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def limit_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns `why_lines` or, if the best trial was not explained, what its own rates say of its input and its ranks."""
-    return why_lines(summary) or diagnosis_lines(summary)
+    """Returns what limits the best trial: where its time goes, if no finding is large, and the findings.
+
+    If the trial was not explained, its own rates say what limits it.
+    """
+    entry = best_entry(summary) or {}
+    lines = why_lines(summary) or diagnosis_lines(summary)
+    is_small = all(finding["gain"]["mid"] < LARGE_FRAC for finding in entry.get("findings") or [])
+    return [phases_text(entry["phases_s"]), *lines] if is_small and entry.get("phases_s") else lines
+
+
+def phases_text(phases_s: Mapping[str, float]) -> str:
+    """Returns the shares of a step's phases, largest first: "no single cause: a step is 63 % backward, 29 % forward"."""
+    whole = sum(phases_s.values())
+    parts = sorted(((100 * seconds / whole, name) for name, seconds in phases_s.items() if whole), reverse=True)
+    return "no single cause: a step is " + ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
 
 
 def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ class Facts:
         deadline: the limit that passed, in words; "" otherwise.
         shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
         hang: what the processes were doing when the deadline passed, in words; "" if not examined.
-        oom_kills: number of processes of our cgroup that the kernel killed for memory during the trial.
+        oom_kills: number of processes of autotune's cgroup that the kernel killed for memory during the trial.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
         asked: knobs that the harness had to apply or to check.
@@ -141,7 +141,7 @@ def _decide(facts: Facts) -> Verdict:
 
 
 def root(facts: Facts) -> RankResult | None:
-    """Returns the result of the rank that caused a failure: the first that failed for a reason of its own.
+    """Returns the result of the rank that caused a failure: the first that did not fail because of another process.
 
     If all exceptions merely report another process's failure, returns the first. Returns None if no rank raised an exception.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,7 @@ TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `ow
 
 
 class Owned(Exception):
-    """Another process is working on the study. Carries what is known of that process: {"host", "pid", "started_at"} or less."""
+    """Another process is working on the study. Carries what is known about it: {"host", "pid", "started_at"} or less."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__()
@@ -49,7 +51,7 @@ class Claim:
             Owned: another process has it.
             OSError: the folder cannot be written.
         """
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             self._lock(descriptor)
             me = {"host": platform.node(), "pid": os.getpid(), "started_at": psutil.Process().create_time()}
@@ -108,6 +110,28 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
         return owner if _is_alive(owner) else None
     else:
         return None
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Locks a file or a folder, and yields whether no other process has it locked; nobody has one that does not exist.
+
+    Nothing is written, so that it works on a full disk, too.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield True
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    except OSError as error:
+        is_free = not isinstance(error, BlockingIOError)  # else no locks on this file system
+    try:
+        yield is_free
     finally:
         os.close(descriptor)
 

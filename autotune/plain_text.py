@@ -20,7 +20,7 @@ _SENTENCE = re.compile(r"[.;!?](?=\s)")
 
 
 def plain(text: str) -> str:
-    """Returns a text without escape sequences and control characters; each state of a progress bar gets a line of its own."""
+    """Returns a text without escape sequences and control characters; each state of a progress bar gets its own line."""
     return visible(_ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
 
 

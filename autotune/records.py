@@ -119,13 +119,14 @@ class TrialRequest:
     started_at: float = 0.0
     schema: int = SCHEMA
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the request as plain JSON values."""
-        return dataclasses.asdict(self)
+    def shared(self) -> dict[str, Any]:
+        """Returns the fields that the trial's record has, too, all but `started_at`."""
+        names = ("number", "kind", "knobs", "changed", "tier", "why", "origin", "repeats", "round")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, raw: Any) -> TrialRequest:
-        """Returns the request that `as_json` wrote.
+        """Returns the request that `dataclasses.asdict` made plain.
 
         Raises:
             ValueError: another schema, or not a request.
@@ -161,7 +162,7 @@ class TrialRecord:
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
         seconds: wall time from launch until the last process was gone.
-        start: "fresh" for an interpreter of its own; "warm" for a fork of a process that had imported torch.
+        start: "fresh" for a new interpreter; "warm" for a fork of a process that had imported torch.
         spared_s: seconds that the warm start saved over a fresh one.
         phases_s: seconds by phase, rank 0.
         peak_memory_bytes: largest over ranks.
@@ -180,7 +181,7 @@ class TrialRecord:
             finite; [] if no loss was seen.
         ranks: summary of several ranks together and one by one, see `ranks.joined`; {} for a single rank.
         slot, host: name of the slot that the trial ran on, and of its machine; "" if it had the machine to itself.
-        neighbours: largest number of trials that ran beside it at the same time.
+        neighbours: largest number of other trials that ran at the same time.
     """
 
     number: int
@@ -263,7 +264,7 @@ class StudyRecord:
 
     Attributes:
         name: the study's name and folder.
-        base: the name that was asked for, which several studies may share.
+        base: the requested name, which several studies may share.
         sequence: place among the studies of the runs folder, from 1. Unlike the clock, it only grows.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
@@ -291,10 +292,10 @@ class StudyRecord:
         recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
             and how often each, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
-        verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
+        verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
-        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside others over rate
+        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
             alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
     """
 
@@ -388,16 +389,28 @@ def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> di
     return values
 
 
-def check_schema(raw: Any, what: str) -> None:
-    """Checks that a document is a mapping of the schema that this version reads.
+def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
+    """Checks that a document is a mapping that this version can read.
+
+    Args:
+        raw: the document.
+        what: what it is, for the message.
+        reads: the schema that this version reads.
 
     Raises:
-        ValueError: it is not.
+        NewerVersion: a newer version of autotune wrote it.
+        ValueError: it is no mapping, or has another schema.
     """
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")
-    if raw.get("schema") != SCHEMA:
-        raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+    found = raw.get("schema")
+    if found != reads:
+        kind = NewerVersion if type(found) is int and found > reads else ValueError
+        raise kind(f"{what} of schema {found!r}, this version reads {reads}")
+
+
+class NewerVersion(ValueError):
+    """A document has a schema that only a newer version of autotune can read."""
 
 
 # The document of `autotune show --json`, kept as a plain dict because it is an interface; summaries.py describes it.

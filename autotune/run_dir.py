@@ -7,10 +7,11 @@ import errno
 import json
 import os
 import re
+import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
 PROBE_BYTES = 4096
+LONG = ('"trials": ', '"explanation": ')  # entries of summary.json, one on a line, that grow with the trials
 CUT_OFF = "autotune was ended before the study was over"
 
 
@@ -125,7 +127,7 @@ class StudyFolder:
         self._write(self.study_file, as_json(record.as_json()))
 
     def read_study(self) -> StudyRecord:
-        """Returns the study's record. Where the folder is not the one that was written, its own name counts, as for a copy.
+        """Returns the study's record. If the folder was copied or renamed, the record has the folder's present name.
 
         Raises:
             OSError: it cannot be read.
@@ -145,7 +147,7 @@ class StudyFolder:
             self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True)
         except OSError as error:
             raise self.lost(error) from error
-        self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
+        self._write(self.trial_path(request.number) / "asked.json", as_json(asdict(request)))
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
@@ -206,14 +208,27 @@ class StudyFolder:
         """
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
-    def current_summary(self) -> Summary:
+    def read_outline(self) -> Summary:
+        """Returns summary.json with "num_trials" and without what grows with the trials, so that many studies are read quickly.
+
+        Raises:
+            OSError, ValueError: as `read_summary`.
+        """
+        text = self.summary_file.read_text(encoding="utf-8")
+        summary = checked_summary(_outline(text) or _parsed(text))
+        return {**summary, "study": self.name, "num_trials": summary.get("num_trials", len(summary["trials"]))}
+
+    def current_summary(self, *, is_outline: bool = False) -> Summary:
         """Returns summary.json, corrected: a "running" study that no process is working on was killed.
+
+        Args:
+            is_outline: return only what `read_outline` does.
 
         Raises:
             OSError, ValueError: as `read_summary`.
         """
         is_owned = self.is_owned  # checked first: an owner that ends in between has written its final status
-        summary = self.read_summary()
+        summary = self.read_outline() if is_outline else self.read_summary()
         if summary["status"] == "running" and not is_owned:
             return {**summary, "status": "interrupted", "reason": CUT_OFF}
         return summary
@@ -294,7 +309,7 @@ def create(runs: Path, name: str) -> StudyFolder:
     """
     check_name(name)
     try:
-        runs.mkdir(parents=True, exist_ok=True)
+        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
         for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
             path = runs / f"{name}{suffix}"
             try:
@@ -347,7 +362,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     Args:
         runs: the runs folder.
         name: the name or path as typed.
-        without: folder of a study that a name does not mean.
+        without: folder of a study that is ignored when a name is looked up.
 
     Raises:
         BadInput: there is no such study.
@@ -397,10 +412,16 @@ def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
     return f"{have} See `autotune list`."
 
 
-def call(folder: StudyFolder) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study."""
+def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
+    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study.
+
+    Args:
+        folder: the study.
+        latest: name under which studies were requested -> name of the latest; None to read all studies of the folder.
+    """
     try:
-        is_meant = find(folder.path.parent, folder.name).path == folder.path
+        meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)
+        is_meant = meant == folder.name
     except BadInput:
         is_meant = False
     return f"{shlex.quote(folder.name if is_meant else str(folder.path))}{_where(folder.path.parent)}"
@@ -410,7 +431,7 @@ def studies(runs: Path) -> Iterator[StudyFolder]:
     """Yields the studies of a runs folder, by name; none if there is no such folder."""
     if not os.path.isdir(runs):
         return
-    yield from map(StudyFolder, sorted(path for path in runs.glob("*") if is_study(path)))
+    yield from map(StudyFolder, sorted(path for path in runs.glob("[!.]*") if is_study(path)))
 
 
 def is_study(path: Path) -> bool:
@@ -428,9 +449,9 @@ def write_text(path: Path, text: str) -> None:
 
     Only the file's owner may read it. Once this function returns, the document survives a power loss.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor, temporary = beside(path)
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -445,6 +466,15 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
+    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
+
+    Its name cannot be foreseen and the file is new, so that nobody can have made a link of that name in a shared folder.
+    """
+    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -469,10 +499,23 @@ def read_json(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is not JSON.
     """
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+def _parsed(text: str) -> Any:
     try:
-        return finite(json.loads(path.read_text(encoding="utf-8")))
+        return finite(json.loads(text))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _outline(text: str) -> dict[str, Any] | None:
+    """Returns the entries of a summary that are not LONG; None if it does not count its trials, or is not as it was written."""
+    lines = text.split("\n")
+    if (lines[0], lines[-1]) != ("{", "}") or not any(line.startswith('"num_trials": ') for line in lines):
+        return None
+    short = [line.removesuffix(",") for line in lines[1:-1] if not line.startswith(LONG)]
+    return {"trials": [], **_parsed(f"{{{','.join(short)}}}")}
 
 
 def _read_as(convert: Any, file: Path) -> Any:

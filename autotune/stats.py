@@ -12,13 +12,12 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-MIN_BLOCKS = 32  # fewer blocks cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40 blocks
-MIN_EFFECTIVE_BLOCKS = 6.0  # correlated blocks must be worth at least this many independent ones
-MAX_CORRELATION = 0.95
+from autotune.harness.interval import mean_half_width_frac
+
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
 LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look, so that all have 95 % together (Pocock)
@@ -45,65 +44,16 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
     return _t_quantile(len(array) - 1, 0.5 + confidence / 2) * float(array.std(ddof=1)) / math.sqrt(len(array))
 
 
-def block_half_width_frac(
-    rates_per_s: Sequence[float], seconds: Sequence[float] | None = None, confidence: float = 0.95
-) -> tuple[float | None, str]:
-    """Returns the relative half-width of a window's rate and "", or None and the reason why there is none.
+def block_half_width_frac(rates_per_s: Sequence[float], seconds: Sequence[float] = ()) -> tuple[float | None, str]:
+    """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why there is none.
 
-    Computes the same as the harness's `interval.mean_half_width_frac`, which explains the method; a test compares the two.
+    The method is the harness's, with exact quantiles of Student's t.
 
     Args:
         rates_per_s: rate of each block of the steady window, in order.
-        seconds: length of each block; None if all are equally long.
-        confidence: probability that the interval holds the true rate.
+        seconds: length of each block; empty if all are equally long.
     """
-    n = len(rates_per_s)
-    if n < MIN_BLOCKS:
-        return None, f"{n} blocks of steps, {MIN_BLOCKS} are needed"
-    lengths = np.asarray(seconds, dtype=float) if seconds else np.ones(n)
-    samples = np.asarray(rates_per_s, dtype=float) * lengths
-    if samples.mean() <= 0 or lengths.mean() <= 0:
-        return None, "no samples"
-    errors = samples / samples.mean() - lengths / lengths.mean()
-    squares = float(errors @ errors)
-    if squares <= n * 1e-24:  # equal up to rounding
-        return 0.0, ""
-    correlation = _lag1_correlation(errors, squares)
-    growth = (1 + correlation) / (1 - correlation)  # correlation increases the variance of the mean by this factor
-    effective = n / growth
-    if effective < MIN_EFFECTIVE_BLOCKS:
-        return (
-            None,
-            f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones; "
-            f"{MIN_EFFECTIVE_BLOCKS:.0f} are needed",
-        )
-    return _t_quantile(int(min(n, effective)) - 1, 0.5 + confidence / 2) * math.sqrt(squares * growth / (n * (n - 1))), ""
-
-
-def _lag1_correlation(errors: np.ndarray[Any, np.dtype[np.float64]], squares: float) -> float:
-    n = len(errors)
-    ends = (errors[0] ** 2 + errors[-1] ** 2) / 2
-    unbiased = (n * (float(errors[:-1] @ errors[1:]) + float(ends)) / squares + 1) / (n - 3)
-    if unbiased < 0:
-        unbiased = max(-MAX_CORRELATION, min(0.0, unbiased + 0.5 / math.sqrt(n)))
-    return min(unbiased, MAX_CORRELATION)
-
-
-def block_interval(
-    rates_per_s: Sequence[float], confidence: float = 0.95, *, seconds: Sequence[float] | None = None
-) -> Interval | None:
-    """Returns the interval of the mean rate from block means, per second; None if the blocks do not allow one.
-
-    Args:
-        rates_per_s: rate of each block of the steady window, in order.
-        confidence: probability that the interval holds the true rate.
-        seconds: length of each block; None if all are equally long.
-    """
-    half, _ = block_half_width_frac(rates_per_s, seconds, confidence)
-    if half is None:
-        return None
-    mean = float(np.average(rates_per_s, weights=seconds))
-    return (mean * (1 - half), mean * (1 + half))
+    return mean_half_width_frac(rates_per_s, seconds or [1.0] * len(rates_per_s), lambda degrees: _t_quantile(degrees, 0.975))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +83,14 @@ def pooled(noises: Iterable[Noise | None]) -> Noise | None:
     return Noise(spread=math.sqrt(variance), freedom=freedom)
 
 
-def log_mean_interval(
-    values: Sequence[float], confidence: float = 0.95, noise: Noise | None = None
-) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its t interval on the log scale (None for fewer than two values).
+def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tuple[float, Interval | None]:
+    """Returns the geometric mean of positive values and its 95 % interval on the log scale (None for fewer than two values).
 
     Args:
         values: measurements of one thing.
-        confidence: probability that the interval holds the true mean.
         noise: the spread of one measurement, estimated from other measurements.
     """
-    centre, half, _ = _log_mean(values, confidence, noise)
+    centre, half, _ = _log_mean(values, 0.95, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
     return math.exp(centre), interval
 
@@ -203,15 +150,15 @@ def paired_ratio(
     if len(rates) != len(others) or not rates:
         raise ValueError(f"rounds do not pair up: {len(rates)} against {len(others)}")
     ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    of_ratios = noise and Noise(
-        spread=math.sqrt(2) * noise.spread, freedom=noise.freedom
-    )  # spread of the difference of two measurements
-    ratio, interval = log_mean_interval(ratios, confidence, of_ratios)
-    freedom = _log_mean(ratios, confidence, of_ratios)[2] if noise and interval else None
-    return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=freedom)
+    of_difference = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)  # of two measurements
+    centre, half, freedom = _log_mean(ratios, confidence, of_difference)
+    if half is None:
+        return Ratio(ratio=math.exp(centre), ci=None, num_rounds=1)
+    interval = (math.exp(centre - half), math.exp(centre + half))
+    return Ratio(ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None)
 
 
-def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
+def quotient(now: Ratio, then: Ratio) -> Ratio:
     """Returns how much of an earlier speed-up is left: one ratio over another that was measured independently.
 
     Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), with standard errors
@@ -221,19 +168,18 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
         now: the ratio measured now; without an interval, the quotient has none.
         then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
             distribution's, which gives a larger standard error.
-        confidence: confidence of the given intervals and of the returned one.
     """
     ratio = now.ratio / then.ratio
     if now.ci is None:
         return Ratio(ratio=ratio, ci=None, num_rounds=now.num_rounds)
-    own, own_df = _standard_error(now, now.ci, confidence)
+    own, own_df = _standard_error(now, now.ci)
     if then.ci is None:
         other, other_df = own * math.sqrt(now.num_rounds), own_df
     else:
-        other, other_df = _standard_error(then, then.ci, confidence)
+        other, other_df = _standard_error(then, then.ci)
     variance = own**2 + other**2
     freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
-    half = _t_quantile(freedom, 0.5 + confidence / 2) * math.sqrt(variance)
+    half = _t_quantile(freedom, 0.975) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 
 
@@ -250,16 +196,16 @@ def at_confidence(of: Ratio, confidence: float) -> Interval | None:
     """Returns the interval of a ratio at a confidence other than 95 %; None if the ratio has no interval."""
     if of.ci is None:
         return None
-    error, freedom = _standard_error(of, of.ci, 0.95)
+    error, freedom = _standard_error(of, of.ci)
     half = _t_quantile(freedom, 0.5 + confidence / 2) * error
     return (of.ratio * math.exp(-half), of.ratio * math.exp(half))
 
 
-def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, float]:
-    """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
+def _standard_error(of: Ratio, ci: Interval) -> tuple[float, float]:
+    """Returns the standard error of a mean log ratio from its 95 % interval, and its degrees of freedom."""
     freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)
     half = math.log(ci[1] / ci[0]) / 2
-    return half / _t_quantile(freedom, 0.5 + confidence / 2), freedom
+    return half / _t_quantile(freedom, 0.975), freedom
 
 
 def spread_frac(repeats: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
-"""Compositions in tests: what Hydra has composed once is copied, and values are put into the copy as Hydra puts them.
+"""Makes compositions faster in tests: copies one composition of Hydra and sets the values in the copy as Hydra does.
 
-A composition takes a tenth of a second, most of it for files that are always the same. `tests/config/test_compose.py` has them
-made in full.
+A full composition takes a tenth of a second, mostly for files that never change. `tests/config/test_compose.py` tests full
+compositions.
 """
 
 import copy
@@ -19,7 +19,7 @@ _known: dict[str, DictConfig] = {}
 
 
 def copied(given: Split) -> DictConfig:
-    """Returns what Hydra composes of `given`."""
+    """Returns what Hydra would compose from `given`."""
     values = [text for text in given.hydra if text.partition("=")[0] in LEAVES]
     rest = Split(hydra=[text for text in given.hydra if text not in values], files=given.files)
     key = repr((rest.hydra, rest.files))
@@ -30,5 +30,5 @@ def copied(given: Split) -> DictConfig:
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
-        return in_full(given)  # which says what is wrong
+        return in_full(given)  # reports what is wrong
     return made

@@ -1,4 +1,4 @@
-"""What every test stands on."""
+"""Set-up for all tests."""
 
 import signal
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import pytest
 from autotune.config import compose
 from tests.compositions import copied
 
-# Under `nohup` or in the background of a script the tests would inherit signals that are ignored, and hand that on to the
-# processes whose answer to those signals they test.
+# Under `nohup`, or in the background of a script, the tests inherit ignored signals. They would pass this on to the processes
+# whose reaction to these signals they test.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What was detected, in words."""
+"""How detected facts are put into words."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How the modules of autotune import each other: no circles, also none that only types would make."""
+"""The modules of autotune do not import each other in circles, not even for type annotations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import autotune
 
 ROOT = Path(autotune.__file__).parent
-# It names the types of all parts, so that they need not name each other; it imports none of them at run time.
+# These modules import other modules of the harness only for type annotations, so these imports make no circle at run time.
 KNOWS_TYPES_ALONE = {"autotune.harness.context", "autotune.harness.state", "autotune.harness.knobs.base"}
 
 
@@ -23,7 +23,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(name: str) -> set[str]:
-    """Returns the modules of autotune that one imports, inside functions and for types, too."""
+    """Returns the modules of autotune that a module imports, including imports in functions and for types."""
     tree = ast.parse(modules()[name].read_text())
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     is_left_out = name in KNOWS_TYPES_ALONE or name.startswith("autotune.harness.knobs.")
@@ -51,7 +51,7 @@ def _targets(name: str, node: ast.AST) -> set[str]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = {name: imported(name) for name in modules()}
-    graph["autotune"].discard("autotune.api")  # the package hands `run` and `Study` out when they are first used
+    graph["autotune"].discard("autotune.api")  # the package imports `autotune.api` only at the first use of `run` or `Study`
     done: set[str] = set()
     path: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What programs write for a terminal, as it may be quoted."""
+"""Turns output that was written for a terminal into plain text."""
 
 import pytest
 

@@ -323,9 +323,9 @@ def apply(
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Lines on
-    standard error say what is applied and, for a recipe, what is started, and after the first step which settings took
-    effect. A file made for a recipe needs no command.
+    The program replaces the autotune process: exit code, signals, terminal and files are those of the program. Before it
+    starts, standard error shows what is applied and, for a recipe, what is started. After the first step it shows which
+    settings took effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -402,6 +402,36 @@ def ui(
     from autotune.cli import ui as implementation
 
     return implementation.serve(runs_folder(runs_dir), host=host, port=port, uri=address_of(uri))
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def prune(
+    studies: Annotated[
+        list[str] | None, typer.Argument(metavar="STUDY", help="Whole studies to remove.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Whole studies not written to for 12h, 30d, 8w.", show_default=False),
+    ] = None,
+    is_meant: Annotated[bool, typer.Option("--yes", help="Remove it; without this, only say what would be removed.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Prune: free disk space. Says what would be removed and how much that is, and removes it only with --yes.
+
+    Without STUDY or --older-than, it removes what no command needs any more: compile caches of studies that are over, traces,
+    logs, and what killed processes left. Studies that run are left alone, and all results stay.
+
+        autotune prune
+        autotune prune resnet18 --yes
+        autotune prune --older-than 30d
+    """
+    from autotune.cli import prune as implementation
+
+    asked = implementation.Asked(
+        runs=runs_folder(runs_dir), studies=tuple(studies or ()), older_than=older_than, is_meant=is_meant
+    )
+    return implementation.prune(asked, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)

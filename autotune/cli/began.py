@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-# Python starts in less time. If the process is older than this when autotune begins, it ran another program first, such as a
-# shell that called `exec`.
+# Python itself starts in less time than this. A process that is older when autotune begins ran another program first, such as
+# a shell that called `exec`.
 STARTING_S = 5.0
 
 _began_s: float | None = None

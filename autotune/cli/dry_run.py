@@ -35,8 +35,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     composed = compose_asked(asked, facts)
     if composed.config.launcher != LOCAL:
         raise BadInput(
-            f"launcher: --dry-run plans for this machine and asks no other, got {composed.config.launcher!r}. "
-            "Leave one of the two out."
+            f"launcher: --dry-run plans only for this machine, got {composed.config.launcher!r}. Leave one of the two out."
         )
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)

@@ -90,7 +90,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
 
 
 def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
-    """Prints what is known of where a study's time goes.
+    """Prints what is known about where a study's time goes.
 
     Raises:
         BadInput: no trial was explained yet, or the given trial was not.
@@ -139,7 +139,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
-    """Returns the study's inputs without a budget: explaining ends by itself."""
+    """Returns the study's inputs without a budget, because explaining ends without one."""
     from autotune.cli.run import inputs_of
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget

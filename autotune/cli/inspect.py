@@ -47,7 +47,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     facts = host_facts()
     composed = compose(overrides, command=command, config_dirs=config_dirs, facts=facts)
     launcher, facts = launcher_of(composed, facts)
-    shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this one's /tmp
+    shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this machine's /tmp
     with contextlib.closing(launcher), tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder:
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
         ended = _run(launch, launcher, is_quiet=as_json)

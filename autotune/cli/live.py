@@ -127,8 +127,8 @@ class LiveView(View):
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a line between the search and the finals."""
-        who = "the best few and the baseline" if len(trials) > 2 else "the baseline and the best"
-        self._console.print(Rule(f"finals: {who} again, in turn", style="quiet", align="left"))
+        names = ", ".join(f"{n:04d}" for n in trials[1:])
+        self._console.print(Rule(f"finals: {names} beside the baseline, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a line before the ablation of the winner."""

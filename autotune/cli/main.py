@@ -21,7 +21,7 @@ TAKE_COMMAND = (
     "inspect",
     "doctor",
     "record",
-)  # commands that a program's command may follow
+)  # commands that take a program's command after `--`
 INTERRUPTED = 130
 
 

@@ -22,7 +22,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
         facts: `machine.host_facts()` of this machine.
 
     Raises:
-        BadInput: no machine can be had, or the study cannot run there.
+        BadInput: no machine is available, or the study cannot run there.
     """
     from autotune.config.schema import LOCAL
     from autotune.launchers import make_launcher
@@ -41,7 +41,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
 
 
 def _slot(launcher: Launcher) -> Slot:
-    """Waits until a node is ready, and shows why that takes long."""
+    """Waits until a node is ready; shows what it waits for."""
     out, said = console(stderr=True), ""
     with out.status("asking for a node") as status:
         while not (slots := launcher.slots()):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.run_dir import check_output
+from autotune.run_dir import beside, check_output
 
 STDOUT = "-"
 
 
 def output_file(typed: str | None, name: str) -> Path | None:
-    """Returns the file that `-o` names, or None for standard output. A folder that exists takes a file of the usual name.
+    """Returns the file that `-o` names, or None for standard output. In an existing folder, the file gets the usual name.
 
     Args:
-        typed: as typed; None if it was not.
+        typed: the value of `-o`; None if it was not given.
         name: the usual name of the file.
 
     Raises:
-        BadInput: it names no file, or a folder that does not exist.
+        BadInput: the value is empty, or a folder that does not exist.
     """
     if typed is None or typed == STDOUT:
         return None
@@ -36,12 +35,12 @@ def output_file(typed: str | None, name: str) -> Path | None:
 
 
 def write(text: str, file: Path) -> None:
-    """Writes a file, and the folders that it lies in. What the file held before is lost only once all is written.
+    """Writes a file and makes its parent folders. The old content stays until the new content is complete.
 
     Raises:
         BadInput: it cannot be written, or it is a record of a study.
     """
-    write_bytes(text.encode("utf-8", "backslashreplace"), file, "--output")  # a name may hold bytes that are no text
+    write_bytes(text.encode("utf-8", "backslashreplace"), file, "--output")  # a file name may contain bytes that are not UTF-8
 
 
 def write_bytes(content: bytes, file: Path, option: str) -> None:
@@ -56,16 +55,18 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    is_special = file.exists() and not file.is_file()  # such as /dev/full: it cannot be replaced
-    temporary = file.with_name(f"{file.name[:200]}.{os.getpid()}.tmp")
+    is_special = file.exists() and not file.is_file()  # such as /dev/full, which cannot be replaced
+    temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_special:
             file.write_bytes(content)
             return
-        temporary.write_bytes(content)
+        descriptor, temporary = beside(file, 0o666)
+        with open(descriptor, "wb") as written:
+            written.write(content)
         temporary.replace(file)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        if temporary:
+            temporary.unlink(missing_ok=True)
         raise BadInput(f"{option}: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error

@@ -81,11 +81,11 @@ class PlainLines(View):
         _say(f"plan  {plan_text(outlook)}")
 
     def time_left(self, outlook: Outlook) -> None:
-        """Stores what is left, for the line of the next trial."""
+        """Stores the time left, for the line of the next trial."""
         self._left = left_text(outlook)
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """Prints what is tried and why, and what is left of the budget."""
+        """Prints what is tried and why, and how much of the budget is left."""
         left = f"  {self._left}" if self._left else ""
         _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}{left}")
 
@@ -104,8 +104,9 @@ class PlainLines(View):
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Prints which trials are in the finals."""
-        names = ", ".join(f"{n:04d}" for n in trials)
-        _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
+        names = ", ".join(f"{n:04d}" for n in trials[1:])
+        time = f", at most {seconds_text(reserved_s)}" if reserved_s else ""
+        _say(f"finals  {'candidates' if len(trials) > 2 else 'candidate'} {names}, beside the baseline{time}")
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Prints which changes of the winner the ablation measures."""

@@ -33,11 +33,11 @@ class Asked:
 
 
 def report(asked: Asked, *, as_json: bool) -> int:
-    """Writes the report of one study, or of several beside each other.
+    """Writes the report of one study, or of several side by side.
 
     Args:
         asked: what the user typed.
-        as_json: print where it is as one JSON document.
+        as_json: print the path of the file as a JSON document.
 
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
@@ -56,7 +56,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # as in a file, whatever the locale
         sys.stdout.flush()
         return 0
-    if asked.picture:  # before anything is written: it is the part that may be refused
+    if asked.picture:  # first, because taking the picture may fail, and then nothing is to be written
         from autotune.report.picture import take
 
         write_bytes(take(text, asked.picture, width_px=asked.width_px), asked.picture, "--picture")
@@ -79,7 +79,7 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
     """
     problems = []
     if asked.output == STDOUT and (asked.picture or asked.is_opened):
-        problems.append("--output: standard output takes no picture and opens in no browser. Give -o FILE.")
+        problems.append("--output: --picture and --open need a file, not standard output. Give -o FILE.")
     if asked.output == STDOUT and as_json:
         problems.append("--json: standard output takes the report itself, got -o -. Give -o FILE, or leave out --json.")
     if asked.output == STDOUT and not sys.stdout:
@@ -100,5 +100,5 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
 
 
 def _place(folders: Sequence[StudyFolder]) -> Path:
-    """Returns where the report is written unless the user says: in the study's folder, for several beside them."""
+    """Returns where the report is written by default: in the study's folder; for several studies, next to their folders."""
     return folders[0].report_file if len(folders) == 1 else folders[0].path.parent / REPORT

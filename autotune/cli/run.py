@@ -75,7 +75,7 @@ def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
 
 
 def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
-    """Returns a new study's inputs and folder. Prints what the configuration is to be warned of on standard error.
+    """Returns a new study's inputs and folder. Prints warnings about the configuration on standard error.
 
     Raises:
         BadInput: the request is invalid.

@@ -15,7 +15,7 @@ from rich.text import Text
 from autotune.cli import ranks, trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
-from autotune.records import StudyRecord, Summary
+from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.report.verdict import headline
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, is_study, studies
 from autotune.wording import machine_text
@@ -28,24 +28,35 @@ MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resu
 def chosen(runs: Path, name: str | None) -> StudyFolder:
     """Returns the study that a name or a path means, or the one that started last if none is given.
 
-    Says on standard error which study it is where the name is that of another study, too.
+    If the name could also mean another study, prints on standard error which one it means.
 
     Raises:
         BadInput: there is no such study.
     """
     if name is not None:
-        folder = find(runs, name)
+        folder = _readable(find(runs, name))
         if other := _other(runs, name, folder):
             print(f"autotune: {name} means {folder.path}, the latest of that name; {other} is another study", file=sys.stderr)
         return folder
     there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
-    return max(there, key=_place)
+    return _readable(max(there, key=_place))
+
+
+def _readable(folder: StudyFolder) -> StudyFolder:
+    """Returns a study, unless a newer version made it; what else is wrong with it, its reader says.
+
+    Raises:
+        BadInput: a newer version of autotune made it.
+    """
+    if isinstance(error := _study(folder), NewerVersion):
+        raise BadInput(f"STUDY: made by a newer version of autotune, got {folder.name!r} ({error}). Update autotune.")
+    return folder
 
 
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
-    """Returns the folder of another study that has the name itself, in the runs folder or here; "" without one."""
+    """Returns another study that the name could mean: a folder with exactly this name, in the runs folder or here; else ""."""
     places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
     there = (place for place in places if is_study(Path(place)))
     return next((place for place in there if not os.path.samefile(place, folder.path)), "")
@@ -53,7 +64,8 @@ def _other(runs: Path, name: str, folder: StudyFolder) -> str:
 
 def print_studies(runs: Path, *, as_json: bool) -> int:
     """Prints one line per study, latest last."""
-    there = [_row(folder) for folder in sorted(studies(runs), key=_place)]
+    found = sorted(((folder, _study(folder)) for folder in studies(runs)), key=lambda pair: _place_of(pair[1]))
+    there = [_row(folder, study) for folder, study in found]
     if as_json:
         print_json(there)
         return 0
@@ -80,8 +92,9 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         cells = {name: Text(str(row[name]), style="name" if name == "study" else "") for name in names if name != "started"}
         table.add_row(*(_when(row) if name == "started" else cells[name] for name in names))
     out.print(table)
+    latest = {study.base: folder.name for folder, study in found if isinstance(study, StudyRecord)}
     for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
-        command = Text(f"autotune resume {call(StudyFolder(runs / row['study']))}", style="command")
+        command = Text(f"autotune resume {call(StudyFolder(runs / row['study']), latest)}", style="command")
         out.print(Text.assemble((f"to continue {row['study']}  ", "quiet"), command))
     return 0
 
@@ -147,39 +160,41 @@ def _place(folder: StudyFolder) -> tuple[int, float]:
 
     Damaged studies sort before all others.
     """
-    study = _study(folder)
-    return (study.sequence, study.started_at) if study else (-1, 0.0)
+    return _place_of(_study(folder))
 
 
-def _study(folder: StudyFolder) -> StudyRecord | None:
+def _place_of(study: StudyRecord | Exception) -> tuple[int, float]:
+    return (study.sequence, study.started_at) if isinstance(study, StudyRecord) else (-1, 0.0)
+
+
+def _study(folder: StudyFolder) -> StudyRecord | Exception:
+    """Returns a study's record, or why it cannot be read."""
     try:
         return folder.read_study()
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as error:
+        return error
 
 
 def _when(row: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
 
 
-def _row(folder: StudyFolder) -> dict[str, Any]:
-    try:
-        study = folder.read_study()
-    except (OSError, ValueError) as error:
-        why = "missing" if isinstance(error, FileNotFoundError) else error
+def _row(folder: StudyFolder, study: StudyRecord | Exception) -> dict[str, Any]:
+    if isinstance(study, Exception):
+        why = "missing" if isinstance(study, FileNotFoundError) else study
         return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {why}")
     try:
-        summary = folder.current_summary()
+        summary = folder.current_summary(is_outline=True)
     except FileNotFoundError:  # the first trial has not ended yet
         is_owned = folder.is_owned
-        summary = {"status": "running" if is_owned else "interrupted", "reason": "" if is_owned else CUT_OFF, "trials": []}
+        summary = {"status": "running" if is_owned else "interrupted", "reason": "" if is_owned else CUT_OFF, "num_trials": 0}
     except (OSError, ValueError) as error:
         return _unreadable(folder, study, f"summary.json: {error}")
     return {
         "study": folder.name,
         "started_at": study.started_at,
         "program": INTERPRETER.sub("", study.title),
-        "trials": len(summary["trials"]),
+        "trials": summary["num_trials"],
         "status": str(summary["status"]),
         "verdict": headline(summary),
     }

@@ -47,7 +47,7 @@ class TrackingProcess:
         if uri is not None and not is_masked(uri):
             given[store.URI_VARIABLE] = uri
         path = folder.path / TRACKING_LOG
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 argv,
                 env={**own_environment(), **given},  # not arguments: every user can read a process's arguments
@@ -86,7 +86,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` seals them
+    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` does this
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))

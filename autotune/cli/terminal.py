@@ -6,15 +6,16 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
-from autotune.plain_text import escaped, visible
+from autotune.plain_text import escaped, plain
 from autotune.records import Outcome
 
 THEME = Theme(
@@ -44,16 +45,17 @@ OUTCOME_STYLES = {
 VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
 MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables use the terminal's width
+BLANKS = re.compile(r" +(?=\n)")
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
 class PlainConsole(Console):
-    """A console that prints no control characters of the texts that it is given: names and messages of a program."""
+    """Console that prints no control characters of texts: names and messages in a stranger's file could steer the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yields the segments of something to print."""
+        """Yields the segments of what is to be printed."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -61,11 +63,25 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    nowhere = None if stream else io.StringIO()  # the caller has closed the stream
-    made = PlainConsole(file=nowhere, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
+    nowhere = io.StringIO()  # for a stream that the caller has closed
+    file = None if stream else nowhere
+    made = PlainConsole(file=file, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPE_WIDTH
+        made.width, made.file = PIPE_WIDTH, cast(IO[str], _Unpadded(stream or nowhere))
     return made
+
+
+class _Unpadded:
+    """A stream without the blanks at the end of a line, with which tables fill up to their width."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(BLANKS.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def table_width(out: Console) -> int | None:

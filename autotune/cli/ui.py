@@ -169,7 +169,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
 
 
 def _page(url: str, runs: Path, *, charts: bool = False) -> str:
-    """Returns the address of the newest study's program on a server; the server's own if it does not tell its pages."""
+    """Returns the address of the page for the newest study's program; the server's own address if the page is unknown."""
     from autotune.trackers import views
     from autotune.trackers.mlflow import EXPERIMENT
 

@@ -51,7 +51,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     Args:
         summary: the study's summary.
         path: the study's folder.
-        is_said: whether the reason of a failure is printed elsewhere: by the error message that ends `autotune run`.
+        is_said: whether to leave out the reason of a failure, because the error message that ends `autotune run` gives it.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):

@@ -38,7 +38,7 @@ NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is n
 # the three stayed in 16 % of the studies, with 0.05 in 2 %.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
-# A change of the training is handed over only if it gains more than this, and more than the machine's spread.
+# A change of the training is exported only if it gains more than this, and more than the machine's spread.
 TRAINING_GAIN_FRAC = 0.03
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
 FAR = 3.0  # number of standard errors by which single trials must differ to overrule an estimate
@@ -106,7 +106,7 @@ class Change:
         worth: "faster", "same", "slower" (the winner is faster without the change), "ambiguous", "needed" (without the change
             nothing can be measured) or "not measured" (not estimated either).
         basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
-        is_kept: whether the change is part of the configuration that is handed over.
+        is_kept: whether the change is part of the configuration that is exported.
         reason: why there is no clear effect; "" when there is one.
     """
 
@@ -262,12 +262,12 @@ class AblationResults:
         return None
 
     def minimal(self) -> Part | None:
-        """Returns the part to be handed over instead of the winner; None if the winner itself is handed over.
+        """Returns the part to export instead of the winner; None if the winner itself is exported.
 
-        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and has
-        every change with a proven effect. The qualifying part with the fewest changes is returned. A part with even fewer
-        changes replaces it if `idle()` leaves out all the changes that this part lacks. Then one measurement of the part is
-        enough, since there may have been no time for more rounds.
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
+        change with a proven effect, and is not shown to be slower by the estimates. The qualifying part with the fewest changes
+        is returned. A part with even fewer changes replaces it if `idle()` leaves out all the changes that this part lacks: one
+        measurement of it is enough, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -279,12 +279,20 @@ class AblationResults:
             and ratio.num_rounds >= SCREENING_ROUNDS
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
+            and not self._is_refuted(part, ratio)
         ]
         found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
         estimated = min(self._measured_without(self.idle()), key=lambda part: len(part.key), default=None)
         if estimated and (found is None or len(estimated.key) < len(found.key)):
             return estimated
         return found
+
+    def _is_refuted(self, part: Part, ratio: stats.Ratio) -> bool:
+        """Whether the estimates from all trials show a part to be slower, while its rounds are too few to decide."""
+        if ratio.num_rounds >= DECIDED_AFTER or (ratio.ci is not None and ratio.ci[1] <= 1 + ESTIMATED_FRAC):
+            return False
+        known = [self.estimate(knob) for knob in part.keys if knob in self._estimates]
+        return math.prod(max(1.0, gain) for gain in known) > 1 + ESTIMATED_FRAC
 
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.
@@ -345,7 +353,7 @@ class AblationResults:
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
 
     def _is_far_slower(self, knob: str) -> bool:
-        """Whether all trials together show the winner without a change to be slower, by more than noise explains."""
+        """Whether all trials together show that the winner is slower without this change, by more than noise explains."""
         own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), self.parts[knob].key))
         if not own or not other:
             return False

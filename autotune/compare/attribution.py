@@ -2,13 +2,13 @@
 
 It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by
 one, and the reporting rounds measure what is left of the winner against the baseline. So the configuration that is reported is
-the one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
+the one that is exported, and no round that helped to pick it counts towards its reported speed-up.
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own. If time is short, changes with a clear estimated effect are not; the others are reverted together in one more ablation.
-Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner, these
-changes are dropped; if not, the change with the largest effect is kept. A change leaves the rounds once its effect is known
-well enough. Attribution ends when everything is decided or the time is used up.
+own; if time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
+effect are reverted together. If the result stays within the margin of the winner, these changes are dropped; if not, the change
+with the largest effect is kept. A change leaves the rounds once its effect is known well enough. Attribution ends when
+everything is decided or the time is used up.
 
 Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
 or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
@@ -36,12 +36,13 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
-# Maximum time for the ablation without a time budget, as a share of the seconds that the search took; SETTLING_FRAC if parts
-# that seem as fast as the winner still need rounds.
-UNTIMED_FRAC, SETTLING_FRAC = 1 / 3, 1 / 2
+# Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
+# studies of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum
+# with 1, .986 and 1.000 with 2. Studies took 20 % longer.
+UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
-SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured beside the winner in this many rounds
+SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured next to the winner in this many rounds
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
@@ -51,7 +52,7 @@ class Attribution:
 
     Attributes:
         winner: the trial whose changes were reverted.
-        best: the trial whose configuration is handed over; the winner itself if nothing was dropped.
+        best: the trial whose configuration is exported; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds with both; None if there are none.
         num_rounds: number of ablation rounds.
@@ -67,7 +68,7 @@ class Attribution:
 
     @property
     def kept(self) -> list[Change]:
-        """The changes that are handed over."""
+        """The changes that are exported."""
         return [change for change in self.changes if change.is_kept]
 
     @property
@@ -161,7 +162,7 @@ class Attributor:
             self._without_idle(winner, number + 1, kept.least_s)
 
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
-        """Runs one trial for the vaguest effect, clear effects last; returns whether any is vague and there was time.
+        """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
         An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
         """
@@ -179,16 +180,16 @@ class Attributor:
         return False
 
     def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
-        """Measures the winner beside each part that seems as fast as the winner; returns the number of the last round.
+        """Measures the winner next to each part that seems as fast as the winner; returns the number of the last round.
 
-        One round decides nothing, and a change without which the winner is as fast must not be handed over.
+        One round decides nothing, and a change without which the winner is as fast must not be exported.
         """
         session, kept_s = self._session, kept.rounds_s
         for _ in range(SETTLING_ROUNDS):
             evidence = self._evidence(winner)
             parts = evidence.parts_as_fast(num_rounds=SETTLING_ROUNDS)
             needed_s = sum(map(self._expected_s, [winner.knobs, *(part.knobs for part in parts)]))
-            if not parts or needed_s > self._left_s(kept_s, SETTLING_FRAC) or self._is_lost(winner):
+            if not parts or needed_s > self._left_s(kept_s) or self._is_lost(winner):
                 break
             number += 1
             rules = self._rules(evidence, [key for part in parts for key in part.keys], kept_s)
@@ -202,7 +203,7 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures, once, the winner without its ineffective changes.
 
-        Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be handed over
+        Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be exported
         anyway, or if there is no time.
         """
         session, evidence = self._session, self._evidence(winner)
@@ -235,13 +236,13 @@ class Attributor:
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
-    def _left_s(self, kept_s: float, untimed_frac: float = UNTIMED_FRAC) -> float:
-        """Returns the seconds left for ablation: without a time budget, up to `untimed_frac` of the search's seconds."""
+    def _left_s(self, kept_s: float) -> float:
+        """Returns the seconds left for ablation: without a time budget, UNTIMED_FRAC times the search's seconds."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
         spent_s = sum(record.seconds for record in session.records if record.kind is Kind.attribution)
-        return untimed_frac * sum(record.seconds for record in session.searched) - spent_s
+        return UNTIMED_FRAC * sum(record.seconds for record in session.searched) - spent_s
 
     def _attribution(self, winner: TrialRecord) -> Attribution:
         evidence = self._evidence(winner)
@@ -277,7 +278,7 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation is worthwhile: a winner that is no faster than the baseline will not be handed over."""
+        """Whether ablation is worthwhile: a winner that is no faster than the baseline will not be exported."""
         return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:

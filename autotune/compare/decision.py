@@ -21,7 +21,7 @@ NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # if a compile phase takes this many times as long as another trial's, only the longer one compiles
 DEAR_GAIN_FRAC = 0.03  # minimum gain in the search for which a compilation in every round of the finals pays
-LIKELY_CONFIDENCE = 0.8  # an unproven finalist is handed over only if a two-sided interval of this confidence excludes a loss
+LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
 # runs with 3.5 % noise each.
 ONE_ROUND_FRAC = 0.15
@@ -37,7 +37,6 @@ class Decision:
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
-        num_lost: reporting rounds that do not count because one of the two trials failed.
         values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing ones, excludes a loss; None
             if these rounds give no interval.
@@ -49,7 +48,6 @@ class Decision:
     verdict: stats.Judgement = "ambiguous"
     reason: str = ""
     margin: float = stats.MARGIN_FRAC
-    num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
     is_likely: bool | None = None
     noise: stats.Noise | None = None
@@ -69,13 +67,13 @@ class Decision:
 
     @property
     def is_better(self) -> bool:
-        """Whether the finalist is handed over as the best, rather than the baseline.
+        """Whether the finalist is exported as the best, rather than the baseline.
 
-        A finalist that was shown to be faster is handed over. With an ambiguous verdict, it is handed over if the ratio exceeds
+        A finalist that was shown to be faster is exported. With an ambiguous verdict, it is exported if the ratio exceeds
         the margin and an interval of LIKELY_CONFIDENCE excludes a loss, or if a single round shows a large gain. The reported
-        verdict is "ambiguous" all the same. Otherwise the baseline is kept, because it needs no changes.
+        verdict is still "ambiguous". Otherwise the baseline is kept, because it needs no changes.
 
-        Of finalists that are in fact as fast as the baseline, at most one in ten is handed over, and that costs little.
+        Of finalists that are in fact as fast as the baseline, at most one in ten is exported, and that costs little.
         Requiring a 95 % interval would lose more, by rejecting real gains on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
@@ -264,7 +262,7 @@ def judge(
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds do not count towards the verdict. They
-            do count towards what is handed over, since two pairs alone would give too wide an interval, from a tenth to ten
+            do count towards what is exported, since two pairs alone would give too wide an interval, from a tenth to ten
             times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
@@ -283,15 +281,13 @@ def judge(
     elif verdict == "ambiguous":
         reasons.append(f"undecided after {len(pairs)} rounds: the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:
-        reasons.append(
-            f"{num_lost} more round{'s are' if num_lost > 1 else ' is'} left out, because a trial failed or was disturbed"
-        )
+        rounds = "1 round of the finals does" if num_lost == 1 else f"{num_lost} rounds of the finals do"
+        reasons.append(f"{rounds} not count, because a trial failed or was disturbed")
     decision = Decision(
         finalist=chosen,
         ratio=ratio,
         verdict=verdict,
         margin=margin,
-        num_lost=num_lost,
         values={0: other, chosen.number: own},
         is_likely=likely[0] >= 1 if likely else None,
         noise=noise,

@@ -51,7 +51,7 @@ def estimated(
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
-        is_any: whether to return any effect that the trials tell apart from others, however wide its interval.
+        is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
         before: changes to the baseline that a reverted knob goes back to, instead of to the baseline's value; then only the
             knobs in `lost` are looked at.
     """
@@ -80,7 +80,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether differences between trials add up to a contrast, so that without noise and interactions it would be known."""
+    """Whether a contrast is a sum of differences between trials, so that only noise and interactions leave it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)

@@ -25,7 +25,7 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
-LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring goes on to the next look
+LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
@@ -113,7 +113,7 @@ class Finals:
         return candidates
 
     def _fails_parity(self, candidate: TrialRecord) -> bool:
-        """Compares a configuration's losses with the baseline's unless that is done; returns whether this ruled it out."""
+        """Compares a configuration's losses with the baseline's, unless they were compared; returns whether it is ruled out."""
         if self._parity.is_open(candidate):
             self._parity.check(candidate)
         return not candidate.outcome.may_win
@@ -182,7 +182,14 @@ class Finals:
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
-        return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
+        found = choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
+        if len(able) > 1 and not measured and found.number != able[0].number:
+            names = " and ".join(str(one.number) for one in able)
+            self._session.listener.notice(
+                f"No time to measure trials {names} side by side. Trial {found.number} is taken: it changes less, and the "
+                "search shows no clear difference in rate."
+            )
+        return found
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the leading entrants for which a round leaves enough time for the reporting pairs."""
@@ -228,7 +235,7 @@ class Finals:
                 num_lost += turns.round() is None
             except OutOfTime:
                 break
-            if pairs:  # an interim decision, in case the user ends the study now; the rounds go on
+            if pairs:  # an interim decision, in case the user ends the study now; the rounds continue
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False

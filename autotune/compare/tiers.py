@@ -50,7 +50,7 @@ class TierFinals:
         """Measures as many tiers as there is time for, the lowest first.
 
         Args:
-            best: the trial that is handed over; it is also the best of its own and all higher tiers.
+            best: the trial that is exported. It is also the best of its own tier and of all higher tiers.
         """
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]

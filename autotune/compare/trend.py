@@ -16,7 +16,7 @@ def trend(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much slower or faster the machine became during the finals; "" if there is no clear trend.
 
     The rates of every configuration must have changed in the same direction, and the slope that they have in common must be
-    significant at LEVEL. tests/compare/test_trend.py simulates how often there is none.
+    significant at LEVEL. tests/compare/test_trend.py simulates how often a trend is reported where there is none.
 
     Args:
         records: all trials, by number.

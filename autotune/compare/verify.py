@@ -47,7 +47,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     """Compares a claimed speed-up with today's rounds.
 
     Both ratios have an error. Comparing their intervals for overlap is not enough: ratios whose intervals just touch already
-    differ significantly. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
+    differ significantly. So their quotient gets its own interval, Welch's on the log scale (`stats.quotient`). The claim
 
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;

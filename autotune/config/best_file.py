@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.config.literals import plain
+from autotune.plain_json import mapped
 
 PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
@@ -72,7 +73,8 @@ class Provenance:
     @classmethod
     def of(cls, said: Any) -> Provenance:
         """Returns the provenance from a file's `provenance` entry. The entry can have any type and content."""
-        said = mapping(_as_before(said))
+        # The export wrote escapes because a `${` in a recorded command is the user's text, not a reference.
+        said = mapping(mapped(said, lambda value: plain(value) if isinstance(value, str) else value))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(
             study=str(said.get("study") or "")[:MAX_NAME],
@@ -136,12 +138,3 @@ def _target(said: Any) -> list[dict[str, Any]] | None:
     if not found or any({"site", "ordinal"} - entry.keys() or ("code" in entry) != ("nth" in entry) for entry in found):
         return None
     return found
-
-
-def _as_before(said: Any) -> Any:
-    """Undoes the escapes that the export wrote because a `${` in a recorded command is the user's text, not a reference."""
-    if isinstance(said, dict):
-        return {key: _as_before(value) for key, value in said.items()}
-    if isinstance(said, list):
-        return [_as_before(value) for value in said]
-    return plain(said) if isinstance(said, str) else said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import math
+import operator
 import os
 import re
 import shutil
@@ -221,13 +222,9 @@ def _hostile(text: str | None) -> bool:
 
 
 def _numbers(config: StudyConfig) -> list[str]:
-    values = dataclasses.asdict(config)
     problems = []
     for key, (least, most) in RANGES.items():
-        value: Any = values
-        for part in key.split("."):
-            value = value[part]
-        problems += _out_of_range(key, value, least, most)
+        problems += _out_of_range(key, operator.attrgetter(key)(config), least, most)
     return problems
 
 

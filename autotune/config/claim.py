@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
-from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, interval, mapping
+from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
 from autotune.config.keys import is_setting, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
 from autotune.config.recipe import PARTS
@@ -20,6 +19,7 @@ from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
+from autotune.plain_json import from_json
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 from autotune.stats import Ratio
@@ -117,23 +117,16 @@ class Verify:
     minutes: float
     long_minutes: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the object as plain JSON values."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Verify:
-        """Returns the object that `as_json` wrote.
+        """Returns the object that `dataclasses.asdict` made plain.
 
         Raises:
             ValueError: the values are not such an object.
         """
         try:
-            claim = dict(raw["claim"])
-            speedup = {**claim["speedup"], "ci": interval(claim["speedup"]["ci"])}
-            rates = {name: Rate(value=claim[name]["value"], ci=interval(claim[name]["ci"])) for name in ("baseline", "best")}
-            return cls(**{**raw, "claim": Claim(**{**claim, **rates, "speedup": Ratio(**speedup)})})
-        except (KeyError, TypeError) as error:
+            return from_json(raw, cls)
+        except TypeError as error:
             raise ValueError(f"not a claim that this version can read: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Checks what is asked of a cluster's engine. What the engine itself refuses, it says when it is asked."""
+"""Checks the options for a cluster's engine (Slurm, Ray). The engine itself rejects what is not checked here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "minutes")  # properties of a whole job, which a step of it cannot change
-JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch); srun then starts a step of it instead of a job of its own
+JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
-GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # how GPUs are asked for
+GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
 ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and what goes with them.
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and the keys that must match them.
 
     Args:
         config: the configuration.
@@ -50,7 +50,7 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
-    """Returns what a node does not have that the study needs.
+    """Returns what the study needs but the node lacks, as problems.
 
     Args:
         config: the configuration.

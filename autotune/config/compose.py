@@ -54,7 +54,7 @@ from autotune.space import Domain, SearchSpace
 
 T = TypeVar("T")
 USERS_FILE = "autotune_users_file_"
-# Stands for a node that is not known yet: whatever a study may ask of a machine, it may have.
+# Placeholders for the facts of a node that is not known yet. They pass every check of what a study needs.
 UNKNOWN_NODE: dict[str, Any] = {"num_cores": 1 << 16, "gpus": [{"name": "unknown"}]}
 _LOCK = threading.Lock()  # Hydra's state is global to the process
 ConfigStore.instance().store(name="study_config", node=StudyConfig)
@@ -108,7 +108,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
         document: more configuration, which was already checked; overrides and files take precedence over it.
-        node: the same facts of the machine that trials run on, if that is not this one; None while it is unknown.
+        node: the same facts about the machine that trials run on, if it is another one; None while it is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -251,7 +251,7 @@ def _hydra(given: Split) -> DictConfig:
         hydra_before, version_before = shared.hydra, VersionBase.instance().version_base
         try:
             shared.clear()
-            # Hydra gets the checked content of the user's files under names of our own, and opens none of the files.
+            # Hydra gets the checked content of the user's files under generated names, and opens none of the files.
             for number, file in enumerate(given.files):
                 store.store(group=f"{USERS_FILE}{number}", name="chosen", node=file.document, package=file.package)
             chosen = [f"+{USERS_FILE}{number}=chosen" for number in range(len(given.files))]

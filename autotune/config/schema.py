@@ -261,7 +261,7 @@ class RayOptions:
         address: address of the cluster: HOST:PORT, or auto for RAY_ADDRESS or else the cluster that runs on this machine.
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
-        cpus: number of CPUs that are kept from other jobs of Ray. Trials may use every core of the node all the same.
+        cpus: number of CPUs that Ray reserves, so that its other jobs do not get them. Trials may use every core of the node.
         autoscaling: whether to wait for a node that the cluster does not have yet, because it adds nodes on demand.
     """
 
@@ -282,8 +282,8 @@ class LaunchOptions:
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
         slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
-            one for each GPU if the program uses a single GPU, else one. They do only where a calibration shows that
-            neighbours do not slow a trial down. Applies to commands, too.
+            one for each GPU if the program uses a single GPU, else one. Trials run in parallel only if a calibration shows
+            that they do not slow each other down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
         slurm: what autotune asks Slurm for.
         ray: what autotune asks Ray for.

@@ -1,4 +1,4 @@
-"""Decides into how many slots a machine is divided, and checks what is asked of them."""
+"""Decides into how many slots a machine is divided, and checks `launch.slots`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
     if config.launcher == SLURM:
         if JOB in os.environ and config.launch.slurm.cpus is None:
             return [
-                f"launch.slots: the first would take all CPUs of job {os.environ[JOB]}, got {asked}. Give each its share: "
+                f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give "
+                "each slot its share: "
                 "launch.slurm.cpus=N."
             ]
         return []
     if config.launcher != LOCAL:
         return [f"launch.slots: launcher={config.launcher} runs one trial at a time, got {asked}. Give launch.slots=1."]
     if VISIBLE in config.env:
-        return [f"launch.slots: env.{VISIBLE} pins all trials to the same GPUs, got {asked}. Leave one of the two out."]
+        return [f"launch.slots: got {asked}, but env.{VISIBLE} pins all trials to the same GPUs. Leave one of the two out."]
     nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)
     most = len(gpus) // nproc if gpus else num_cores
     if gpus and asked > most:
@@ -53,14 +54,14 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
         return [f"launch.slots: more slots than CPU cores, got {asked}. Allowed: auto, or 1 to {num_cores}. Give fewer."]
     if len(kinds := sorted({str(gpu["name"]) for gpu in gpus})) > 1:
         return [
-            f"launch.slots: rates of unlike GPUs cannot be compared, got {asked} on {' and '.join(kinds)}. Choose GPUs of one "
-            f"kind with {VISIBLE}, or give launch.slots=1."
+            f"launch.slots: got {asked} on {' and '.join(kinds)}, but rates of unlike GPUs cannot be compared. Choose GPUs of "
+            f"one kind with {VISIBLE}, or give launch.slots=1."
         ]
     return []
 
 
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
-    """Returns into how many slots this machine is divided; 1 unless several are asked for, or each can have a GPU.
+    """Returns into how many slots this machine is divided; 1 unless several are requested, or each can have a GPU.
 
     Args:
         config: the configuration, without problems.

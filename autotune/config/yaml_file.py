@@ -70,7 +70,7 @@ def read(path: Path, name: str) -> Any:
 
 
 def _text(path: Path) -> str:
-    if not os.path.isfile(path):  # reading a pipe could block, reading a device could go on for ever
+    if not os.path.isfile(path):  # reading a pipe could block, and reading a device may never end
         raise ValueError("it is not a file" if os.path.exists(path) else "there is no such file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)

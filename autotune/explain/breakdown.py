@@ -84,21 +84,17 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
     windows = trace.steps()
     if not len(windows) or not (windows[:, 1] > windows[:, 0]).all():
         raise Unreadable(f"the trace has no ranges {STEP}")
+    is_gpu = trace.has_device
+    categories = GPU_CATEGORIES if is_gpu else CPU_CATEGORIES
     layers = layers_of(trace, host)
-    by_step = swept(layers, windows, categories_of(trace))
-    seconds = dict(zip(categories_of(trace), by_step.mean(axis=0).tolist(), strict=True))
-    found = Breakdown(
-        is_gpu=trace.has_device, seconds=seconds, by_step=by_step, step_s=float((windows[:, 1] - windows[:, 0]).mean())
-    )
+    by_step = swept(layers, windows, categories)
+    seconds = dict(zip(categories, by_step.mean(axis=0).tolist(), strict=True))
+    step_s = float((windows[:, 1] - windows[:, 0]).mean())
+    found = Breakdown(is_gpu=is_gpu, seconds=seconds, by_step=by_step, step_s=step_s)
     if found.shares[OTHER] > MAX_OTHER_FRAC:
         found.other_parts = _other_parts(trace, joined([when for _, when in layers]), windows)
     found.collective_s = float(seconds_in(_union(trace, _collectives(trace)), windows).mean())
     return found
-
-
-def categories_of(trace: Trace) -> tuple[str, ...]:
-    """Returns the categories of a trace, in order of priority."""
-    return GPU_CATEGORIES if trace.has_device else CPU_CATEGORIES
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
@@ -155,14 +151,8 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 def kernel_widths(trace: Trace, host: Host) -> Floats:
     """Returns each event's index in WIDTHS; an event that is no kernel gets the index of BITS_UNKNOWN."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
-    known: dict[tuple[int, int], int] = {}
-    for event, launcher in zip(host.device.tolist(), host.launchers.tolist(), strict=True):
-        detail = int(trace.details[host.nesting.chosen[launcher]]) if launcher >= 0 else -1
-        key = (int(trace.names[event]), detail)
-        if key not in known:
-            types = trace.arguments[detail].get("types") or [] if detail >= 0 else []
-            known[key] = WIDTHS.index(width_of(trace.texts[key[0]], tuple(map(str, types))))
-        found[event] = known[key]
+    for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
+        found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))
     return found
 
 
@@ -185,8 +175,6 @@ def _owner_kinds(trace: Trace, host: Host) -> Floats:
     """Returns, for each piece of host time, the index in OPERATOR_KINDS of its innermost operator; -1 outside operators."""
     by_name = np.array([OPERATOR_KINDS.index(operator_kind(text)) for text in trace.texts], dtype=np.int64)
     events = host.nesting.chosen[host.nesting.owners]
-    if not len(events):
-        return np.zeros(0, dtype=np.int64)
     kinds = by_name[trace.names[events]]
     is_operator = trace.categories[events] == OPERATOR
     in_optimizer = is_operator & (host.phases[host.nesting.owners] == STEP_PHASES.index(OPTIMIZER))

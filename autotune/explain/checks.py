@@ -9,10 +9,10 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
-from autotune.explain.gains import Gain, gain_of_ratio
-from autotune.explain.plain_json import from_json
+from autotune.explain.gains import Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
 from autotune.knobs.base import value_text
+from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
 
 TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
@@ -103,11 +103,8 @@ def _setting(finding: Finding) -> str:
 
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the one that a check measured."""
-    return replace(finding, gain=check.measured, basis=_basis(check), check=check.as_json())
-
-
-def _basis(check: Check) -> str:
-    return f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
+    basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
+    return replace(finding, gain=check.measured, basis=basis, check=check.as_json())
 
 
 def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
@@ -119,7 +116,7 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
     """
     ratio = paired_ratio([new for new, _ in pairs], [old for _, old in pairs], noise=noise)
     if ratio.ci is None:  # a single pair
-        return gain_of_ratio(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(pairs)), "measured")
+        return measured_gain_of(ratio.ratio, NORMAL_95 * noise.spread * math.sqrt(2 / len(pairs)))
     return Gain(low=ratio.ci[0] - 1, mid=ratio.ratio - 1, high=ratio.ci[1] - 1, kind="measured")
 
 

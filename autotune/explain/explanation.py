@@ -45,32 +45,28 @@ def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Ch
 
     They replace an earlier entry of the trial, and earlier checks of the same finding and remedy.
     """
-    number = added["trial"]
-    kept = [one for one in document["explained"] if one["trial"] != number]
-    new = [check.as_json() for check in checks]
-    tried = {_key(check) for check in new}
-    old = [check for check in document["checks"] if _key(check) not in tried]
-    return {**document, "explained": [*kept, dict(added)], **_counted([*old, *new]), "skipped": ""}
+    kept = [one for one in document["explained"] if one["trial"] != added["trial"]]
+    return {**_with_checks(document, checks), "explained": [*kept, dict(added)], "skipped": ""}
 
 
 def with_check(document: Document, check: Check) -> Document:
     """Returns a document with one more check, which is also written into its finding."""
-    new = check.as_json()
-    explained = [_noted(one, new) if one["trial"] == check.trial else one for one in document["explained"]]
-    old = [one for one in document["checks"] if _key(one) != _key(new)]
-    return {**document, "explained": explained, **_counted([*old, new])}
+    explained = [_noted(one, check) if one["trial"] == check.trial else one for one in document["explained"]]
+    return {**_with_checks(document, [check]), "explained": explained}
 
 
-def _noted(one: dict[str, Any], check: dict[str, Any]) -> dict[str, Any]:
-    place = (check["cause"], check["where"])
+def _noted(one: dict[str, Any], check: Check) -> dict[str, Any]:
     findings = [
-        {**finding, "check": check} if (finding["cause"], finding["where"]) == place else finding for finding in one["findings"]
+        {**finding, "check": check.as_json()} if (finding["cause"], finding["where"]) == (check.cause, check.where) else finding
+        for finding in one["findings"]
     ]
     return {**one, "findings": findings}
 
 
-def _counted(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"checks": checks, "accuracy": accuracy(checks)}
+def _with_checks(document: Document, checks: Sequence[Check]) -> Document:
+    new = [check.as_json() for check in checks]
+    known = [*(one for one in document["checks"] if _key(one) not in map(_key, new)), *new]
+    return {**document, "checks": known, "accuracy": accuracy(known)}
 
 
 def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -39,6 +39,6 @@ def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
     return Gain(low=low, mid=mid, high=high, kind=kind)
 
 
-def gain_of_ratio(ratio: float, half: float, kind: Kind) -> Gain:
-    """Returns the gain for a ratio of two rates; `half` is the half-width of the interval of its logarithm."""
-    return Gain(low=ratio * math.exp(-half) - 1, mid=ratio - 1, high=ratio * math.exp(half) - 1, kind=kind)
+def measured_gain_of(ratio: float, half: float) -> Gain:
+    """Returns the gain for a measured ratio of two rates; `half` is the half-width of the interval of its logarithm."""
+    return Gain(low=ratio * math.exp(-half) - 1, mid=ratio - 1, high=ratio * math.exp(half) - 1, kind="measured")

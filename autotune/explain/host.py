@@ -1,4 +1,4 @@
-"""Finds out what the host was doing: which of its events contain which, the phase of each, and which launched which kernel."""
+"""Finds out what the host was doing: how its events are nested, the phase of each, and the event that launched each kernel."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ class Host:
     device: Ints
     launchers: Ints
 
+    def launching_events(self) -> Ints:
+        """Returns, for each of `device`, the index in the trace of the operator that launched it; -1 if unknown."""
+        events, is_known = np.full(len(self.device), -1, dtype=np.int64), self.launchers >= 0
+        events[is_known] = self.nesting.chosen[self.launchers[is_known]]
+        return events
+
 
 def host_of(trace: Trace) -> Host:
     """Returns what the host was doing."""
@@ -42,11 +48,7 @@ def host_of(trace: Trace) -> Host:
 def _phases(trace: Trace, nesting: Nesting) -> Ints:
     by_name = np.array([phase_of_range(text) for text in trace.texts], dtype=np.int64)
     is_range = trace.categories[nesting.chosen] == ANNOTATION
-    phases = (
-        nesting.spread_down(np.where(is_range, by_name[trace.names[nesting.chosen]], -1))
-        if len(nesting.chosen)
-        else by_name[:0]
-    )
+    phases = nesting.spread_down(np.where(is_range, by_name[trace.names[nesting.chosen]], -1))
     of_autograd = np.isin(trace.threads[nesting.chosen], trace.autograd_threads())
     return np.where((phases < 0) & of_autograd, STEP_PHASES.index(BACKWARD), phases)
 

@@ -48,8 +48,8 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
     chosen = np.flatnonzero((trace.categories[host.device] == KERNEL) & (times >= start) & (times < end))
     if not len(chosen):
         return [], ["no kernels were recorded in the steps"]
-    events, launchers = host.device[chosen], host.launchers[chosen]
-    operators = np.where(launchers >= 0, trace.names[host.nesting.chosen[launchers]], -1)
+    events, launchers = host.device[chosen], host.launching_events()[chosen]
+    operators = np.where(launchers >= 0, trace.names[launchers], -1)
     keys = np.column_stack((trace.names[events], trace.details[events], operators))
     unique, groups = np.unique(keys, axis=0, return_inverse=True)
     groups, seconds = groups.ravel(), trace.seconds[events]
@@ -59,9 +59,10 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
     np.maximum.at(most, groups, seconds)
     firsts = np.full(len(unique), -1)
     firsts[groups[::-1]] = launchers[::-1]
-    rows, cumulative, whole, num_steps = [], 0.0, float(totals.sum()) or 1.0, max(1, len(steps))
-    for group in np.argsort(-totals, kind="stable")[:MAX_ROWS]:
-        cumulative += float(totals[group]) / whole
+    num_steps, shares = max(1, len(steps)), totals / (float(totals.sum()) or 1.0)
+    order = np.argsort(-totals, kind="stable")[:MAX_ROWS]
+    rows = []
+    for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
         name, detail, operator = unique[group].tolist()
         rows.append({
             "rank": rank,
@@ -72,10 +73,10 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
             "mean_s": float(totals[group] / counts[group]),
             "min_s": float(least[group]),
             "max_s": float(most[group]),
-            "share_frac": float(totals[group]) / whole,
+            "share_frac": float(shares[group]),
             "cumulative_frac": cumulative,
             **_launch(trace.arguments[detail] if detail >= 0 else {}),
-            **_precision(trace, host, name, int(firsts[group])),
+            **_precision(trace, trace.texts[name], int(firsts[group])),
         })  # fmt: skip
     left_out = len(unique) - len(rows)
     return rows, [f"{left_out:,} shorter kernels are left out"] if left_out > 0 else []
@@ -96,13 +97,10 @@ def _sizes(value: Any) -> str | None:
     return "x".join(map(str, value)) if isinstance(value, list) else None
 
 
-def _precision(trace: Trace, host: Host, name: int, launcher: int) -> Row:
-    text = trace.texts[name]
-    event = int(host.nesting.chosen[launcher]) if launcher >= 0 else -1
-    detail = int(trace.details[event]) if event >= 0 else -1
-    types = trace.arguments[detail].get("types") or [] if detail >= 0 else []
+def _precision(trace: Trace, kernel: str, launcher: int) -> Row:
+    """Returns what the names of a kernel and of the operator that launched it (event -1: unknown) say of its precision."""
     return {
-        "precision": width_of(text, tuple(map(str, types))),
-        "tensor_core_used": tensor_core_used(text),
-        "tensor_core_eligible": tensor_core_eligible(text, trace.texts[trace.names[event]] if event >= 0 else ""),
+        "precision": width_of(kernel, trace.types_of(launcher)),
+        "tensor_core_used": tensor_core_used(kernel),
+        "tensor_core_eligible": tensor_core_eligible(kernel, trace.texts[trace.names[launcher]] if launcher >= 0 else ""),
     }

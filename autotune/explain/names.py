@@ -101,6 +101,7 @@ def copy_kind(name: str) -> str:
     return "d2h" if "dtoh" in words else "h2d" if "htod" in words else "d2d"
 
 
+@lru_cache(maxsize=100_000)
 def width_of(kernel: str, types: tuple[str, ...] = ()) -> str:
     """Returns the width of the numbers that a kernel computes with: BITS_16 (or fewer), BITS_32 (or more) or BITS_UNKNOWN.
 

@@ -63,13 +63,9 @@ class Operators:
     device_total_s: Floats
     num_steps: int
 
-    def total_flops(self) -> float | None:
-        """Returns the FLOPs of a step in operators that have a formula; None if there are none."""
-        return _sum_known(self.flops) / self.num_steps if np.isfinite(self.flops).any() else None
-
-    def total_bytes(self) -> float | None:
-        """Returns the least bytes of a step in operators whose traffic is known; None if there are none."""
-        return _sum_known(self.num_bytes) / self.num_steps if np.isfinite(self.num_bytes).any() else None
+    def a_step(self, work: Floats) -> float | None:
+        """Returns the sum over the calls of a step, of `flops` or `num_bytes`; None if it is unknown for all of them."""
+        return float(np.nansum(work)) / self.num_steps if np.isfinite(work).any() else None
 
 
 def operators_of(trace: Trace, host: Host) -> Operators:
@@ -124,18 +120,16 @@ def operator_rows(
     phases = _main_phases(host, found, num_groups)
     firsts = np.full(num_groups, -1)
     firsts[found.groups[::-1]] = events[::-1]
-    rows, cumulative, whole = [], 0.0, float(measured.sum()) or 1.0
-    order = np.lexsort((-host_self, -measured))
-    is_tf32 = uses_tf32(trace)
-    for group in order[:MAX_ROWS]:
-        cumulative += float(measured[group]) / whole
-        numbers = {name: float(column[group]) for name, column in columns.items()}
+    shares, is_tf32 = measured / (float(measured.sum()) or 1.0), uses_tf32(trace)
+    order = np.lexsort((-host_self, -measured))[:MAX_ROWS]
+    rows = []
+    for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
         row = {
             "rank": rank,
             **_identity(trace, int(firsts[group])),
             "phase": STEP_PHASES[phases[group]] if phases[group] >= 0 else "",
-            **numbers,
-            "share_frac": float(measured[group]) / whole,
+            **{name: float(column[group]) for name, column in columns.items()},
+            "share_frac": float(shares[group]),
             "cumulative_frac": cumulative,
         }
         rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=is_tf32))
@@ -149,8 +143,7 @@ def uses_tf32(trace: Trace) -> bool:
 
 
 def _identity(trace: Trace, event: int) -> Row:
-    name, detail = trace.texts[trace.names[event]], int(trace.details[event])
-    arguments = trace.arguments[detail] if detail >= 0 else {}
+    name, arguments = trace.texts[trace.names[event]], trace.arguments_of(event)
     return {
         "operator": one_line(name, MAX_NAME_CHARS),
         "kind": operator_kind(name),
@@ -251,7 +244,3 @@ def _within(times_s: Floats, windows: Floats) -> Mask:
     found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
     inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
     return inside
-
-
-def _sum_known(values: Floats) -> float:
-    return float(np.nansum(values))

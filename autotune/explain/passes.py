@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import Unreadable
-from autotune.explain.plain_json import from_json
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
+from autotune.plain_json import from_json, mapped
 
 MAX_DOCUMENT_BYTES = 64 << 20
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
@@ -114,14 +114,6 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
-        return from_json(_masked(raw, mask), kind)
+        return from_json(mapped(raw, lambda value: mask(value) if isinstance(value, str) else value), kind)
     except (TypeError, ValueError, KeyError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
-
-
-def _masked(value: Any, mask: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {name: _masked(item, mask) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_masked(item, mask) for item in value]
-    return mask(value) if isinstance(value, str) else value

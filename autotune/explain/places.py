@@ -6,7 +6,7 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines
 
@@ -41,11 +41,11 @@ def is_tensor_work(line: Line, lines: Lines) -> bool:
 
 def is_in_inner_loop(line: Line, lines: Lines) -> bool:
     """Returns whether a line repeats within a step: it is in a loop or comprehension other than the training loop."""
-    training = _training_lines(lines)
-    for (first, last), is_stepping in _loops(line.file):
-        if first <= line.line <= last and not is_stepping and not _holds(training, line.file, first, last):
-            return True
-    return False
+    training = [each.line for each in _training_lines(lines) if each.file == line.file]
+    return any(
+        first <= line.line <= last and not is_stepping and not any(first <= number <= last for number in training)
+        for (first, last), is_stepping in _loops(line.file)
+    )
 
 
 def _training_lines(lines: Lines) -> list[Line]:
@@ -53,10 +53,6 @@ def _training_lines(lines: Lines) -> list[Line]:
     step_s = lines.seconds / max(1, lines.steps)
     own = [line for line in lines.lines if line.is_own and line.where == MAIN]
     return [line for line in own if line.total_s >= WHOLE_STEP_FRAC * step_s or line.phase == INPUT]
-
-
-def _holds(training: Iterable[Line], file: str, first: int, last: int) -> bool:
-    return any(line.file == file and first <= line.line <= last for line in training)
 
 
 @functools.lru_cache(maxsize=64)

@@ -40,13 +40,8 @@ def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
         notes.append("the wait for other ranks is not known, so neither is which rank is slow")
     missing = [rank for rank in range(passes.world_size) if rank not in {row["rank"] for row in rows}]
     notes += [f"rank {rank}: nothing was written" for rank in missing]
-    return Table(
-        name="ranks",
-        title="Ranks",
-        columns=COLUMNS,
-        rows=[{name: row[name] for name in COLUMNS} for row in rows],
-        notes=notes,
-    )
+    rows = [{name: row[name] for name in COLUMNS} for row in rows]
+    return Table(name="ranks", title="Ranks", columns=COLUMNS, rows=rows, notes=notes)
 
 
 def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int) -> Row:

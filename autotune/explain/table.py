@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,10 +37,6 @@ class Table:
     def of_rank(self, rank: int) -> list[Row]:
         """Returns the rows of one rank."""
         return [row for row in self.rows if row["rank"] == rank]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the table as plain values."""
-        return dataclasses.asdict(self)
 
     def as_csv(self) -> str:
         """Returns the table as CSV with a header. Unknown values are empty, and no text is read as a formula."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import Unreadable
-from autotune.explain.breakdown import CPU_CATEGORIES, GPU_CATEGORIES, MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
+from autotune.explain.breakdown import MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
 from autotune.explain.host_tables import lines_tables, memory_tables, step_s
 from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
@@ -20,20 +20,19 @@ from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
 from autotune.explain.operators import operator_rows, operators_of, uses_tf32
 from autotune.explain.passes import Passes, read_passes
-from autotune.explain.plain_json import from_json
 from autotune.explain.ranks import ranks_table
 from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
 from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
+from autotune.plain_json import from_json
 from autotune.run_dir import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
 # Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
 MAX_DISTORTION = 1.5
-TRACE_TABLES = ("breakdown", "operators", "kernels", "roofline")
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
     "syncs": "no place was seen where the host waits for a tensor's value",
@@ -60,6 +59,12 @@ ROOFLINE_COLUMNS = {
     "bound": "what bounds the step at the device's peaks: compute or memory",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
 }  # fmt: skip
+TRACE_TABLES = {  # name -> title, columns
+    "breakdown": ("Where the time of a step goes", BREAKDOWN_COLUMNS),
+    "operators": ("Operators", OPERATOR_COLUMNS),
+    "kernels": ("Kernels", KERNEL_COLUMNS),
+    "roofline": ("Against the device's peaks", ROOFLINE_COLUMNS),
+}
 
 
 @dataclass(kw_only=True)
@@ -138,8 +143,7 @@ class _OfTraces:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._rows: dict[str, list[Row]] = {name: [] for name in TRACE_TABLES}
-        self._notes: dict[str, list[str]] = {name: [] for name in TRACE_TABLES}
+        self._made = {name: Table(name=name, title=title, columns=columns) for name, (title, columns) in TRACE_TABLES.items()}
         self._found = Tables()
         self.breakdowns: dict[int, Breakdown] = {}
 
@@ -162,61 +166,53 @@ class _OfTraces:
             self._extend("kernels", rank, kernel_rows(trace, host, rank=rank))
         else:
             self._note("kernels", rank, _why_no_kernels(document))
-        work = (operators.total_flops(), operators.total_bytes())
-        self._rows["roofline"].append(self._roofline(rank, trace, work, peaks))
+        work = (operators.a_step(operators.flops), operators.a_step(operators.num_bytes))
+        self._made["roofline"].rows.append(self._roofline(rank, trace, work, peaks))
         if not self._found.timeline:
             self._found.timeline, self._found.timeline_rank = timeline(trace, host), rank
 
     def tables(self) -> Tables:
         """Returns the tables and why others are absent."""
-        reasons = self._passes.absent.get(TRACE, [])
-        for name, title, columns in (
-            ("breakdown", "Where the time of a step goes", BREAKDOWN_COLUMNS),
-            ("operators", "Operators", OPERATOR_COLUMNS),
-            ("kernels", "Kernels", KERNEL_COLUMNS),
-            ("roofline", "Against the device's peaks", ROOFLINE_COLUMNS),
-        ):
-            notes = [*self._notes[name], *reasons]
-            self._found.add(Table(name=name, title=title, columns=columns, rows=self._rows[name], notes=notes))
+        for table in self._made.values():
+            table.notes += self._passes.absent.get(TRACE, [])
+            self._found.add(table)
         return self._found
 
     def _note(self, name: str, rank: int, note: str) -> None:
-        self._notes[name].append(f"rank {rank}: {note}" if len(self._passes.traces) > 1 else note)
+        self._made[name].notes.append(f"rank {rank}: {note}" if len(self._passes.traces) > 1 else note)
 
     def _extend(self, name: str, rank: int, made: tuple[list[Row], list[str]]) -> None:
-        self._rows[name] += made[0]
-        for note in made[1]:
+        rows, notes = made
+        self._made[name].rows += rows
+        for note in notes:
             self._note(name, rank, note)
 
     def _add_breakdown(self, rank: int, trace: Trace, document: Traced) -> None:
         found = self.breakdowns[rank]
-        names = GPU_CATEGORIES if found.is_gpu else CPU_CATEGORIES
-        self._rows["breakdown"] += [
+        self._made["breakdown"].rows += [
             {
-                "rank": rank, "category": name, "seconds": found.seconds[name], "share_frac": found.shares[name],
+                "rank": rank, "category": name, "seconds": seconds, "share_frac": found.shares[name],
                 "steps": len(found.by_step),
             }
-            for name in names
-            if found.seconds[name] or name == OTHER
+            for name, seconds in found.seconds.items()
+            if seconds or name == OTHER
         ]  # fmt: skip
         for note in (*document.notes, *trace.notes):
             self._note("breakdown", rank, note)
-        for name in ("breakdown", "operators"):
-            for note in self._distortion_notes(rank, document):
-                self._note(name, rank, note)
+        self._note_distortion(rank, document)
         if document.device == "cuda" and not found.is_gpu:
             self._note("breakdown", rank, f"shows only what the host did: {_why_no_kernels(document)}")
         if found.shares[OTHER] > MAX_OTHER_FRAC:
             self._found.other_parts[rank] = found.other_parts
             self._note("breakdown", rank, self._other_note(rank, found))
 
-    def _distortion_notes(self, rank: int, document: Traced) -> list[str]:
+    def _note_distortion(self, rank: int, document: Traced) -> None:
         if not document.plain_step_s:
-            return []
+            return
         ratio = self._found.distortion[rank] = document.step_s / document.plain_step_s
-        if ratio <= MAX_DISTORTION:
-            return []
-        return [f"the profiler makes a step {ratio:.1f} times as long, so the shares of a plain step differ from these"]
+        note = f"the profiler makes a step {ratio:.1f} times as long, so the shares of a plain step differ from these"
+        for name in ("breakdown", "operators") if ratio > MAX_DISTORTION else ():
+            self._note(name, rank, note)
 
     def _other_note(self, rank: int, found: Breakdown) -> str:
         where = "; ".join(f"{seconds * 1e3:.3g} ms {place}" for place, seconds in found.other_parts)
@@ -229,7 +225,7 @@ class _OfTraces:
     def _roofline(self, rank: int, trace: Trace, work: tuple[float | None, float | None], peaks: Peaks | None) -> Row:
         flops, source = self._flops(rank, work[0])
         seconds, num_bytes = self._step_s(rank), work[1]
-        dtype = _main_dtype([row for row in self._rows["operators"] if row["rank"] == rank], has_device=trace.has_device)
+        dtype = _main_dtype(self._made["operators"].of_rank(rank), has_device=trace.has_device)
         peak = peaks.of(dtype, is_tf32=uses_tf32(trace)) if peaks else None
         bandwidth = peaks.bytes_per_s if peaks else None
         over = roof(flops, num_bytes, peak, peaks)
@@ -308,7 +304,7 @@ def write_tables(tables: Tables, folder: Path) -> list[Path]:
     written = []
     for name, table in tables.tables.items():
         write_text(target / f"{name}.csv", table.as_csv())
-        write_json(target / f"{name}.json", table.as_json())
+        write_json(target / f"{name}.json", dataclasses.asdict(table))
         written += [target / f"{name}.csv", target / f"{name}.json"]
     index = dataclasses.asdict(dataclasses.replace(tables, tables={}))
     write_json(target / INDEX, {**index, "schema": SCHEMA, "tables": list(tables.tables)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,27 +40,23 @@ class Rectangle:
     count: int = 1
 
 
-def timeline(trace: Trace, host: Host, step: int | None = None) -> list[Rectangle]:
-    """Returns the rectangles of one step, by lane and start; [] if the trace has no steps.
+def timeline(trace: Trace, host: Host) -> list[Rectangle]:
+    """Returns the rectangles of the step of median length, by lane and start; [] if the trace has no steps.
 
     Args:
         trace: the trace of one rank.
         host: what its host was doing.
-        step: number of the step in the trace; None for the step of median length.
     """
     windows = trace.steps()
     if not len(windows):
         return []
     lengths = windows[:, 1] - windows[:, 0]
-    number = int(np.argsort(lengths, kind="stable")[len(lengths) // 2]) if step is None else step
-    start, end = windows[number].tolist()
+    start, end = windows[np.argsort(lengths, kind="stable")[len(lengths) // 2]].tolist()
     lanes: dict[str, list[Rectangle]] = {}
     for each in (*_phases(trace), *_operators(trace, host), *_device(trace, host)):
         cut_start, cut_end = max(each.start_s, start), min(each.start_s + each.seconds, end)
         if cut_end > cut_start:
-            shown = Rectangle(
-                lane=each.lane, name=each.name, start_s=cut_start - start, seconds=cut_end - cut_start, category=each.category
-            )
+            shown = replace(each, start_s=cut_start - start, seconds=cut_end - cut_start)
             lanes.setdefault(each.lane, []).append(shown)
     merged = [each for lane in lanes.values() for each in _merged(lane, MERGED_FRAC * (end - start))]
     merged.sort(key=lambda each: -each.seconds)
@@ -123,13 +119,7 @@ def _end(group: list[Rectangle]) -> float:
 
 
 def _as_one(group: list[Rectangle]) -> Rectangle:
+    start_s = group[0].start_s
     longest = max(group, key=lambda each: each.seconds)
-    end = max(each.start_s + each.seconds for each in group)
-    return Rectangle(
-        lane=group[0].lane,
-        name=longest.name,
-        start_s=group[0].start_s,
-        seconds=end - group[0].start_s,
-        category=group[0].category,
-        count=len(group),
-    )
+    seconds = max(each.start_s + each.seconds for each in group) - start_s
+    return replace(longest, start_s=start_s, seconds=seconds, count=len(group))

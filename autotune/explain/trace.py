@@ -1,14 +1,11 @@
 """Reads a trace of torch.profiler (Chrome's format as Kineto writes it) into compact columns.
 
-The file is decompressed and parsed event by event. So memory does not grow with the size of the file, but with the number of
-events that are kept (about 150 bytes each) and of different names and shapes. The format is defined by pytorch/kineto,
-libkineto/src/output_json.cpp.
+Each event is dropped as soon as it is parsed: besides the text, memory holds only the columns, about 150 bytes an event, and
+the different names and shapes. The format is defined by pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import json
 import marshal
 import math
@@ -17,21 +14,19 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from autotune.errors import Unreadable
 from autotune.explain.intervals import Floats, Ints, Mask
+from autotune.monitors.trace_sealing import MAX_TEXT_BYTES
 from autotune.plain_text import plain
 
 # Limits, so that a damaged or huge file cannot use up the memory.
 MAX_EVENTS = 2_000_000  # events that are kept; a pass profiles at most 200,000
-MAX_TEXT_BYTES = 4 << 30  # bytes of the decompressed file
-MAX_VALUE_CHARS = 32 << 20  # characters of one event
-MAX_INTERNED_BYTES = 128 << 20  # bytes of all different names, and likewise of all different shapes
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
-BLOCK_BYTES = 1 << 20
+SKIPPED = "{:,} of {:,} events have no usable name or time and are left out"
 
 OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET = range(6)
 _CATEGORIES = {
@@ -96,7 +91,16 @@ class Trace:
     def is_named(self, accept: Callable[[str], Any]) -> Mask:
         """Returns which events have a name that `accept` accepts; it is called once for each different name."""
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
-        return accepted[self.names] if len(self) else np.zeros(0, dtype=bool)
+        return accepted[self.names]
+
+    def arguments_of(self, event: int) -> dict[str, Any]:
+        """Returns the arguments of an event; {} if it has none, or for event -1."""
+        detail = int(self.details[event]) if event >= 0 else -1
+        return self.arguments[detail] if detail >= 0 else {}
+
+    def types_of(self, event: int) -> tuple[str, ...]:
+        """Returns the types of an operator's inputs, as Kineto writes them; () if they are not known, or for event -1."""
+        return tuple(map(str, self.arguments_of(event).get("types") or ()))
 
     @property
     def has_device(self) -> bool:
@@ -133,151 +137,46 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
     """
     columns = _Columns()
     try:
-        with path.open("rb") as raw:
-            is_compressed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            text = _Text(gzip.GzipFile(fileobj=raw) if is_compressed else raw)  # type: ignore[arg-type]
-            _read_document(text, columns)
+        text, is_whole = _text_of(path)
+        columns.parse(text)
     except FileNotFoundError:
         raise Unreadable(f"{path.name}: not there") from None
-    except EOFError:
-        raise Unreadable(f"{path.name}: cut short after {columns.num_events:,} events") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise Unreadable(f"{path.name}: damaged after {columns.num_events:,} events: {error}") from None
+    except zlib.error as error:
+        raise Unreadable(f"{path.name}: damaged: {error}") from None
+    except json.JSONDecodeError as error:
+        is_whole = not (error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()) - len("fals"))
+        if is_whole:
+            raise Unreadable(f"{path.name}: not JSON: {error}") from None
     except RecursionError:
         raise Unreadable(f"{path.name}: not a trace: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path.name}: {error}") from None
+    if not is_whole:
+        raise Unreadable(f"{path.name}: cut short after {columns.num_events:,} events")
     return columns.as_trace(mask)
 
 
-# Parsing -------------------------------------------------------------------------------------------------------------------
+def _text_of(path: Path) -> tuple[str, bool]:
+    """Returns the decompressed text of a file, and whether it is whole.
 
-
-class _Text:
-    """Text of a JSON document, read block by block; `value` parses the next value of it."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._decode = raw, codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._scan = json.JSONDecoder(strict=False).raw_decode
-        self._buffer, self._at, self._num_bytes, self._is_over = "", 0, 0, False
-
-    def next(self) -> str:
-        """Returns the next character that is not blank, without consuming it.
-
-        Raises:
-            EOFError: there is none.
-        """
-        while True:
-            buffer, at, end = self._buffer, self._at, len(self._buffer)
-            while at < end and buffer[at] in " \t\r\n":
-                at += 1
-            self._at = at
-            if at < end:
-                return buffer[at]
-            if not self._read():
-                raise EOFError
-
-    def skip(self, allowed: str) -> str:
-        """Consumes and returns the next character, one of `allowed`.
-
-        Raises:
-            ValueError: the next character is another one.
-        """
-        found = self.next()
-        if found not in allowed:
-            raise ValueError(f"not JSON: {found!r} where {' or '.join(map(repr, allowed))} should be")
-        self._at += 1
-        return found
-
-    def value(self) -> Any:
-        """Returns the next value.
-
-        Raises:
-            EOFError: the text ends within it.
-            ValueError: it is not JSON, or longer than MAX_VALUE_CHARS.
-        """
-        self.next()
-        while True:
-            problem = ""
-            try:
-                value, end = self._scan(self._buffer, self._at)
-                if end < len(self._buffer) or self._is_over:  # at the end of a block, "12" may be the start of "123"
-                    self._at = end
-                    return value
-            except json.JSONDecodeError as error:
-                problem, is_cut = error.msg, error.msg.startswith("Unterminated") or self._is_at_end(error.pos)
-            if not self._read() and problem:
-                raise EOFError if is_cut else ValueError(f"not JSON: {problem}")
-
-    def _is_at_end(self, at: int) -> bool:
-        return at >= len(self._buffer.rstrip()) - len("fals")
-
-    def _read(self) -> bool:
-        """Appends another block; False at the end of the file."""
-        if len(self._buffer) - self._at > MAX_VALUE_CHARS:
-            raise ValueError(f"not a trace: no event ends within {MAX_VALUE_CHARS >> 20} MiB")
-        if self._is_over:
-            return False
-        block = self._raw.read(BLOCK_BYTES)
-        self._num_bytes += len(block)
-        if self._num_bytes > MAX_TEXT_BYTES:
-            raise ValueError(f"larger than {MAX_TEXT_BYTES >> 30} GiB; profile fewer steps")
-        self._buffer, self._at = self._buffer[self._at :] + self._decode(block, not block), 0
-        self._is_over = not block
-        return not self._is_over
-
-
-def _read_document(text: _Text, columns: _Columns) -> None:
-    """Reads {"traceEvents": [...], ...} or the bare list of events."""
-    if text.next() == "[":
-        _read_events(text, columns)
-        return
-    text.skip("{")
-    has_events = False
-    while text.next() != "}":
-        key = text.value()
-        text.skip(":")
-        if key == "traceEvents":
-            _read_events(text, columns)
-            has_events = True
-        else:
-            columns.add_property(key, text.value())
-        if text.next() == ",":
-            text.skip(",")
-    if not has_events:
-        raise ValueError("not a trace: it has no traceEvents")
-
-
-def _read_events(text: _Text, columns: _Columns) -> None:
-    text.skip("[")
-    while text.next() != "]":
-        columns.add(text.value())
-        if text.next() != "]":
-            text.skip(",")
-    text.skip("]")
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is longer than MAX_TEXT_BYTES.
+        zlib.error: it is damaged.
+    """
+    content, is_whole = path.read_bytes(), True
+    if content.startswith(b"\x1f\x8b"):
+        archive = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: gzip's format
+        content = archive.decompress(content, MAX_TEXT_BYTES + 1)
+        is_whole = archive.eof
+    if len(content) > MAX_TEXT_BYTES:
+        raise ValueError(f"larger than {MAX_TEXT_BYTES >> 20:,} MiB; profile fewer steps")
+    return content.decode(errors="replace"), is_whole
 
 
 # Columns -------------------------------------------------------------------------------------------------------------------
 
-
-class _Interned:
-    """Gives equal values the same number. Once MAX_INTERNED_BYTES are used, new values get -1."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
-        self._num_bytes = 0
-        self.is_full = False
-
-    def number(self, value: str | bytes) -> int:
-        found = self.numbers.get(value)
-        if found is not None:
-            return found
-        self._num_bytes += len(value) + 100  # about 100 bytes for the dictionary's own entry
-        if self._num_bytes > MAX_INTERNED_BYTES:
-            self.is_full = True
-            return -1
-        return self.numbers.setdefault(value, len(self.numbers))
+_TAKEN = object()  # stands for an event whose columns are kept
 
 
 class _Columns:
@@ -287,31 +186,43 @@ class _Columns:
         self.starts, self.durations = array("d"), array("d")
         self.categories, self.names, self.threads, self.details = array("b"), array("i"), array("i"), array("i")
         self.correlations = array("q")
-        self.texts, self.arguments = _Interned(), _Interned()
+        self.texts: dict[str, int] = {}
+        self.arguments: dict[bytes, int] = {}
         self.lanes: dict[tuple[str, str], int] = {}
         self.device_name = ""
         self.num_events = self.num_skipped = 0
 
-    def add_property(self, key: Any, value: Any) -> None:
-        """Takes a property of the whole trace."""
-        if key == "deviceProperties" and isinstance(value, list) and value and isinstance(value[0], dict):
-            self.device_name = str(value[0].get("name", ""))
+    def parse(self, text: str) -> None:
+        """Takes all events of {"traceEvents": [...], ...} or of a bare list.
 
-    def add(self, event: Any) -> None:
-        """Takes an event if it is of a known category; raises ValueError if there are too many."""
+        Raises:
+            ValueError: it is not JSON or no trace, or has too many events.
+        """
+        document = json.loads(text, strict=False, object_hook=self._take)
+        events = document.get("traceEvents") if isinstance(document, dict) else document
+        if not isinstance(events, list):
+            raise ValueError("not a trace: it has no traceEvents")
+        self.num_events = len(events)
+        self.num_skipped += sum(event is not _TAKEN and not isinstance(event, dict) for event in events)
+        properties = document.get("deviceProperties") if isinstance(document, dict) else None
+        if isinstance(properties, list) and properties and isinstance(properties[0], dict):
+            self.device_name = str(properties[0].get("name", ""))
+
+    def _take(self, parsed: dict[str, Any]) -> Any:
+        """Called for each object in the text, the innermost first: keeps the columns of an event instead of the event."""
+        if "ph" not in parsed:
+            return parsed  # arguments of an event, or the whole document
         self.num_events += 1
-        if not isinstance(event, dict):
-            self.num_skipped += 1
-            return
-        category = _CATEGORIES.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
+        category = _CATEGORIES.get(parsed.get("cat", ""), -1) if parsed["ph"] == "X" else -1
         if category < 0:
-            return
+            return _TAKEN
         try:
-            self._append(category, event)
+            self._append(category, parsed)
         except (TypeError, ValueError, OverflowError, KeyError, AttributeError):
             self.num_skipped += 1
         if len(self.starts) > MAX_EVENTS:
             raise ValueError(f"more than {MAX_EVENTS:,} events; profile fewer steps")
+        return _TAKEN
 
     def _append(self, category: int, event: dict[str, Any]) -> None:
         start, duration, name = float(event["ts"]), float(event["dur"]), str(event["name"])
@@ -322,11 +233,8 @@ class _Columns:
         correlation = correlation if isinstance(correlation, int) and 0 <= correlation < 2**63 else -1
         kept = _kept_arguments(category, name, arguments)
         lane = (str(event.get("pid", "")), str(event.get("tid", "")))
-        name_number = self.texts.number(name[:MAX_NAME_CHARS])
-        if name_number < 0:
-            raise ValueError
-        self.names.append(name_number)
-        self.details.append(self.arguments.number(marshal.dumps(kept, 2)) if kept else -1)
+        self.names.append(self.texts.setdefault(name[:MAX_NAME_CHARS], len(self.texts)))
+        self.details.append(self.arguments.setdefault(marshal.dumps(kept, 2), len(self.arguments)) if kept else -1)
         self.starts.append(start)
         self.durations.append(duration)
         self.categories.append(category)
@@ -351,22 +259,14 @@ class _Columns:
             threads=sorted_ints(self.threads),
             correlations=sorted_ints(self.correlations),
             details=sorted_ints(self.details),
-            texts=[_clean(text, mask) for text in self.texts.numbers],
+            texts=[_clean(text, mask) for text in self.texts],
             lanes=list(self.lanes),
-            arguments=[marshal.loads(kept) for kept in self.arguments.numbers],
+            arguments=[marshal.loads(kept) for kept in self.arguments],
             device_name=_clean(self.device_name, mask),
             num_events=self.num_events,
             num_skipped=self.num_skipped,
-            notes=self._notes(),
+            notes=[SKIPPED.format(self.num_skipped, self.num_events)] if self.num_skipped else [],
         )
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if self.num_skipped:
-            notes.append(f"{self.num_skipped:,} of {self.num_events:,} events have no usable name or time and are left out")
-        if self.arguments.is_full:
-            notes.append("there are too many different shapes; those of later operators are left out")
-        return notes
 
 
 def _kept_arguments(category: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

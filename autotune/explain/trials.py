@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
-from autotune.explain.gains import LEAST_GAIN, Gain, gain_of_ratio
+from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
@@ -50,7 +50,7 @@ class Tried:
         here, there = _logs(was, self.records), _logs(changed, self.records)
         if here and there:
             half = NORMAL_95 * self.noise.spread * math.sqrt(1 / len(here) + 1 / len(there))
-            return gain_of_ratio(_mean(there) / _mean(here), half, "measured")
+            return measured_gain_of(_mean(there) / _mean(here), half)
         lost = [other for other in {**was, **changed} if other != key and changed.get(other) != was.get(other)]
         if ratio := estimated(changed, {key: lost}, self.records, self.noise, before=was).get(key):
             low, high = ratio.ci or (ratio.ratio, ratio.ratio)

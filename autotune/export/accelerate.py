@@ -9,9 +9,8 @@ from autotune.export.winner import Winner
 
 ROWS: dict[str, Row] = {
     "precision.amp": lambda value, _: {"mixed_precision": "no" if value == "off" else value},
-    "compile.mode": lambda value, _: {
-        "dynamo_config": ({"dynamo_backend": "NO"} if value == "off" else {"dynamo_backend": "INDUCTOR", "dynamo_mode": value})
-    },
+    "compile.mode": lambda value, winner: {"dynamo_config": _dynamo(value, winner)},
+    "compile.scope": lambda *_: {},  # part of dynamo_config
 }
 USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
 THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given.{}"
@@ -27,6 +26,13 @@ def document(winner: Winner) -> Document:
         left_out=left_out,
         notes=[THREADS.format(f" Give --num_cpu_threads_per_process={omp}." if omp else "")],
     )
+
+
+def _dynamo(mode: Any, winner: Winner) -> dict[str, Any]:
+    if mode == "off":
+        return {"dynamo_backend": "NO"}
+    regional = {"dynamo_use_regional_compilation": True} if winner.active.get("compile.scope") == "blocks" else {}
+    return {"dynamo_backend": "INDUCTOR", "dynamo_mode": mode, **regional}
 
 
 def _place(winner: Winner) -> dict[str, Any]:

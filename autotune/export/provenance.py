@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.export.claims import Claimed, day, describe_machine, speedup_of
+from autotune.plain_json import mapped
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # significant digits of a measured value; the ends of an interval rarely agree in more than two
+DIGITS = 5  # significant digits of a measured value: enough, since the ends of an interval rarely share more than two digits
 PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported parts of the identity, besides machine.*
 
 
@@ -96,8 +97,4 @@ def _again(summary: Summary) -> dict[str, Any]:
 
 def _rounded(value: Any) -> Any:
     """Returns measured values rounded to DIGITS significant digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return mapped(value, lambda number: float(f"{number:.{DIGITS}g}") if isinstance(number, float) else number)

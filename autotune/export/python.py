@@ -17,8 +17,9 @@ AT_START = (
     "backend.cudnn_benchmark",
 )
 COMPRESSION = "parallel.gradient_compression"
-OPTIMIZER, LAYOUT, COMPILE, AMP = "optimizer.implementation", "layout.channels_last", "compile.mode", "precision.amp"
-IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # knobs that the exported definitions set, besides the loader's
+OPTIMIZER, LAYOUT, AMP = "optimizer.implementation", "layout.channels_last", "precision.amp"
+COMPILE, SCOPE = "compile.mode", "compile.scope"
+IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, SCOPE, AMP}  # knobs that the exported definitions set, besides the loader's
 
 
 def render(winner: Winner) -> Exported:
@@ -81,11 +82,13 @@ def _model(knobs: Knobs) -> str:
     if LAYOUT in knobs:
         body.append(f"model = model.to(memory_format=torch.{'channels_last' if knobs[LAYOUT] else 'contiguous_format'})")
     if (mode := knobs.get(COMPILE)) is not None:
-        body.append(
-            "# not compiled: nothing to do"
-            if mode == "off"
-            else f"model.compile({'' if mode == 'default' else f'mode={mode!r}'})"
-        )
+        compiled = f"compile({'' if mode == 'default' else f'mode={mode!r}'})"
+        if mode == "off":
+            body.append("# not compiled: nothing to do")
+        elif knobs.get(SCOPE) == "blocks":
+            body += ["for block in model.layers:  # put your model's list of repeated blocks here", f"    block.{compiled}"]
+        else:
+            body.append(f"model.{compiled}")
     said = "Returns the model ready to train; call it once, before DistributedDataParallel and the optimizer."
     return _function("prepare(model)", said, [*body, "return model"]) if body else ""
 

@@ -9,6 +9,7 @@ import yaml
 from autotune.config.keys import literal
 from autotune.export.document import Exported
 from autotune.export.winner import Winner
+from autotune.plain_json import mapped
 from autotune.plain_text import escaped
 from autotune.records import KnobValue
 
@@ -46,7 +47,7 @@ def render(winner: Winner) -> Exported:
         groups.setdefault(group, []).append(f"  {pair}  # {remark}" if remark else f"  {pair}")
     for group, pairs in groups.items():
         lines += ["", f"{group}:", *pairs]
-    return Exported(text="\n".join([*lines, "", PROVENANCE, _dump({"provenance": _quoted_all(winner.provenance)})]))
+    return Exported(text="\n".join([*lines, "", PROVENANCE, _dump({"provenance": mapped(winner.provenance, _quoted_text)})]))
 
 
 def _dump(document: dict[str, Any]) -> str:
@@ -57,10 +58,6 @@ def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:
     return _Quoted(literal(str(value))) if is_text or isinstance(value, str) else value
 
 
-def _quoted_all(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _quoted_all(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_quoted_all(item) for item in value]
+def _quoted_text(value: Any) -> Any:
     # A title may contain the user's own command line, including "${...}".
     return _Quoted(literal(value)) if isinstance(value, str) else value

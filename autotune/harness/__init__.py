@@ -34,7 +34,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     ranks.py                  what communication costs several ranks
     explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
-    adapters.py               what is known of particular libraries; no other module names one
+    adapters.py               what is known about particular libraries; no other module names one
     knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
 """
 

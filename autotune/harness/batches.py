@@ -43,7 +43,7 @@ class BatchSizeProbe:
 
 
 class ProbedSampler:
-    """A loader's batch sampler with a probe. With persistent workers, torch iterates over it anew in each epoch."""
+    """A loader's batch sampler with a probe. With persistent workers, torch iterates over it again in each epoch."""
 
     def __init__(self, sampler: Any, probe: BatchSizeProbe) -> None:
         self._sampler, self._probe = sampler, probe

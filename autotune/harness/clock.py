@@ -143,7 +143,7 @@ class CudaClock:
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
-        """Waits for the device and opens the window; called again when the window begins anew."""
+        """Waits for the device and opens the window; called again when the window restarts."""
         self._cuda.synchronize(self._device)
         for _ in self.finished():  # drops the steps that were queued before the window
             pass

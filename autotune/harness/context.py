@@ -100,7 +100,7 @@ class TrialContext:
         """
         self.ending.broke(doing)
 
-    # The four methods below are abstract: `Session` implements them, which knows all parts; the parts know only this class.
+    # The four methods below are abstract. `Session`, which knows all parts, implements them; the parts know only this class.
 
     def step_done(self) -> None:
         """Called after every counted optimizer step."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Iterator, Optional
+from typing import Iterator, Optional, Union
 
 CGROUP = "/sys/fs/cgroup"
 OWN_CGROUP = "/proc/self/cgroup"
@@ -22,26 +22,33 @@ def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
 
 def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
     """Returns the smallest CPU quota, in cores, of this process's cgroup and the cgroups above it; None without a quota."""
-    quotas = [quota for folder in folders(cgroup, own, "cpu") if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in folders(cgroup, own, "cpu") if (quota := quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
 def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
-    """Yields the folders whose limits apply to this process: in cgroup v2's single tree and in v1's tree of the controller."""
-    tree = os.path.join(cgroup, controller)
-    yield from (cgroup, tree)
+    """Yields the folders whose limits apply to this process, from the root down: in cgroup v2's single tree, in v1's several.
+
+    Args:
+        cgroup: where cgroups are mounted.
+        own: file with this process's cgroups.
+        controller: "cpu" or "memory"; in v1, its tree may be mounted by the names of several, such as "cpu,cpuacct".
+    """
+    yield from (cgroup, os.path.join(cgroup, controller))
     for line in read(own).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        folder = tree if controllers else cgroup
-        for part in () if ".." in path else path.strip("/").split("/"):
-            folder = os.path.join(folder, part)
-            yield folder
+        for tree in (controllers, controller) if controllers else ("unified", ""):
+            folder = os.path.join(cgroup, tree)
+            for part in ("", *(() if ".." in path else path.strip("/").split("/"))):
+                folder = os.path.join(folder, part)
+                yield folder
 
 
-def _quota_of(folder: str) -> Optional[float]:
+def quota_of(folder: str) -> Optional[float]:
+    """Returns the CPU quota, in cores, that a cgroup's folder sets; None if it sets none."""
     quota, _, period = read(os.path.join(folder, "cpu.max")).partition(" ")
     if not period:
         quota, period = (read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
@@ -50,10 +57,10 @@ def _quota_of(folder: str) -> Optional[float]:
     return int(quota) / int(period)
 
 
-def read(path: str) -> str:
-    """Returns the text of a small file; "" where it cannot be read."""
+def read(path: Union[str, "os.PathLike[str]"]) -> str:
+    """Returns the stripped text of one of the kernel's small files; "" if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

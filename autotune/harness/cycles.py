@@ -73,7 +73,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Starts the mean of normal steps anew, after a step that must not count in it, for example because it compiled."""
+        """Restarts the mean of normal steps, after a step that must not count in it, for example because it compiled."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
@@ -162,7 +162,7 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
 
 
 def in_words(steps: float, seconds: float) -> str:
-    """Describes cycles of so many steps and seconds."""
+    """Describes cycles by their steps and seconds."""
     return f"steps come in cycles of {steps:.0f} steps in {seconds:.3g} s"
 
 

@@ -272,27 +272,19 @@ def watch_conversions() -> None:
     """Patches Tensor.to and Tensor.float; without effect while `state.is_on` is false."""
     _register(Delayed)
 
-    def around_to(to: Any) -> Any:
-        def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
+    def around(is_conversion: Callable[..., bool], own: Any) -> Any:
+        def delaying(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if state.is_on and _is_bytes(self) and is_conversion(*args, **kwargs):
                 return Delayed.of(Content(self.clone(), ()))  # a copy: the program may write to `self` later
-            return to(self, *args, **kwargs)
+            return own(self, *args, **kwargs)
 
-        return delaying_to
+        return delaying
 
-    def around_float(to_float: Any) -> Any:
-        def delaying_float(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if state.is_on and not args and not kwargs and _is_bytes(self):
-                return Delayed.of(Content(self.clone(), ()))
-            return to_float(self, *args, **kwargs)
-
-        return delaying_float
-
-    patches.install(Tensor, "to", around_to)
-    patches.install(Tensor, "float", around_float)
+    patches.install(Tensor, "to", functools.partial(around, _is_conversion))
+    patches.install(Tensor, "float", functools.partial(around, lambda *args, **kwargs: not args and not kwargs))
 
 
-def _is_conversion(args: Any, kwargs: Dict[str, Any]) -> bool:
+def _is_conversion(*args: Any, **kwargs: Any) -> bool:
     return len(args) + len(kwargs) == 1 and (args[0] if args else kwargs.get("dtype")) is torch.float32
 
 

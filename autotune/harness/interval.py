@@ -1,4 +1,4 @@
-"""Estimates how far a window's rate may lie from the truth. Standard library only; `autotune.stats` holds the tuner's copy.
+"""Estimates how far a window's rate may lie from the truth. Standard library only.
 
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
 55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
@@ -10,7 +10,7 @@ correlated blocks looked independent by chance, and then it would be too narrow.
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 MIN_BLOCKS = 32  # the correlation of fewer blocks cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
@@ -18,7 +18,9 @@ MAX_CORRELATION = 0.95  # an estimate further from 0, on either side, is reduced
 MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this number are left: longer blocks are less correlated
 
 
-def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Optional[float], str]:
+def mean_half_width_frac(
+    rates: Sequence[float], seconds: Sequence[float], quantile: Optional[Callable[[int], float]] = None
+) -> Tuple[Optional[float], str]:
     """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why no interval can be given.
 
     The rate is the samples of the whole window divided by its seconds. The error of such a ratio of two sums is the error of
@@ -27,6 +29,7 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
     Args:
         rates: rate of each block, per second, in order.
         seconds: length of each block.
+        quantile: 97.5 % quantile of Student's t by its degrees of freedom; None for `student_t`.
     """
     n = len(rates)
     if n < MIN_BLOCKS:
@@ -48,7 +51,7 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
             f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones; "
             f"{MIN_EFFECTIVE_BLOCKS:.0f} are needed",
         )
-    return student_t(int(min(n, effective)) - 1) * math.sqrt(squares * growth / (n * (n - 1))), ""
+    return (quantile or student_t)(int(min(n, effective)) - 1) * math.sqrt(squares * growth / (n * (n - 1))), ""
 
 
 def _correlation(errors: List[float], squares: float) -> float:

@@ -206,7 +206,8 @@ class Kept:
 
 def _append(file: str, line: str) -> None:
     try:
-        with open(file, "a", encoding="utf-8", errors="surrogateescape") as opened:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "a", encoding="utf-8", errors="surrogateescape") as opened:
             opened.write(line + "\0")
     except OSError:  # the disk is full: the path is not recorded
         pass

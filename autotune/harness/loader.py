@@ -103,7 +103,7 @@ class Loader:
         return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether `other` is this loader made anew (each epoch, say), after it has trained: same site and arguments.
+        """Whether `other` is this loader made again (each epoch, say), after it has trained: same site and arguments.
 
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.

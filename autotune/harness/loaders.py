@@ -357,7 +357,7 @@ class LoaderWatch:
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
         # it is the loader that fed the most steps. Another loader takes over if it feeds consecutive steps while the old one is
-        # idle (a loader built anew).
+        # idle (a new loader).
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1

@@ -51,7 +51,7 @@ class LossWatch:
         self._context, self._wanted_steps = context, num_steps
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None
-        self._captured: Any = None  # a loss that a CUDA graph computes anew at each replay
+        self._captured: Any = None  # a loss that a CUDA graph computes again at each replay
         self._num_seen = self._num_scaled = 0
         self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to a scaler's output, its input)
         self.attention: Optional[Set[str]] = None  # fused attention kernels that the first loss was computed with
@@ -119,7 +119,7 @@ class LossWatch:
     def _keep(self) -> None:
         step = self._context.num_steps
         if self._context.optimizers.is_stepping:
-            # In a closure, which LBFGS calls as often as its line search needs: only its first loss is for the step's weights.
+            # LBFGS calls its closure as often as its line search needs. Only the first loss belongs to the step's weights.
             if self._closed_step == step:
                 return
             self._closed_step = step

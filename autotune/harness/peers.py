@@ -228,7 +228,7 @@ class Peers:
         claim = {"pid": self._context.pid, "memory": self._memory, "beat": self._beat}
         temporary = f"{self._path(self._number)}.tmp"
         with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will report it
-            with open(temporary, "w", encoding="utf-8") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 json.dump({**claim, "open_s": self._open_s, "full_s": self._full_s}, file)
             os.replace(temporary, self._path(self._number))
 

@@ -71,4 +71,4 @@ class Phases:
                 self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.write(self._progress, line.encode() + b"\n")
         except OSError:
-            pass  # the disk is full or the folder is gone: the trial's result will report it, and the program goes on
+            pass  # the disk is full or the folder is gone: the trial's result will report it, and the program continues

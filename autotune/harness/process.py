@@ -101,7 +101,7 @@ class MemoryWatch:
         """
         if self._cuda is not None:
             stats, cuda = self._cuda.memory_stats(self._index), self._cuda
-            # A program may train on several GPUs: what one of them lacks ends it.
+            # A program may train on several GPUs. The first one that runs out of memory ends it.
             fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
             return {
                 "kind": "cuda",

@@ -314,12 +314,17 @@ class Progress:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Writes a dataclass or plain document as JSON under a temporary name, then renames it."""
+    """Writes a dataclass or plain document as JSON, as `write_text` writes."""
     plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
+    write_text(path, json.dumps(plain))
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a file that only its owner may read, under a temporary name, then renames it: nobody reads half of it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(plain, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

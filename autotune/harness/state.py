@@ -18,7 +18,7 @@ startup: Dict[str, Any] = {}
 
 
 def stand_aside(doing: str) -> None:
-    """Reports in one line that the harness has failed and the program goes on; called in an `except` block."""
+    """Reports in one line that the harness has failed and the program continues; called in an `except` block."""
     kind, value, trace = sys.exc_info()
     last = traceback.extract_tb(trace)[-1] if trace is not None else None
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""

@@ -1,4 +1,4 @@
-"""Gives a single module a class of its own: a subclass of the program's class that overrides some methods.
+"""Gives a single module its own class: a subclass of the program's class that overrides some methods.
 
 deepcopy, pickle and `state_dict` still work, because they see the program's class. Setting `forward` on the instance instead
 would break deepcopy: the copy would run with the original's weights.

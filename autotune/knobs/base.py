@@ -41,7 +41,6 @@ class HostContext:
         num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota) divided by the ranks.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
-        device_memory_bytes: memory of one device; None on the CPU.
         cpu_isa: relevant CPU instruction sets: "avx2", "avx512_bf16", "amx_bf16", ...
         has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
         observed: knob key -> the program's own value, as observed in the baseline.
@@ -59,7 +58,6 @@ class HostContext:
     num_cores: int
     has_cuda: bool = False
     compute_capability: tuple[int, int] | None = None
-    device_memory_bytes: int | None = None
     cpu_isa: frozenset[str] = frozenset()
     has_compiler: bool = True
     observed: Knobs = field(default_factory=dict)

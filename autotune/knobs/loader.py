@@ -16,7 +16,7 @@ def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     The doublings end at 8 times the program's batch size, or at the device's cap if that is smaller. In a recipe, they end at
     the cap.
     """
-    own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
+    own = observed_int(host_context, BATCH_SIZE.key)
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     highest = cap if host_context.is_recipe else min(cap, own * 8)
     doublings = [own * 2**n for n in range(11)]

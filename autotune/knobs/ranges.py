@@ -39,7 +39,7 @@ def up_to(limit: int, values: list[int]) -> list[KnobValue]:
     return list(sorted({value for value in values if 0 <= value <= limit}))
 
 
-def observed_int(host_context: HostContext, key: str, otherwise: int) -> int:
-    """Returns the program's own value of an int knob; `otherwise` if the baseline reported no usable value."""
+def observed_int(host_context: HostContext, key: str) -> int:
+    """Returns the program's own value of an int knob; 1 if the baseline reported no usable value."""
     value = host_context.observed.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -48,7 +48,7 @@ ACCUMULATION = Knob(
 
 def _intervals(here: HostContext) -> list[KnobValue]:
     """Returns the interval worth trying, if it is longer than the program's own."""
-    return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC, 1) < SELDOM else []
+    return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC) < SELDOM else []
 
 
 METRICS_SYNC_INTERVAL = Knob(
@@ -112,7 +112,7 @@ def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostCon
         asked: the candidates; None for `held`, its half, its quarter and so on.
         host_context: the machine and the program.
     """
-    own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
+    own = observed_int(host_context, BATCH_SIZE.key)
     most = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     halvings = [held // 2**n for n in range(MAX_HALVINGS + 1) if held % 2**n == 0]
     values = [value for value in halvings if value <= most] if asked is None else [int(value) for value in asked]

@@ -213,7 +213,9 @@ class Trial:
             self._published = text
             temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
             with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the leases still hold
-                temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(text)
                 os.replace(temporary, self._place / protocol.KEPT_FILE)
 
     def _listed_by_harness(self, name: str) -> set[Path]:

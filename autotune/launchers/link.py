@@ -1,7 +1,7 @@
 """Carries messages between the tuner and the agent on a node, over a pair of pipes.
 
-A message is a JSON object after its length in bytes (four bytes, big-endian). It is never a pickle: neither side runs what the
-other one sends. Each side sends a beat every BEAT_S, so that the other side notices when it is gone, even if no pipe closes.
+A message is its length in bytes (four bytes, big-endian), then a JSON object. It is never a pickle: neither side runs what the
+other one sends. Each side sends a beat every BEAT_S. If the beats stop, the sender is gone, even if no pipe was closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """One end of a link. A thread reads and sends the beats, so both go on while the owner is busy.
+    """One end of a link. A thread receives messages and sends the beats, so both go on while the owner is busy.
 
     Attributes:
         is_begun: whether the other side has begun to send.
@@ -124,7 +124,7 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a beat, unless a message is being sent or the pipe is full: the other side has something to read then."""
+        """Sends a beat. While a message is sent or the pipe is full, none is needed: the other side has something to read."""
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

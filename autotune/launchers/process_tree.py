@@ -122,9 +122,10 @@ def describe(process: psutil.Process) -> str:
 
 
 def mark(process: psutil.Process) -> str:
-    """Returns a process's value of MARK_VARIABLE; "" if it has none or its environment cannot be read."""
+    """Returns a process's value of MARK_VARIABLE; "" if it has none, or if it is another user's, who may have set it to any."""
     try:
-        return str(process.environ().get(MARK_VARIABLE, ""))
+        found = str(process.environ().get(MARK_VARIABLE, ""))
+        return found if found and process.uids().real == os.getuid() else ""
     except (psutil.Error, OSError):
         return ""
 

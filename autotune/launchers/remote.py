@@ -338,7 +338,7 @@ def _check_version(hello: Message) -> None:
 def _token(runs_dir: Path) -> Iterator[str]:
     """Makes a file in the runs folder, by which a node shows that it sees the same folder; yields its name."""
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=".autotune-") as file:
             yield Path(file.name).name
     except OSError as error:

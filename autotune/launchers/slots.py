@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 from autotune.harness.knobs.affinity import SYSTEM, cores_of
 from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
+from autotune.owner import held
 
 
 class SlotsLauncher(LocalLauncher):
@@ -25,7 +27,9 @@ class SlotsLauncher(LocalLauncher):
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
         # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
-        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-slots-", ignore_cleanup_errors=True)
+        self._locked = contextlib.ExitStack()
+        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -38,6 +42,7 @@ class SlotsLauncher(LocalLauncher):
             part.close()
         super().close()
         self._temporary.cleanup()
+        self._locked.close()
 
     def _folder(self, slot: Slot) -> Path:
         folder = Path(self._temporary.name, slot.name)

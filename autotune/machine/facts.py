@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from autotune.harness.cores import read
 from autotune.harness.protocol import RankResult
 from autotune.knobs.base import HostContext
 from autotune.machine.cores import memory_limit_bytes, num_cores
@@ -43,7 +44,7 @@ def host_facts() -> dict[str, Any]:
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (at most the cgroup's limit), isa, kernel, python,
     has_compiler (C++), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
     """
-    text = _cpuinfo()
+    text = read(CPUINFO)
     with session():  # initialises the driver once for both calls
         devices, connections = gpus(), topology()
     memory_bytes = int(psutil.virtual_memory().total)
@@ -126,7 +127,6 @@ def host_context(
         num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
-        device_memory_bytes=seen.get("device_memory_bytes"),
         cpu_isa=frozenset(seen.get("isa") or facts.get("isa") or []),
         has_compiler=bool(seen.get("has_compiler", True)),
         observed={key: value for key, value in observed.items() if _is_value(value)},
@@ -144,10 +144,3 @@ def host_context(
 
 def _is_value(value: KnobValue | None) -> bool:
     return isinstance(value, bool | int | float | str)
-
-
-def _cpuinfo() -> str:
-    try:
-        return CPUINFO.read_text(encoding="utf-8")
-    except OSError:
-        return ""

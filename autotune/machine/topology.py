@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.harness.cores import read
 from autotune.knobs.base import Topology
 from autotune.machine.nvml import Nvml, session, text_of
 
@@ -55,15 +56,15 @@ def adapters(sys: Path = SYS) -> list[dict[str, Any]]:
     """Returns the ports of the InfiniBand and RoCE adapters known to the kernel."""
     found = []
     for port in sorted(sys.glob("class/infiniband/*/ports/*")):
-        state = _read(port / "state")
+        state = read(port / "state")
         found.append(
             {
                 "name": port.parents[1].name,
                 "port": port.name,
                 "is_active": ACTIVE in state,
                 "state": state.partition(": ")[2] or state,
-                "rate": _read(port / "rate"),
-                "layer": _read(port / "link_layer"),
+                "rate": read(port / "rate"),
+                "layer": read(port / "link_layer"),
             }
         )
     return found
@@ -72,12 +73,12 @@ def adapters(sys: Path = SYS) -> list[dict[str, Any]]:
 def interfaces(sys: Path = SYS) -> list[str]:
     """Returns the network interfaces that are up and may lead to another machine."""
     found = sorted(path.name for path in sys.glob("class/net/*") if not path.name.startswith(LOCAL_INTERFACES))
-    return [name for name in found if _read(sys / "class/net" / name / "operstate") in ("up", "unknown")]
+    return [name for name in found if read(sys / "class/net" / name / "operstate") in ("up", "unknown")]
 
 
 def numa_nodes(sys: Path = SYS) -> dict[str, str]:
     """Returns NUMA node -> its CPUs, "0-15,32-47"."""
-    return {path.name.removeprefix("node"): _read(path / "cpulist") for path in sys.glob("devices/system/node/node[0-9]*")}
+    return {path.name.removeprefix("node"): read(path / "cpulist") for path in sys.glob("devices/system/node/node[0-9]*")}
 
 
 def _gpus(nvml: Nvml, sys: Path) -> dict[str, Any]:
@@ -132,12 +133,5 @@ def _pci(info: Any) -> str:
 
 
 def _numa_node(device: Path) -> int | None:
-    text = _read(device / "numa_node")
+    text = read(device / "numa_node")
     return int(text) if text.isdigit() else None  # -1: the firmware does not report it
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -24,7 +24,7 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program sees, in CUDA's order; {} for a GPU that is not among those of NVML.
+    """Returns the GPUs that a program sees, in CUDA's order; {} for a GPU that NVML does not list.
 
     Args:
         gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.

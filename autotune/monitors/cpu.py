@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from autotune.harness.cores import read
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
 from autotune.plain_text import one_line
@@ -227,7 +228,7 @@ class CpuMonitor:
     def _times(self) -> dict[int, Times]:
         """Returns busy, idle and steal seconds of each core; {} without /proc."""
         found = {}
-        for line in _read(self._proc / "stat").splitlines():
+        for line in read(self._proc / "stat").splitlines():
             name, *ticks = line.split()
             if name.startswith("cpu") and name[3:].isdigit():
                 user, nice, system, idle, waiting, _, _, steal = [int(tick) / TICKS_PER_S for tick in [*ticks, "0"][:8]]
@@ -238,7 +239,7 @@ class CpuMonitor:
         """Returns the bytes read by the study's processes and the children they waited for, as (in all, from disk)."""
         everything = from_disk = 0
         for pid in own:
-            fields = dict(line.split(": ") for line in _read(self._proc / str(pid) / "io").splitlines())
+            fields = dict(line.split(": ") for line in read(self._proc / str(pid) / "io").splitlines())
             everything, from_disk = everything + int(fields.get("rchar", 0)), from_disk + int(fields.get("read_bytes", 0))
         return (everything, from_disk) if everything else None
 
@@ -377,10 +378,3 @@ def _culprits(
         if num_cores >= NAMED_CORES and _may_use(pid, cores):
             used.append((pid, num_cores))
     return tuple(sorted(used, key=lambda entry: -entry[1])[:3])
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""

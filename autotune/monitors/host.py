@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from autotune.harness import cores
+
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -46,8 +48,8 @@ class Quota:
         if (used := _field(self.folder / "cpu.stat", "usage_usec")) is not None:
             return used / 1e6
         for name in (self.folder.name, "cpuacct"):  # cgroup v1 counts in a separate hierarchy, often mounted together with cpu
-            text = _text(self.folder.parent / name / "cpuacct.usage") or _text(self.folder / "cpuacct.usage")
-            if text.strip().isdigit():
+            text = cores.read(self.folder.parent / name / "cpuacct.usage") or cores.read(self.folder / "cpuacct.usage")
+            if text.isdigit():
                 return int(text) / 1e9
         return None
 
@@ -111,28 +113,14 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
     """Returns the smallest visible CPU quota of our cgroup; None without one."""
-    found = []
-    for folder in _cgroup_folders("cpu", proc, cgroups):
-        limit, _, period = _text(folder / "cpu.max").strip().partition(" ")
-        if not period:
-            limit, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-        if limit.isdigit() and period.isdigit() and int(limit) and int(period):  # without a quota, the limit is "max" or -1
-            found.append(Quota(cores=int(limit) / int(period), folder=folder))
+    folders = _cgroup_folders("cpu", proc, cgroups)
+    found = [Quota(cores=num, folder=folder) for folder in folders if (num := cores.quota_of(str(folder))) is not None]
     return min(found, key=lambda quota: quota.cores, default=None)
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
-    """Returns where this process's cgroup (v2 or v1) may be mounted: paths as on the host, then as in a container."""
-    folders = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        if line.count(":") < 2:
-            continue
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folders += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/"), cgroups]
-        elif controller in controllers.split(","):
-            folders += [cgroups / controllers / path.lstrip("/"), cgroups / controller / path.lstrip("/"), cgroups / controller]
-    return folders
+    """Returns the folders of this process's cgroup (v2 or v1) and of those above it, the innermost first."""
+    return [Path(folder) for folder in cores.folders(str(cgroups), str(proc / "self" / "cgroup"), controller)][::-1]
 
 
 def _throttled_s(proc: Path, cgroups: Path) -> float | None:
@@ -144,7 +132,7 @@ def _throttled_s(proc: Path, cgroups: Path) -> float | None:
 
 
 def _pressure_s(file: Path) -> float | None:
-    for line in _text(file).splitlines():
+    for line in cores.read(file).splitlines():
         words = line.split()
         if words[:1] == ["some"]:
             return next((int(word[6:]) / 1e6 for word in words if word.startswith("total=") and word[6:].isdigit()), None)
@@ -152,15 +140,8 @@ def _pressure_s(file: Path) -> float | None:
 
 
 def _field(file: Path, name: str) -> int | None:
-    for line in _text(file).splitlines():
+    for line in cores.read(file).splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == name and words[1].isdigit():
             return int(words[1])
     return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # reading fails if PSI is compiled in but switched off
-        return ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS
+from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS, text_of
 from autotune.plain_text import one_line
 
 Value = TypeVar("Value")
@@ -156,7 +156,7 @@ class NvmlDevice(DeviceMonitor):
         self._samples: list[DeviceSample] = []
         self._window: list[DeviceCounters] = []
         self._used_until_us = 0  # time up to which the processes' shares have been read, on NVML's clock
-        self.uuid = self._ask("nvmlDeviceGetUUID", _text)
+        self.uuid = self._ask("nvmlDeviceGetUUID", text_of)
         self._capacity_bytes = self._ask("nvmlDeviceGetMemoryInfo", lambda info: int(info.total))
         self._default_clock_mhz = self._ask("nvmlDeviceGetDefaultApplicationsClock", float, self._sm_clock)
 
@@ -312,7 +312,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        found = [handle for handle in handles if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid)]
+        found = [handle for handle in handles if str(text_of(nvml.nvmlDeviceGetUUID(handle))).startswith(uuid)]
         if len(found) != 1:
             raise
         return found[0]
@@ -360,7 +360,3 @@ def _holder(pid: int, used_bytes: int | None) -> str:
     except psutil.Error:
         command = "of another container or user"
     return f"{pid} ({command}{'' if used_bytes is None else f', {used_bytes / MIB:.0f} MiB'})"
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)  # bytes before nvidia-ml-py 12

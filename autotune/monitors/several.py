@@ -7,8 +7,9 @@ from statistics import fmean
 
 from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
 
-# How the metrics of several devices are combined. A metric that trials are judged by is the worst device's, because all ranks
-# wait for that device. Every other metric is the mean over the devices; mean power times the number of ranks is total power.
+# How the metrics of several devices are combined. For metrics that decide about a trial, the worst device's value is taken,
+# because all ranks wait for that device. Every other metric is the mean over the devices; mean power times the number of ranks
+# is total power.
 _WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
 _SLOWDOWN = "gpu.slowdown_"
 
@@ -63,7 +64,7 @@ class SeveralDevices(DeviceMonitor):
             device.close_window()
 
     def compute_processes(self) -> dict[int, float | None]:
-        """See `DeviceMonitor.compute_processes`; takes the largest share of a process on several devices."""
+        """See `DeviceMonitor.compute_processes`; if a process runs on several devices, its largest share counts."""
         shares: dict[int, float | None] = {}
         for device in self._devices:
             for pid, share in device.compute_processes().items():

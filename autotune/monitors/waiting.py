@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from autotune.harness.cores import read
 from autotune.monitors.host import PROC
 
 COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent it
@@ -56,13 +57,6 @@ class WaitingWatch:
         with contextlib.suppress(OSError):  # exited
             for thread in os.listdir(f"{self._proc}/{pid}/task"):
                 file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
-                words = _words(file)
+                words = read(file).split()
                 if len(words) == 3:
                     yield file, int(words[1])
-
-
-def _words(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="utf-8").split()
-    except (OSError, ValueError):  # exited
-        return []

@@ -122,23 +122,6 @@ def build_batches(
     return DataLoader(data, options.batch_size, shuffle=shuffle, sampler=sampler, num_workers=options.num_workers)
 
 
-def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return torch.device(kind)
-    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    return device
-
-
-def begin_epoch(batches: Any, epoch: int) -> None:
-    """Reshuffles the data across the processes for an epoch."""
-    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
-        sampler.set_epoch(epoch)
-
-
 def is_first() -> bool:
     """Whether this is the only process, or the first of several."""
     return not dist.is_initialized() or dist.get_rank() == 0
@@ -152,7 +135,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
     step = named(own.step) if own.step else default_step
     model.train()
     for epoch in range(options.epochs):
-        begin_epoch(batches, epoch)
+        base.begin_epoch(batches, epoch)
         since_s = time.monotonic()
         for number, batch in enumerate(batches, start=1):
             loss = step(model, moved(batch, device))
@@ -170,11 +153,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of this script's own options."""
     # Without allow_abbrev=False, the base script's option --model would be taken for an abbreviation of --model-factory.
     parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
-    parser.add_argument("--base", choices=BASES, default="tabular.py", help="the script that all other parts come from")
+    parser.add_argument("--base", choices=BASES, default="tabular.py", help="script that provides all other parts")
     parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")
     parser.add_argument("--data-factory", metavar="MODULE:FUNCTION")
     parser.add_argument("--step", metavar="MODULE:FUNCTION")
-    parser.add_argument("--check", nargs="+", metavar="MODULE:FUNCTION", help="say what is wrong with these, and train nothing")
+    parser.add_argument("--check", nargs="+", metavar="MODULE:FUNCTION", help="check these parts without training")
     return parser
 
 
@@ -221,8 +204,8 @@ def main() -> None:
     base = load_base(own.base)
     options = base.build_parser().parse_args(rest)
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    device = join_processes(name)
-    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
+    device = base.join_processes(name)
+    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(own, base, options, device)
     if dist.is_initialized():

@@ -202,7 +202,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
+    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     train(options, device)
     if dist.is_initialized():

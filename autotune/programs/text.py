@@ -298,10 +298,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-layers", type=positive, help="default: the model's own")
     parser.add_argument("--hidden-size", type=positive, help="default: the model's own")
     parser.add_argument("--num-heads", type=positive, help=f"attention heads; default: one for each {HEAD_SIZE} of the width")
-    parser.add_argument("--vocab-size", type=positive, help="different tokens; default: the model's own")
+    parser.add_argument("--vocab-size", type=positive, help="number of different tokens; default: the model's own")
     parser.add_argument("--data", choices=("text", "synthetic"), default="text")
     parser.add_argument("--data-root", type=Path, help="folder of text files; default: Python's standard library")
-    parser.add_argument("--sequence-length", type=positive, default=512, help="tokens of a sample")
+    parser.add_argument("--sequence-length", type=positive, default=512, help="tokens per sample")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--epochs", type=positive, default=1)
@@ -330,7 +330,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
+    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)

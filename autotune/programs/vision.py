@@ -56,9 +56,9 @@ class Repeated(Dataset[Any]):
 class FakeCifar(Dataset[Any]):
     """10,000 random 32x32 images of ten classes, loaded as in the PyTorch profiler tutorial."""
 
-    def __init__(self, transform: Any, num_images: int = 10_000) -> None:
-        self.images = torch.randint(0, 256, (num_images, 32, 32, 3), dtype=torch.uint8).numpy()
-        self.labels = torch.randint(0, 10, (num_images,)).tolist()
+    def __init__(self, transform: Any) -> None:
+        self.images = torch.randint(0, 256, (10_000, 32, 32, 3), dtype=torch.uint8).numpy()
+        self.labels = torch.randint(0, 10, (10_000,)).tolist()
         self.transform = transform
 
     def __len__(self) -> int:
@@ -307,12 +307,12 @@ def model_names(source: str) -> list[str]:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision or timm from random weights.")
-    parser.add_argument("--source", choices=("torchvision", "timm"), default="torchvision", help="whose models")
-    parser.add_argument("--model", default="resnet18", help="name of a classifier there")
+    parser.add_argument("--source", choices=("torchvision", "timm"), default="torchvision", help="library of the model")
+    parser.add_argument("--model", default="resnet18", help="name of the classifier in that library")
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
-    parser.add_argument("--data-root", type=Path, help="photos: where they are or will be made; folder: one subfolder a class")
+    parser.add_argument("--data-root", type=Path, help="photos: folder where they are made; folder: one subfolder per class")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--epochs", type=positive, default=1)
@@ -344,7 +344,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    # Each process has a seed of its own. `in_step` then gives all processes the weights of rank 0.
+    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
     torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
     try:
         train(options, device)

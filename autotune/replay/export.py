@@ -15,6 +15,7 @@ from autotune.harness.protocol import KnobReport, RankResult
 from autotune.knobs.base import HostContext
 from autotune.launchers.rank_results import RankResults
 from autotune.machine import host_context
+from autotune.plain_json import mapped
 from autotune.plain_text import shortened
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
@@ -180,7 +181,8 @@ def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
     if is_first:
         kept["facts"] = {name: result.facts[name] for name in FACTS if result.facts.get(name) is not None}
         kept["observed"], kept["applicability"] = result.observed, result.applicability
-    return {name: value for name, value in _rounded(_without_paths(kept)).items() if value not in (None, "", {}, [])}
+    kept = mapped(kept, lambda value: plain(value) if isinstance(value, str) else value)
+    return {name: value for name, value in _rounded(kept).items() if value not in (None, "", {}, [])}
 
 
 def _report(report: KnobReport) -> dict[str, Any]:
@@ -207,14 +209,6 @@ def _machine(facts: dict[str, Any]) -> dict[str, Any]:
 def plain(text: str) -> str:
     """Returns a text as one line, with paths reduced to their last part."""
     return shortened(PATH.sub(r"\1", " ".join(text.split())), 400)
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, dict):
-        return {name: _without_paths(entry) for name, entry in value.items()}
-    return [_without_paths(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _rounded(value: Any) -> Any:

@@ -251,9 +251,3 @@ def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
         for name, studies in result.studies.items()
         for seed, study in enumerate(studies)
     ]
-
-
-def outcomes(result: Result) -> dict[str, int]:
-    """Returns the number of recorded trials with each outcome, as {outcome: number}."""
-    found = {outcome: sum(one.outcome is outcome for one in result.table.measurements) for outcome in Outcome}
-    return {str(outcome): num for outcome, num in found.items() if num}

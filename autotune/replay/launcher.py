@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from autotune import stats
-from autotune.clock import Clock
+from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.records import Knobs, Outcome
@@ -21,25 +21,6 @@ RACE_CONFIDENCE = 0.99  # as in the harness, which compares the upper end of a 9
 OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, equal in all trials
 
 
-class ReplayClock(Clock):
-    """A clock that advances when a trial is answered or during a sleep."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        """Returns the seconds since the study began."""
-        return self.now_s
-
-    def time(self) -> float:
-        """Returns the same as `monotonic`: a replay has no date."""
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Advances the clock."""
-        self.now_s += seconds
-
-
 class ReplayLauncher(Launcher):
     """Answers every trial of one study from a table.
 
@@ -50,7 +31,7 @@ class ReplayLauncher(Launcher):
         num_slots: how many trials can run in parallel; they do not disturb each other.
     """
 
-    def __init__(self, table: Table, world: World, clock: ReplayClock, *, num_slots: int = 1) -> None:
+    def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
         self._slots = [_ReplaySlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
         first = next(one for one in table.measurements if one.number == 0)
@@ -218,7 +199,7 @@ class _Over(Running):
 
 
 class _Later(_Over):
-    def __init__(self, ended: Ended, clock: ReplayClock, due_s: float) -> None:
+    def __init__(self, ended: Ended, clock: VirtualClock, due_s: float) -> None:
         super().__init__(ended)
         self._clock, self._due_s = clock, due_s
 

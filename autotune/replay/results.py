@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from autotune.failures import Facts
-from autotune.harness.protocol import KnobReport, RankResult, Window
+from autotune.harness.protocol import KnobReport, RankResult, Spec, Window
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
 from autotune.trials.finite import NOT_FINITE
@@ -34,20 +35,8 @@ def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
 
 def facts_of(ended: Ended) -> Facts:
     """Returns the facts that the outcome is decided from; only knobs with a report are checked."""
-    return Facts(
-        exit_code=ended.exit_code,
-        signal=ended.signal,
-        cause=ended.cause,
-        phase=ended.phase,
-        results=ended.results,
-        deadline=str(ended.evidence.get("deadline", "")),
-        shut_out=str(ended.evidence.get("shut_out", "")),
-        oom_kills=int(ended.evidence.get("oom_kills") or 0),
-        is_harness_seen=bool(ended.evidence.get("is_harness_seen")),
-        num_steps=int(ended.evidence.get("num_steps", 0)),
-        asked={},
-        excused=frozenset(ended.evidence.get(NOT_FINITE) or ()),
-    )
+    facts = ended.facts(Spec(trial=0, nonce="", folder=""))
+    return replace(facts, excused=frozenset(ended.evidence.get(NOT_FINITE) or ()))
 
 
 def _result(raw: dict[str, Any], trial: int, nonce: str) -> RankResult:

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from autotune import stats
+from autotune.clock import VirtualClock
 from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import typed
@@ -21,7 +22,7 @@ from autotune.masking import Secrets
 from autotune.monitors.nvml import NoDevice
 from autotune.records import CHOOSING, REPORTED, THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
-from autotune.replay.launcher import ReplayClock, ReplayLauncher
+from autotune.replay.launcher import ReplayLauncher
 from autotune.replay.space import Grid
 from autotune.replay.strategies import Strategy
 from autotune.replay.table import Key, Table, key_of
@@ -98,9 +99,9 @@ class Replayed:
         choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
-        final_fraction: true rate of the configuration that is handed over, divided by that of the optimum. Without a winner,
-            the baseline is handed over.
-        needless: knobs whose change is handed over although it has no effect in the table, see `World.needless`.
+        final_fraction: true rate of the exported configuration, divided by the optimum's. Without a winner, the baseline
+            counts as exported.
+        needless: knobs whose change is exported although it has no effect in the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what the verdict claims about the winner; None if it does not claim that the winner is faster than the baseline.
         own_s: CPU time that the replay took, mostly in the sampler.
@@ -131,7 +132,7 @@ def _search_beside(session: Session) -> Search:
 class _Watcher(Listener):
     """Records the trials of search, choosing rounds and attribution, with their end times, and what was chosen."""
 
-    def __init__(self, world: World, clock: ReplayClock) -> None:
+    def __init__(self, world: World, clock: VirtualClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
         self.parts: list[tuple[TrialRecord, float]] = []  # attribution trials of the latest choice
@@ -206,7 +207,7 @@ def replay(
         num_slots: how many search trials run in parallel, without a calibration. Only for searches of autotune.
     """
     begun_s = time.process_time()
-    world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()
+    world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)
     watcher = _Watcher(world, clock)
     config = config_of(table, strategy)
     config.study.seed, config.study.budget = seed, Budget(minutes=limits.minutes, trials=limits.trials)

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
-from autotune.records import Knobs, Outcome
+from autotune.records import Knobs, NewerVersion, Outcome, check_schema
+from autotune.run_dir import beside
 
 SCHEMA = 1  # 1: the first
+MAX_BYTES = 2**28  # of a table that is unpacked; a small file may unpack to more than the memory holds
 SUFFIX = ".jsonl.gz"
 FORMAT = "autotune table"
 
@@ -130,10 +133,11 @@ def write(table: Table, path: Path) -> None:
     header = {field.name: getattr(table, field.name) for field in dataclasses.fields(table) if field.name != "measurements"}
     lines = [{"format": FORMAT, "schema": SCHEMA, **header}, *(_line(one) for one in table.measurements)]
     text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+        descriptor, temporary = beside(path, 0o666)
+        with open(descriptor, "wb") as file:
+            file.write(gzip.compress(text.encode(), compresslevel=9, mtime=0))
         temporary.replace(path)
     except OSError as error:
         raise BadInput(f"--output: cannot be written, got {str(path)!r} ({error.strerror}). Give a file.") from error
@@ -156,9 +160,14 @@ def read(path: Path) -> Table:
         BadInput: the file does not exist, or is not a table of this version.
     """
     try:
-        text = gzip.decompress(path.read_bytes()).decode()
-        lines = [json.loads(line, parse_constant=_no_number) for line in text.splitlines()]
+        with gzip.open(path) as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+        lines = [json.loads(line, parse_constant=_no_number) for line in content.decode().splitlines()]
         return _table(lines)
+    except NewerVersion as error:
+        raise BadInput(f"TABLE: made by a newer version of autotune, got {str(path)!r} ({error}). Update autotune.") from error
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
         said = getattr(error, "strerror", None) or str(error)
         why = shortened(" ".join(plain(said).split()), 200) or type(error).__name__
@@ -173,17 +182,13 @@ def _no_number(word: str) -> float:
 
 def _table(lines: Sequence[Any]) -> Table:
     header = dict(lines[0]) if lines and isinstance(lines[0], dict) else {}
-    if header.pop("format", None) != FORMAT or header.pop("schema", None) != SCHEMA:
-        raise ValueError(f"not a table of schema {SCHEMA}")
-    fields = {field.name for field in dataclasses.fields(Table)}
-    table = Table(**{name: value for name, value in header.items() if name in fields})
-    known = {field.name for field in dataclasses.fields(Measurement)}
+    if header.pop("format", None) != FORMAT:
+        raise ValueError("not a table")
+    check_schema(header, "table", reads=SCHEMA)
+    del header["schema"]
+    table = from_json(header, Table)
     for number, line in enumerate(lines[1:], 2):
         if not isinstance(line, dict) or "outcome" not in line:
             raise ValueError(f"line {number} is no measurement")
-        values = {name: value for name, value in line.items() if name in known}
-        values["outcome"] = Outcome(values["outcome"])
-        values["changed"] = values.get("changed", {})
-        values["ci"] = (float(line["ci"][0]), float(line["ci"][1])) if line.get("ci") else None
-        table.measurements.append(Measurement(**values))
+        table.measurements.append(from_json({"changed": {}, **line}, Measurement))
     return table

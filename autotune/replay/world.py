@@ -1,8 +1,8 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
 A search tends to pick a configuration whose served repeat was lucky. If the search were judged by the same repeat, it would be
-credited with that luck. So a search is judged by repeats that it was not served. One repeat of each configuration, drawn anew
-for each search, is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
+credited with that luck. So a search is judged by repeats that it was not served. For each search, one random repeat of each
+configuration is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
 choosing rounds.
 
 Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated

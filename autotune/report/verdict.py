@@ -80,6 +80,8 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
         if program := summary.get("command") if not summary.get("is_recipe") else None:
             typed = command_text(program)
             commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
+        elif summary.get("is_recipe"):
+            commands.append(f"autotune apply {study}")
     return [*commands, f"autotune report {study} --open", f"autotune show {study}", own_command_text("ui", runs=path.parent)]
 
 

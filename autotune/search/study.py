@@ -1,11 +1,12 @@
 """Manages the Optuna study: writes its journal and passes the outcome of each trial on to Optuna.
 
 The trials' records are the source of truth, and the journal is made from them. A resumed search starts a new journal and adds
-every finished trial. So no trial is missing, duplicated or running for ever, no matter when the last search was killed.
+every finished trial. So no trial is missing, duplicated or running forever, no matter when the last search was killed.
 
 Optuna 5's samplers ignore trials with the state FAIL, so they would propose a failed configuration again and again. A failed
-trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it. So is one
-that has a rate but may not win: optuna-dashboard takes no notice of constraints, and names the highest score the best trial.
+trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it. A trial
+that has a rate but may not win is passed on in the same way, because optuna-dashboard ignores constraints and calls the trial
+with the highest score the best.
 """
 
 from __future__ import annotations

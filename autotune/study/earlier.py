@@ -103,18 +103,10 @@ def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)
     return TrialRecord(
-        number=request.number,
-        kind=request.kind,
-        knobs=request.knobs,
-        changed=request.changed,
+        **request.shared(),
         outcome=Outcome.interrupted,
         reason=f"cut off in phase {progress.phase}: autotune was ended, or the machine went down",
         evidence={"cause": CUT_OFF_CAUSE, "phase": progress.phase},
-        tier=request.tier,
-        why=request.why,
-        origin=request.origin,
-        repeats=request.repeats,
-        round=request.round,
         started_at=request.started_at,
         seconds=max(0.0, seconds),
     )

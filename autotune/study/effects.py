@@ -1,4 +1,4 @@
-"""Completes the effects of the best's changes for the summary: estimates from few trials, and the time that the others need."""
+"""Completes the effects of the best's changes for the summary: adds estimates, and the budget that measures missing effects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _estimated(entry: dict[str, Any], effect: stats.Ratio, margin: float) -> dic
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
     """Returns the budget that lets an attribution measure the missing effects once each, {"minutes", "more_minutes"}.
 
-    Returns None if no effect is missing, without a time budget, and if no budget up to MOST_FACTOR times the study's would do.
+    Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
 
     Args:
         entries: as `with_estimates` returned them.

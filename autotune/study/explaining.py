@@ -1,4 +1,4 @@
-"""Explains trials of a study: runs the passes, finds what costs time, and tries what settings would gain.
+"""Explains trials of a study: runs the passes, finds what costs time, and tries settings to measure what they gain.
 
 Passes and checks are trials of their own kinds, which count for nothing else: neither the search nor the verdict sees them.
 """
@@ -18,12 +18,12 @@ from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
-from autotune.explain.plain_json import from_json
-from autotune.explain.tables import Explanation, explained, write_tables
+from autotune.explain.tables import Explanation, explained, read_tables, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve
@@ -31,13 +31,14 @@ from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
 
-PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}  # expected seconds of a pass itself ...
-PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}  # ... or of so many steps, if these take longer ...
-PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}  # ... but no longer than the pass itself allows
+# A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
+PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
+PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
+PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # most findings of one trial that are tried
-# How many times as long a step may take under the pass "lines" as in the trial. Above this, the shares of the step are not
-# those of the measured program.
+MAX_CHECKS = 3  # at most this many findings of a trial are tried
+# Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the shares of the step are
+# not those of the measured program.
 MAX_SLOWDOWN = 1.5
 Pair = tuple[float, float]  # score with the remedy, score without
 Side = tuple[Session, Knobs, str]
@@ -65,6 +66,9 @@ class Wanted:
     pairs: int = 2
 
 
+OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
+
+
 def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
 
@@ -78,7 +82,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
-    able = {one.number: one for one in records if one.kind in (Kind.baseline, Kind.search) and one.value is not None}
+    able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
     number = best if number is None else number
     if number in able:
         roles = {0: explanation.BASELINE, best: explanation.BEST}
@@ -90,7 +94,9 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
         raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
-        raise BadInput(f"--trial: it only repeats trial {one.repeats}, got {number}. Explain that one: --trial {one.repeats}.")
+        raise BadInput(f"--trial: trial {number} only repeats trial {one.repeats}. Explain that trial: --trial {one.repeats}.")
+    if one.value is not None:
+        raise BadInput(f"--trial: trial {number} is of kind {one.kind}, which has no configuration of its own. {can}")
     reason = f" ({one.reason})" if one.reason else ""
     raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 
@@ -122,9 +128,10 @@ class Explaining:
     def run(self, best: TrialRecord) -> None:
         """Explains the best trial and the baseline in at most a tenth of the study's time. What does not fit is left out."""
         session, baseline = self._session, self._session.baseline
-        ends_s, session.budget.explain_s = self._ends_s(), 0.0
+        session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
+        ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
         targets = [best] if best is baseline else [best, baseline]
-        planned = [(record, which) for which in (LINES,) for record in targets]
+        planned = [(record, LINES) for record in targets]
         planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
         missing = [(record, which) for record, which in planned if which not in self._passes(record)]
         if missing == planned and not self._is_time_for(pass_s(*planned[0]), ends_s):
@@ -136,21 +143,14 @@ class Explaining:
         for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 
-    def _ends_s(self) -> float:
-        budget, now_s = self._session.budget, self._session.inputs.clock.monotonic()
-        kept_s, budget.explain_s = budget.explain_s, 0.0
-        left_s = budget.left_s
-        budget.explain_s = kept_s
-        return now_s + min(budget.explain_max_s, left_s)
-
     def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _skip(self, needed_s: float, left_s: float) -> None:
         name, most_s = self._session.folder.name, self._session.budget.explain_max_s
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
-        pass_takes = f"{seconds_text(most_s)}, is less than one pass takes, {seconds_text(needed_s)}"
-        text = f"{what}, {pass_takes}; `autotune explain {name}` runs the passes"
+        times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
+        text = f"{times}; `autotune explain {name}` runs the passes"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
@@ -202,11 +202,14 @@ class Explaining:
         return explanation.passes_of(record.number, self._session.records)
 
     def _read(self, record: TrialRecord, *wanted: str) -> Explanation:
-        """Returns what passes of a trial wrote, and writes the tables made of it if there is a trace."""
+        """Returns what the passes of a trial wrote; if there is a trace, also writes the tables made from it."""
         session, passes = self._session, self._passes(record)
         ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
         folders = explanation.folders_of(ran, session.folder.path / "trials")
         made = explained(list(folders.values()), mask=session.inputs.secrets.message)
+        if TRACE in folders and not made.tables.traces:  # `prune` removed the traces, and left the tables made of them
+            with contextlib.suppress(OSError, ValueError):
+                return replace(made, tables=read_tables(folders[TRACE]))
         if TRACE in folders:
             write_tables(made.tables, folders[TRACE])
         return made
@@ -261,7 +264,7 @@ class Explaining:
         Args:
             record: the explained trial.
             cause: cause of the finding.
-            sides: the session that runs a side, its knobs, and what the side is; first as it was, then with the remedy.
+            sides: (session, knobs, description) of the program as it was, then with the remedy.
             ends_s: as in `Session.explain`.
         """
         number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
@@ -320,7 +323,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         BadInput: there is no such finding.
     """
     if entry is None:
-        raise BadInput(f"--fixed: the trial was not explained yet, got {study!r}. First: autotune explain {study}.")
+        raise BadInput(f"--fixed: this trial of study {study!r} was not explained yet. First: autotune explain {study}.")
     if not 1 <= wanted.finding <= len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")

@@ -16,24 +16,25 @@ from autotune.records import Kind, TrialRecord
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8
-# The interval of the ratio must end above 1 minus this, or minus the machine's own spread if that is wider, up to a limit. It
-# is twice the margin of the finals: neighbours slow all configurations alike, and the finals measure the best of them alone.
+# Trials run in parallel only if the whole interval of the ratio lies above 1 minus a margin. The margin is MARGIN_FRAC or the
+# machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. It may be twice the margin of the finals, because
+# neighbours slow all configurations alike, and the finals measure the best configurations alone.
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
-# A calibration ends after this many pairs in all of which neighbours cost more than this share of the rate.
+# A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
-AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # again once the best is this much faster, or after this many trials
+AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # calibrate again once the best is this many times as fast, or after this many trials
 AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a trial's rate beside neighbours compares with its rate alone.
+    """How a trial's rate with neighbours compares with its rate alone.
 
     Attributes:
-        ratio: beside over alone.
-        margin: the ratio may fall below 1 by this share.
+        ratio: rate with neighbours over rate alone.
+        margin: by how much the ratio may fall below 1.
         slowest: name of the slowest slot, and its ratio.
     """
 
@@ -45,7 +46,7 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost no more than the margin, on every slot.
 
-        A trial that is certainly faster beside others is not the same program: it has fewer threads on a slot's cores.
+        If a trial is certainly faster with neighbours, the two rates cannot be compared: on a slot it has fewer threads.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
@@ -115,7 +116,7 @@ class Interference:
     def _why_not(self, best: TrialRecord) -> str:
         """Returns why trials cannot run in parallel, without measuring; "" if they might.
 
-        A calibration must leave time for more trials than one slot has time for without it.
+        A calibration pays only if the parallel trials after it are more than one slot could run without it.
         """
         session = self._session
         evidence = session.baseline.evidence
@@ -126,7 +127,7 @@ class Interference:
         each_s = max(best.fresh_s, 1e-9)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
-            return f"to find out whether neighbours disturb takes {seconds_text(needed_s)}, too much of what is left"
+            return f"a test for disturbances by neighbours takes {seconds_text(needed_s)}, too much of the time left"
         return ""
 
     def _left_s(self, each_s: float) -> float:
@@ -143,7 +144,7 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs of alone and beside until the answer is known; None if there are none."""
+        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if no pair could be measured."""
         session, found, num_lost = self._session, None, 0
         pairs: list[tuple[float, dict[str, float]]] = []
         while num_lost < MAX_LOST and not (found and found.is_over):

@@ -247,6 +247,7 @@ class _Study:
     def _amend(self, summary: Summary) -> None:
         """Adds passes, checks and the explanation to a summary, and leaves the rest of it as it is."""
         summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
+        summary["num_trials"] = len(summary["trials"])
         summary["explanation"] = self._explaining.document
         self._folder.write_summary(summary)
         if summary["best"]:
@@ -374,7 +375,7 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        if status != "running":  # before the summary: the tracker reads the folder for the last time once that is final
+        if status != "running":  # first: the tracker reads the folder for the last time once the summary is final
             self._report(summary)
         self._folder.write_summary(summary)
         self._is_summary_old = False

@@ -226,7 +226,7 @@ class Search:
             proposal = self._next()
             if proposal is not None:
                 yield proposal
-            elif not self._session.schedule.wait_for_one():  # else what has just ended may give new ideas
+            elif not self._session.schedule.wait_for_one():  # otherwise the trial that has just ended may lead to new proposals
                 return
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
@@ -286,7 +286,7 @@ class Search:
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
 
     def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what is handed over."""
+        """Returns the best so far without its ineffective changes, so that the finals measure what is exported."""
         session, best = self._session, self._incumbent
         lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
         margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
@@ -327,7 +327,7 @@ class Search:
         first = next((one for one in own if one.score), None)
         if first is None or any(one.origin == AGAIN for one in own) or not self._fits(knobs):
             return None
-        why = f"again: trial {first.number} was far slower than the other trials let expect"
+        why = f"again: trial {first.number} was far slower than the other trials suggest"
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:

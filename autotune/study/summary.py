@@ -123,6 +123,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "files": _files(everything),
         "explanation": standing.explanation,
         "cycles": _cycles(records),
+        "num_trials": len(everything),
         "trials": [trial_entry(record) for record in everything],
         **({"slots": about.slots} if about.slots else {}),
     }

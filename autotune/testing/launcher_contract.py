@@ -150,7 +150,7 @@ class LauncherContract:
     # Results
 
     def test_result_ends_the_whole_tree(self, launcher: Launcher, folder: Path) -> None:
-        """The launcher ends the program, even if it would go on."""
+        """The launcher ends the program, even if it would continue."""
         body = "child = spawn('import time; time.sleep(600)'); result(detected={'child': child.pid}); time.sleep(600)"
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
@@ -321,7 +321,7 @@ time.sleep(600)
         assert ended.cause == "result"
 
     def test_result_written_because_of_our_signal_is_not_believed(self, launcher: Launcher, folder: Path) -> None:
-        """An agent may answer SIGTERM with an exception, but the trial was stuck all the same."""
+        """An agent may answer SIGTERM with an exception, but the trial was stuck nevertheless."""
         body = """
 def leave(*_): result(status='failed', error={'type': 'SignalException', 'message': 'got 15'}); os._exit(1)
 signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)

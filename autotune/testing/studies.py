@@ -204,6 +204,7 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
         "versions": study.versions,
         "started_at": study.started_at,
         "budget_s": study.budget_s,
+        "num_trials": len(trials),
         "trials": [
             {name: getattr(t, name) for name in fields + more} | {"kind": t.kind, "outcome": t.outcome, "tier": t.tier}
             for t in trials

@@ -62,7 +62,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was written: grows with every change, also of a study without a new trial."""
+        """When the summary was written, seconds since the epoch. It grows with every change, even without a new trial."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # none yet
@@ -105,7 +105,11 @@ class Contents:
         named = [(file, file.name) for file in (folder.path / REPORT, *own, *sorted(folder.path.glob("*.csv")))]
         tables = sorted(folder.path.glob("trials/[0-9]*/explain/*.csv"))
         named += [(file, f"explain/{file.parent.parent.name}/{file.name}") for file in tables]
-        yield from (each for each in named if self.is_over and each[0].is_file())
+        yield from (each for each in named if self.is_over and each[0].is_file() and self.has(each[0]))
+
+    def has(self, file: Path) -> bool:
+        """Whether a file lies in the study's folder: a link in a folder from elsewhere may lead to any file of the user's."""
+        return file.resolve().is_relative_to(self.folder.path.resolve())
 
     @property
     def _baseline(self) -> TrialRecord | None:

@@ -38,7 +38,7 @@ BASELINE_COLOR, FAILED_COLOR = "#3F4A54", "#C82D4C"
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
-# A run of another layout is replaced: MLflow does not remove a metric from a run.
+# A run of another layout is replaced by a new run, because MLflow cannot remove a metric from a run.
 LAYOUT = "2"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
@@ -208,7 +208,7 @@ def _front_lines(summary: Summary) -> list[str]:
 
 
 def _place(outcome: Outcome) -> int:
-    """Returns a trial's part of the table: those that count, those that do not, failures, and those that were stopped early."""
+    """Returns a trial's place in the table: first trials that count, then rates that do not, failures, and raced trials."""
     if outcome is Outcome.raced:
         return 4
     return 1 if outcome.may_win else 2 if outcome.has_value else 3

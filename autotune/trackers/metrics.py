@@ -1,7 +1,7 @@
 """Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a tab of its own. Its classic compare page opens on the first name in alphabetical order, capitals first, so
+shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first, so
 the rate has the only capital at the beginning of a trial's metrics.
 """
 
@@ -119,7 +119,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
 
-    They have a point for each trial since the first measurement. There are none as long as they would be single points.
+    They have a point for each trial since the first measurement. There are no curves before they have two points.
     """
     scores = dict(best_so_far(trials))
     later = [trial.number for trial in trials if scores and trial.number >= min(scores)]

@@ -2,7 +2,7 @@
 
 It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, creating a SQLite store five.
 It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
-answer to a request is lost, the server may have carried out the request all the same. So duplicates are deleted afterwards, and
+answer to a request is lost, the server may still have carried out the request. So duplicates are deleted afterwards, and
 the mirror counts as complete only after MLflow has been queried once more.
 """
 
@@ -202,18 +202,19 @@ class MlflowTracker(Tracker):
             )
             self._known.add(mark, made)
         run_id, end = self._known.run_id(mark), _milliseconds(trial.started_at + trial.seconds)
-        self._upload_trial(run_id, contents.folder.trial_path(trial.number))
+        self._upload_trial(run_id, contents, contents.folder.trial_path(trial.number))
         tags[entries.DIGEST_TAG] = contents.digest(trial)
         self._log(run_id, metrics=contents.metrics(trial), params=params, tags=tags, at=end)
         self._client.set_terminated(run_id, entries.trial_status(trial), end)
         self._known.done(mark, tags[entries.DIGEST_TAG])
         return True
 
-    def _upload_trial(self, run_id: str, path: Path) -> None:
+    def _upload_trial(self, run_id: str, contents: Contents, path: Path) -> None:
         for file in sorted([path / "spec.json", path / "trial.json", *path.glob("result.rank*.json")]):
-            self._upload(run_id, file)
+            if contents.has(file):
+                self._upload(run_id, file)
         for file in (path / "stdout.log", path / "stderr.log"):
-            if tail := logs.tail(file, LOG_TAIL_BYTES):
+            if contents.has(file) and (tail := logs.tail(file, LOG_TAIL_BYTES)):
                 self._client.log_text(run_id, self._secrets.text(tail), f"{file.stem}.tail.txt")
 
     def _upload(self, run_id: str, file: Path, name: str = "") -> None:

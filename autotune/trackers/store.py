@@ -98,7 +98,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
         wait_s: how long to wait for another holder.
     """
     try:
-        file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115 (closed below)
+        file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")  # noqa: SIM115 (closed below)
     except OSError:  # a read-only copy of a study: no other process can lock it either
         yield True
         return
@@ -120,7 +120,7 @@ def _taken(descriptor: int, deadline: float) -> bool:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

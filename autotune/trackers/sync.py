@@ -21,7 +21,7 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-# How long this process may go on writing after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
+# How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
 # on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0

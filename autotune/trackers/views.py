@@ -1,10 +1,11 @@
 """Makes the pages of MLflow's experiment: for each program a table of its trials and a page of charts, and a list of failures.
 
-MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and an address names its KEY. Version 3.17
-lists views by name, in an envelope with the state as text; 3.10 reads the state from the tag itself. So the tag has both.
+MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
+MLflow 3.17 reads the view's name and its state as one compressed text; MLflow 3.10 reads the fields of the state directly. So
+the tag has both.
 
-Trials are not sorted by date: MLflow would hide them all below their study, which stays folded. A tag sorts what counts first,
-by ratio, then what failed, and last what was stopped early.
+Trials are not sorted by date, because MLflow would then hide them all below their study, which stays folded. They are sorted by
+a tag: first trials that count, by ratio; then failures; last, trials that were stopped early.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ABOUT = (
 
 
 def program(study: StudyRecord) -> str:
-    """Returns the program's name: the study's title, without what MLflow's search takes for the end of a text."""
+    """Returns the program's name: the study's title without quotes, which would end the text in MLflow's search."""
     title = re.sub(r"[\s'\"`]+", " ", without_credentials(study.title))
     return title.strip()[:MAX_PROGRAM_CHARACTERS] or study.name
 
@@ -68,17 +69,12 @@ def page(experiment_id: str, view: str = ALL, *, charts: bool = False) -> str:
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={view}&workflowType=machine_learning{mode}"
 
 
-def run_page(experiment_id: str, run_id: str) -> str:
-    """Returns the address of a run, from `#` on."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
-
-
 def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, present: Mapping[str, str]) -> dict[str, str]:
     """Returns the experiment's tags that are missing or out of date: the views of a study's program, and the list of views.
 
     Args:
         study: the study.
-        first: one of its trials, which says what its rate counts; None if there is none yet.
+        first: one of its trials, whose record has the unit of the rate; None if there is none yet.
         experiment_id: MLflow's id.
         present: tags of the experiment.
     """
@@ -125,7 +121,7 @@ def _view(name: str, at: int, state: Mapping[str, Any]) -> str:
 
 
 def _content(tag: str, value: str | None) -> Any:
-    """Returns what matters of a tag: a view written again by another study is the same view."""
+    """Returns a tag's content without its dates, so that a view that another study has written again counts as unchanged."""
     if value is None or not tag.startswith(TAG):
         return value
     try:

@@ -52,7 +52,7 @@ class Listener:
     """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order.
 
     `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
-    `trial_started`, `progress` (several times a second) and `trial_ended`, mixed with those of the trials beside it; `planned`
+    `trial_started`, `progress` (several times a second) and `trial_ended`, interleaved if trials run in parallel; `planned`
     once before the search; `finals_started` before the finals' trials; `attribution_started` among them when the ablation
     begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` at any time,
     for tracking even after `finished`.

@@ -1,6 +1,6 @@
 """Handles programs whose own loss is not finite: their speed is measured, but losses cannot be compared.
 
-Toys and smoke tests diverge, and so does a program whose learning rate is still to be tuned; their speed matters all the same.
+Toys and smoke tests diverge, and so does a program whose learning rate is still to be tuned; their speed still matters.
 So if the unchanged program's loss (or gradients) is not finite, no trial is rejected for the same fault.
 """
 

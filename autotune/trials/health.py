@@ -1,6 +1,6 @@
 """Decides what a disturbance (monitors/disturbances.py) does to a trial, and notes what else may make a rate misleading.
 
-Throttling by a cgroup quota, the kernel's threads and the like are no disturbances; the page cache is only noted.
+Throttling by a cgroup quota and the kernel's own threads are not disturbances. Reads from the page cache are only noted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
 MOSTLY_FRAC = 0.5  # if a larger share of the bytes read came from disk, the trial did not read from memory
-# Rate of a configuration's fastest repeat divided by that of its slowest; 18 of 272 recorded configurations, with three repeats
-# each, reach it.
+# The baseline's rates have drifted if its fastest repeat is at least this many times as fast as its slowest. Of 272 recorded
+# configurations with three repeats each, 18 reach this ratio.
 DRIFT_FACTOR = 1.5
 NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -82,7 +83,7 @@ def about(
         warm_start=before.warm_start if before else {},
         noise=before.noise if before else {},
         slots=before.slots if before else {"num": num} if (num := len(inputs.launcher.beside())) else {},
-        verifies=inputs.secrets.document(inputs.verify.as_json()) if inputs.verify else {},
+        verifies=inputs.secrets.document(dataclasses.asdict(inputs.verify)) if inputs.verify else {},
         recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
     )
 

@@ -95,7 +95,8 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
 
 
 def _judge(own: list[float], reference: list[float], chance: list[float], tolerance_frac: float) -> Comparison:
-    floor = FLOOR_FRAC * max(map(abs, reference))
+    largest = max(map(abs, reference))
+    floor = FLOOR_FRAC * largest
 
     def apart(one: float, other: float) -> float:
         scale = max(abs(other), floor)
@@ -106,8 +107,8 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     first_by_chance = CHANCE_FACTOR * abs(apart(chance[0], reference[0])) if chance else 0.0
     difference, first = apart(loss, level), apart(own[0], reference[0])
     allowed, first_allowed = max(tolerance_frac, by_chance), max(FIRST_FACTOR * tolerance_frac, first_by_chance)
-    ends = f"{loss:.3g} against {level:.3g} at the end"
-    half = "" if abs(level) >= NEAR_FRAC * floor else f", relative to half its largest loss ({ends})"
+    of_half = f" ({loss:.3g} against {level:.3g} at the end, as a share of half its largest loss, {largest:.3g})"
+    half = "" if abs(level) >= NEAR_FRAC * floor else of_half
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed
     if difference > allowed:

@@ -13,7 +13,7 @@ class Place:
 
     Attributes:
         launcher: starts trials here.
-        disturbed_by: what disturbed the last attempt; cleared by the wait for its end.
+        disturbed_by: what disturbed the last attempt; emptied before the wait until the machine is quiet.
 
     Args:
         launcher: starts trials here.
@@ -56,5 +56,5 @@ class Place:
 
 
 def beside(inputs: StudyInputs) -> list[Place]:
-    """Returns the slots of the study's launcher; [] if it has one only."""
+    """Returns the slots of the study's launcher; [] if it has only one."""
     return [Place(launcher, inputs) for launcher in inputs.launcher.beside()]

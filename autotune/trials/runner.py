@@ -17,7 +17,7 @@ from autotune.launchers.base import Ended, Launch
 from autotune.monitors.disturbances import THERMAL, own_share
 from autotune.monitors.sealing import first_attempt, seal
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
+from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.trials import health
 from autotune.trials.events import Listener
@@ -43,18 +43,18 @@ QUIET_LEFT_FRAC = 0.25  # each of these waits may take at most this share of the
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
 TIME_UP = "the study's time was up"
-# A trial ends its window before its deadline: by LEAVE_S plus the time that the baseline took to exit, by LEAVE_MAX_S at most.
+# A trial ends its window some time before its deadline, so that its processes can exit: LEAVE_S plus the time that the baseline
+# took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
 
 @dataclass(kw_only=True)
-class Request:
-    """A configuration to measure.
+class Request(TrialRequest):
+    """A configuration to measure, and how.
 
     Attributes:
-        number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
@@ -67,16 +67,7 @@ class Request:
             first steps has mode, seed, max_steps and max_s; a run that explains has mode and explain.
     """
 
-    number: int
-    kind: Kind
-    knobs: Knobs
-    changed: Knobs
     rules: MeasureRules
-    tier: Tier = Tier.exact
-    why: str = ""
-    origin: str = ""
-    repeats: int | None = None
-    round: int | None = None
     target: list[dict[str, Any]] | None = None
     race_below_per_s: float | None = None
     promote_above_per_s: float | None = None
@@ -104,7 +95,7 @@ class StoppedNow(Exception):
 
 
 class TrialRunner:
-    """Begins trials and records how they ended; whether several run at once is the schedule's decision (schedule.py).
+    """Starts trials and records how they ended. The schedule (schedule.py) decides whether several run at once.
 
     A trial whose window was disturbed from outside has no value. The next attempt, of this trial or another, waits a bounded
     time for the disturbance to end. A machine that never gets quiet is accepted as it is (see `health.Level`).
@@ -115,7 +106,7 @@ class TrialRunner:
         baseline_losses: losses of the baseline's first steps; [] until it has run.
         warm: which trials may start warm; completed by the baseline.
         excused: what the unchanged program does not keep finite, see `Facts.excused`; no trial fails for that.
-        cycle: `Spec.cycle` of all trials after the baseline, from which it is learned; None until then.
+        cycle: `Spec.cycle` of all later trials, learned from the baseline; None until then.
         leave_s: how long before its deadline a trial ends its window; learned from how long the baseline took to exit.
         inputs: the study's inputs.
         listener: receives the events.
@@ -157,7 +148,7 @@ class TrialRunner:
             FolderLost: the trial cannot be recorded, and so does not count.
             BadInput: the program cannot be started.
         """
-        self._folder.write_request(_asked(request, self.inputs.clock.time()))
+        self._folder.write_request(TrialRequest(**request.shared(), started_at=self.inputs.clock.time()))
         self.listener.trial_started(request.number, request.kind, request.changed, request.why)
         return RunningTrial(self, request, place or self.alone)
 
@@ -190,17 +181,9 @@ class TrialRunner:
         facts.excused = self.excused if request.changed else EXCUSABLE
         outcome, reason = classify(facts)
         record = TrialRecord(
-            number=request.number,
-            kind=request.kind,
-            knobs=request.knobs,
-            changed=request.changed,
+            **request.shared(),
             outcome=outcome,
             reason=reason,
-            tier=request.tier,
-            why=request.why,
-            repeats=request.repeats,
-            round=request.round,
-            origin=request.origin,
             seconds=ended.seconds,
             start=ended.start,
             spared_s=ended.spared_s,
@@ -215,7 +198,7 @@ class TrialRunner:
         return record
 
     def tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces the second attempt after a lost node, or after a timeout, which may take just as long without progress."""
+        """Announces a second attempt after a lost node or a timeout; after a timeout, it may show no progress for as long."""
         if NODE_LOST in first.evidence:
             self.listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
         if first.outcome is Outcome.timeout:
@@ -280,7 +263,7 @@ class TrialRunner:
     def await_quiet(self, place: Place, ends_s: float | None) -> None:
         """Waits a bounded time for the last trial's disturbance to end, and announces the wait.
 
-        Does not wait if little time is left, or if trials run beside: they could not be looked after.
+        Does not wait if little time is left, or if other trials run in parallel, since nothing would poll them meanwhile.
         """
         disturbed_by, place.disturbed_by = place.disturbed_by, []
         if not disturbed_by or place is not self.alone:
@@ -346,7 +329,7 @@ class TrialRunner:
             hidden=inputs.hidden,
             folder=self._folder.trial_path(request.number),
             study=self._folder.path,
-            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # or the order of a set of strings would be random
+            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # otherwise the order of a set of strings is random
             total_s=self._most_s(request, earlier),
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
             number=request.number,
@@ -366,7 +349,7 @@ class RunningTrial:
     Attributes:
         request: what it measures.
         place: where it runs.
-        neighbours: largest number of trials that ran beside it at the same time; counted by the schedule.
+        neighbours: largest number of other trials that ran at the same time; counted by the schedule.
 
     Args:
         runner: launches and records it.
@@ -480,21 +463,6 @@ class RunningTrial:
 def leave_s(record: TrialRecord) -> float:
     """Returns the seconds from the end of a trial's window until its last process was gone."""
     return max(0.0, record.attempt_s - sum(seconds for phase, seconds in record.phases_s.items() if phase != "exit"))
-
-
-def _asked(request: Request, started_at: float) -> TrialRequest:
-    return TrialRequest(
-        number=request.number,
-        kind=request.kind,
-        knobs=request.knobs,
-        changed=request.changed,
-        tier=request.tier,
-        why=request.why,
-        origin=request.origin,
-        repeats=request.repeats,
-        round=request.round,
-        started_at=started_at,
-    )
 
 
 def _unstarted(seconds: float) -> Ended:

@@ -44,7 +44,7 @@ class Schedule:
         return len(self._running)
 
     def run(self, request: Request, take: Take) -> None:
-        """Runs a trial alone, after those that still run. `take` is called when it has finished.
+        """Runs a trial alone, once all running trials have finished. `take` is called when it has finished.
 
         Raises:
             Ending: the user stopped it; what ran was ended and recorded.
@@ -125,7 +125,7 @@ class Schedule:
                 self._add(stopped.finished)
 
     def _guarded(self, step: Callable[[], T]) -> T:
-        """Returns the result of a step; if the user interrupts it, or it fails, ends everything that runs."""
+        """Returns the result of a step; ends all running trials if the user interrupts the step or it fails."""
         try:
             return step()
         except StoppedNow as stopped:

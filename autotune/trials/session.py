@@ -236,7 +236,7 @@ class Session:
         return max((r.ci[0] for r in self._rivals() if r.ci), default=None)
 
     def _rivals(self) -> list[TrialRecord]:
-        """Returns the search trials with an interval that ran as the next one will: alone, or beside others."""
+        """Returns the search trials that have an interval and ran like the next trial: alone, or in parallel."""
         has_neighbours = self.schedule.num_slots > 1
         return [r for r in self.searched if r.outcome.may_win and r.ci and bool(r.neighbours) == has_neighbours]
 
@@ -422,7 +422,7 @@ class Session:
             self.listener.time_left(self.outlook(is_searching=is_searching))
 
     def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
-        """Returns what to do with a finished trial: everything that follows any trial, then `take`."""
+        """Returns a callback for a finished trial, which does what follows every trial and then calls `take`."""
 
         def taken(finished: Finished) -> None:
             self.after_trial()

@@ -32,7 +32,7 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
 
     Args:
         device: the configured index and kind.
-        nproc: processes of a recipe, each with a device of its own, from `device.index` on.
+        nproc: number of processes of a recipe. Each has its own device, from `device.index` on.
     """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -47,7 +47,7 @@ def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[st
     """Returns the variables that every process of a trial starts with, besides the variables of knobs and of the user.
 
     A recipe's ranks share the cores equally: torchrun would give each a single thread regardless of the cores, which is no
-    fair baseline for a recipe on a CPU. In a command of the user's own, the launcher's setting is kept.
+    fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
     """
     nproc = config.launch.nproc
     found = device_environment(config.device, nproc=nproc)
@@ -78,7 +78,7 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
 
 
 def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None) -> int:
-    """Returns the memory of the device; of the host without a GPU, and for a GPU that has none of its own (GB10, Jetson).
+    """Returns the device's memory, or the host's if there is no GPU or the GPU shares the host's memory (GB10, Jetson).
 
     Args:
         machine: `machine.host_facts()`.

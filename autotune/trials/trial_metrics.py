@@ -61,7 +61,7 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns rank 0, and the other ranks that had a window of their own when rank 0 ended."""
+    """Returns rank 0, and the other ranks that had their own window when rank 0 ended."""
     return [result for result in results if result.window or result is results[0]]
 
 

@@ -1,4 +1,4 @@
-"""Decides which trials may start warm: as a fork of a process that has imported torch, not in an interpreter of their own.
+"""Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
 Only search trials may start warm. The baseline finds out whether the program allows it. Everything that is reported in the end
 (finals, attribution, compared losses) is measured with a fresh start, as in the user's own runs.

@@ -1,4 +1,4 @@
-"""`autotune.run` and `autotune.Study`: whole studies of a program that answers at once, in this process and in a notebook."""
+"""`autotune.run` and `autotune.Study`: whole studies of a stub program, in this process and in a notebook."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ SMALL = (*OPTIONS, "explain.auto=false", "search.warm_start=off", "search_space=
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """A program that is half as fast again with bf16, in the folder that is current now."""
+    """Returns the command of a program that is 1.5 times as fast with bf16; makes its folder the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(f"{PRELUDE}\n{PROGRAM}")
     (tmp_path / "space.yaml").write_text("precision.amp: ['off', 'bf16']\n")

@@ -1,4 +1,4 @@
-"""A best.yaml of the test's own, and programs run with it as a user would."""
+"""Fixtures that write a best.yaml and run programs with it, as a user would."""
 
 import json
 import os
@@ -50,24 +50,24 @@ class Place:
         return self.popen([sys.executable, "-m", "autotune", *words], **options)
 
     def popen(self, argv: list[str], env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        """Starts a command here."""
+        """Starts a command in the folder."""
         environment = {k: v for k, v in own_environment().items() if not k.startswith(("AUTOTUNE", "OMP_", "SLURM_"))}
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return subprocess.Popen(argv, cwd=self.path, env={**environment, **(env or {})}, text=True, **options)
 
     def apply(self, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Applies, to the end."""
+        """Runs `autotune apply best.yaml -- COMMAND` to its end."""
         return ended(self.start(*command, **options))
 
 
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Returns how a process ended, and what it said."""
+    """Waits for a process; returns its exit status and output."""
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def seen(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Returns what the program saw, from its one line of standard output."""
+    """Returns what the program observed, from its one line of standard output."""
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def target(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
-    """Returns a function that finds the training loader of a program as a study's baseline would."""
+    """Returns a function that finds a program's training loader, as a study's baseline does."""
 
     def find(*argv: str, cwd: Path) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("trial")

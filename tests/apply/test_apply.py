@@ -64,7 +64,7 @@ def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_
     found_in_study = target("train.py", "rebuild=1", cwd=place.path)
     script = place.path / "train.py"
     (place.path / "moved").mkdir()
-    script.rename(place.path / "moved" / "train.py")  # elsewhere, and its lines have moved
+    script.rename(place.path / "moved" / "train.py")  # another folder; the program's lines have moved, too
     script = place.path / "moved" / "train.py"
     script.write_text("# edited since\n\n" + script.read_text())
     place.best(WORKER_AND_BATCH, target=found_in_study)
@@ -75,7 +75,7 @@ def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_
     assert found["held_out"] == [24] * 6
 
 
-@pytest.mark.thorough  # the harness says so in tests/harness/test_session.py, too
+@pytest.mark.thorough  # tests/harness/test_session.py covers the harness's part
 def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
     knobs = {"layout": {"channels_last": True}, "loader": {"batch_size": 8}, "precision": {"amp": "bf16"}}
     elsewhere = [{"site": "/elsewhere.py:1", "ordinal": 0}]
@@ -199,7 +199,7 @@ def test_a_recipe_s_file_is_enough(place: Place) -> None:
     done = place.apply("apply", "best.yaml", "train.epochs=2", env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "all 3 settings of best.yaml are in effect" in done.stderr
-    assert done.stdout.count("loss") == 2  # of four steps an epoch, the third
+    assert done.stdout.count("loss") == 2  # once per epoch of four steps, at the third step
 
 
 def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(

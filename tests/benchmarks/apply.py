@@ -1,9 +1,9 @@
-"""Does `autotune apply` train at the rate that was measured, and at that of the same settings written by hand?
+"""Does `autotune apply` train as fast as the trial did, and as fast as the same settings written by hand?
 
     python -m tests.benchmarks.apply [--rounds 4] [--seconds 20]
 
-In turn, each in fresh processes: a trial with the winner's settings (the launcher, the harness, the default rules), the program
-under `autotune apply`, the program with the same settings in its own code, both by the program's own stopwatch.
+Each round runs three things in fresh processes: a trial with the winner's settings (launcher, harness, default rules), the
+program under `autotune apply`, and the program with the same settings in its own code. The program times the last two itself.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ KNOBS: Knobs = {
     "layout.channels_last": True,
     "optimizer.implementation": "foreach",
 }
-BY_HAND = ("--batch", "32", "--workers", "1", "--bf16", "--channels-last")  # foreach is what SGD takes by itself where it pays
+BY_HAND = ("--batch", "32", "--workers", "1", "--bf16", "--channels-last")  # SGD uses foreach by default where it pays
 GOAL_FRAC = 0.05
-SKIP_S = 6.0  # until the loader's queue is level
+SKIP_S = 6.0  # time until the loader's queue has a stable length
 
 
 def write_best(path: Path, knobs: Knobs, target: object) -> None:
-    """Writes the settings as `autotune export` would."""
+    """Writes the settings in the form that `autotune export` writes."""
     document: dict[str, dict[str, object]] = {"provenance": {"study": "benchmark", "target": target}}
     for key, value in knobs.items():
         group, _, name = key.partition(".")
@@ -51,11 +51,11 @@ def write_best(path: Path, knobs: Knobs, target: object) -> None:
 
 
 def own_rate_per_s(seconds: float, *, under: Sequence[str] = (), words: Sequence[str] = ()) -> float:
-    """Returns samples per second by the program's own stopwatch.
+    """Returns the samples per second that the program itself measures.
 
     Args:
-        seconds: length of its window.
-        under: command that the program is run by.
+        seconds: how long the program measures.
+        under: words before the program's command, such as `autotune apply`.
         words: further arguments of the program.
     """
     command = [*under, sys.executable, str(PROGRAM), "--skip-s", str(SKIP_S), "--seconds", str(seconds), *words]
@@ -66,11 +66,11 @@ def own_rate_per_s(seconds: float, *, under: Sequence[str] = (), words: Sequence
 
 
 def measure(rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Returns rates per second of trials, applied runs and runs by hand, made in turn."""
+    """Returns the rates per second of trials, applied runs and runs with settings written by hand, measured in turn."""
     found: dict[str, list[float]] = {"trial": [], "applied": [], "by hand": []}
     with tempfile.TemporaryDirectory(prefix="apply-") as place:
         bench = Bench(compose([], command=[sys.executable, str(PROGRAM)]).command, LocalLauncher(), Path(place))
-        bench.measure({}, MeasureRules())  # which loader trains
+        bench.measure({}, MeasureRules())  # finds out which loader trains
         best = Path(place) / "best.yaml"
         write_best(best, KNOBS, bench.target)
         for number in range(rounds):
@@ -85,15 +85,15 @@ def measure(rounds: int, seconds: float) -> dict[str, list[float]]:
 
 
 def ratios(found: dict[str, list[float]], over: str) -> list[float]:
-    """Returns the applied run's rate over another one's of the same round."""
+    """Returns, for each round, the applied run's rate divided by another run's rate."""
     return [applied / other for applied, other in zip(found["applied"], found[over], strict=True)]
 
 
 def main() -> int:
-    """Measures and prints; returns 1 when the goal is missed."""
+    """Measures and prints the rates; returns 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="the measured rate against the rate of an applied run")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the program's own stopwatch")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the program measures itself")
     options = parser.parse_args()
     found = measure(options.rounds, options.seconds)
     rows = []

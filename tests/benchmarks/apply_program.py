@@ -1,7 +1,7 @@
-"""Trains a small convolutional network on images that its loader augments; knows nothing of autotune.
+"""Trains a small convolutional network on images that its loader augments. It does not use autotune.
 
-python apply_program.py                                        # trains for ever
-python apply_program.py --skip-s 4 --seconds 20                # trains, prints its own stopwatch and ends
+python apply_program.py                                        # trains forever
+python apply_program.py --skip-s 4 --seconds 20                # trains, prints the rate that it measured, and ends
 python apply_program.py ... --batch 32 --workers 1 --bf16 --channels-last    # the same settings, written by hand
 """
 
@@ -42,7 +42,7 @@ def make_model() -> nn.Module:
 
 
 def main() -> None:
-    """Trains until its time is over."""
+    """Trains until the time is over."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--skip-s", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=1e9)

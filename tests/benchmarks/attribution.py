@@ -1,13 +1,17 @@
-"""Are planted effects found? Five knobs that are worth 1.30, 1.10, 1.03 and twice nothing.
+"""Does attribution find planted effects? Three of five knobs speed a program up by 1.30, 1.10 and 1.03; two have no effect.
 
     python -m tests.benchmarks.attribution [--studies 3] [--minutes 8] [--sampler random --trials 12] [--seed 0]
     python -m tests.benchmarks.attribution --simulated 20 [--minutes 8] [--noise 0.03]
 
-The first runs `autotune run` on `attribution_program.py`, as a user would. With a random sampler and few trials the winner has
-useless changes in it more often than not. The second runs whole studies on a made-up machine with a clock of its own: seconds,
-not minutes. Ends with status 1 when a planted effect of 10 % or more is not named in a real study or not handed over in a
-simulated one, when more than a tenth of the intervals miss the truth, or when a knob without effect is handed over: in a real
-study at all, of the simulated ones in more than a tenth.
+The first command runs `autotune run` on `attribution_program.py`, as a user would. With a random sampler and few trials, most
+winners contain changes without an effect. The second command runs whole studies on a simulated machine in simulated time, which
+takes seconds instead of minutes.
+
+The exit status is 1 in these cases:
+
+- A real study does not name a planted effect of 10 % or more, or a simulated study does not export it.
+- A real study exports a knob without an effect, or more than a tenth of the simulated studies do.
+- More than a tenth of the intervals miss the true effect.
 """
 
 from __future__ import annotations
@@ -30,14 +34,14 @@ from tests.study.conftest import Bench
 
 PROGRAM = Path(__file__).with_name("attribution_program.py")
 STUDY = "planted"
-LARGE = 1.1  # an effect that is to be named
-# The planted gains themselves are only this exact in the real program: its steps sleep, and a sleep of 20 to 30 ms ends late by
-# some hundredths of a millisecond. Its effects are measured to 0.0003 and better.
+LARGE = 1.1  # effects of at least this size must be named
+# Error of the planted gains in the real program: its steps sleep, and a sleep of 20 to 30 ms ends some hundredths of a
+# millisecond late. The effects are measured with an error of at most 0.0003.
 PLANTED_TO = 0.001
 
 
 def run(place: Path, *, minutes: float, num_trials: int | None, sampler: str, seed: int) -> dict[str, Any]:
-    """Runs the study in a process of its own and returns its summary."""
+    """Runs the study in a separate process; returns its summary."""
     space = "".join(f"env.PLANT_{name}: ['0', '1']\n" for name in GAINS)
     (place / "space.yaml").write_text(space, encoding="utf-8")
     words = ["run", f"study.name={STUDY}", f"study.seed={seed}", f"study.budget.minutes={minutes}"]
@@ -51,7 +55,7 @@ def run(place: Path, *, minutes: float, num_trials: int | None, sampler: str, se
 
 
 def mistakes(summary: dict[str, Any]) -> list[str]:
-    """Returns what the attribution got wrong; nothing when it named the large effects and handed over nothing idle."""
+    """Returns the mistakes of the attribution: large effects that it did not name, and exported knobs without an effect."""
     found = {entry["knob"].removeprefix("env.PLANT_"): entry for entry in summary["attribution"]}
     kept = {key.removeprefix("env.PLANT_") for key in (summary["best"] or {}).get("overrides") or {}}
     wrong = [f"{name} does nothing and is handed over" for name in sorted(kept) if GAINS[name] == 1.0]
@@ -62,7 +66,7 @@ def mistakes(summary: dict[str, Any]) -> list[str]:
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Returns one row a change of the winner: knob, truth, found, interval, verdict, what became of it."""
+    """Returns a row for each change of the winner: knob, true effect, measured effect, interval, verdict, kept or dropped."""
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     made = []
     for entry, fate in [*((e, "kept") for e in summary["attribution"]), *((e, "put back") for e in dropped)]:
@@ -73,7 +77,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def simulated(num: int, *, minutes: float, noise: float, seed: int) -> int:
-    """Runs studies on a made-up machine, prints how often what was found, and returns the exit status."""
+    """Runs studies on a simulated machine, prints how often each effect was found, and returns the exit status."""
     named, kept, inside, given, basis = Counter[str](), Counter[str](), 0, 0, Counter[str]()
     gains: dict[tuple[str, Any], float] = {(f"env.{name}", "1"): gain for name, gain in GAINS.items()}
     with tempfile.TemporaryDirectory(prefix="autotune-attribution-") as folder:
@@ -105,7 +109,7 @@ def simulated(num: int, *, minutes: float, noise: float, seed: int) -> int:
 
 
 def real(num: int, *, minutes: float, num_trials: int | None, sampler: str, seed: int) -> int:
-    """Runs studies of the real program, prints what each found, and returns the exit status."""
+    """Runs studies of the real program, prints the effects that each found, and returns the exit status."""
     print("\n".join(machine_lines()), flush=True)
     wrong, given, inside = 0, 0, 0
     for number in range(seed, seed + num):
@@ -128,11 +132,11 @@ def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="budget of a study")
-    parser.add_argument("--studies", type=int, default=1, metavar="N", help="this many real ones")
-    parser.add_argument("--simulated", type=int, metavar="N", help="this many studies on a made-up machine instead")
-    parser.add_argument("--noise", type=float, default=0.03, help="of the made-up machine, from process to process")
-    parser.add_argument("--sampler", default="rates", help="of the real studies")
-    parser.add_argument("--trials", type=int, help="of a real study at most")
+    parser.add_argument("--studies", type=int, default=1, metavar="N", help="number of real studies")
+    parser.add_argument("--simulated", type=int, metavar="N", help="run this many studies on a simulated machine instead")
+    parser.add_argument("--noise", type=float, default=0.03, help="noise of the simulated machine between processes")
+    parser.add_argument("--sampler", default="rates", help="sampler of the real studies")
+    parser.add_argument("--trials", type=int, help="maximum number of trials of a real study")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.simulated:

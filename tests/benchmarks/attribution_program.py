@@ -1,6 +1,6 @@
-"""A small training loop whose speed is known: each step lasts as long as PLANT_A to PLANT_E say.
+"""A small training loop whose speed is known: the variables PLANT_A to PLANT_E set the length of its steps.
 
-PLANT_A=1 makes it 30 % faster, PLANT_B=1 10 %, PLANT_C=1 3 %; the other two are read and do nothing.
+PLANT_A=1 makes it 30 % faster, PLANT_B=1 10 % and PLANT_C=1 3 %. PLANT_D and PLANT_E have no effect.
 """
 
 import os
@@ -14,7 +14,7 @@ GAINS = {"A": 1.30, "B": 1.10, "C": 1.03, "D": 1.0, "E": 1.0}
 
 
 def main() -> None:
-    """Trains until it is ended, each step waiting for its time to be over."""
+    """Trains until it is killed. Each step sleeps until its set length is over."""
     torch.set_num_threads(1)
     step_s = STEP_S
     for name, gain in GAINS.items():

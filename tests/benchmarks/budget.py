@@ -1,12 +1,12 @@
-"""Whether a study keeps its budget: `autotune run` on every program of the matrix, by the wall clock of the whole command.
+"""Does a study keep its budget? Times `autotune run` on every program of tests/programs.
 
     python -m tests.benchmarks.budget [--minutes 3] [--only NAME ...] [--down] [--verify ROUNDS] [-- KEY=VALUE ...]
 
-The programs are those of tests/programs, started as its tests start them, one after another, each in a folder of its own; they
-train until they are ended. The time is that of the command as a user waits for it: start-up, trials, tracking into the embedded
-store. With --down the store is a server that accepts and never answers. With --verify every winner is compared with its
-baseline again afterwards, in so many pairs of fresh processes: does the interval of the short study hold that ratio? Exit
-status 1 where a study took longer or an interval misses.
+The programs run one after another, each in its own folder, started as the tests start them; they train until they are killed.
+The time is the wall time of the whole command: start-up, trials, and tracking into the embedded store. With --down, the
+tracking server accepts connections but never answers. With --verify, every winner is compared with its baseline once more, in
+ROUNDS pairs of fresh processes, to see whether the study's interval contains that ratio. The exit status is 1 if a study took
+longer than its budget or an interval misses the ratio.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.harness.conftest import REPOSITORY, SCRIPTS
 from tests.programs.expectations import PROGRAMS, Program
 from tests.programs.starting import environment
 
-GRACE_S = 10.0  # beyond the budget: what was promised of three minutes
-STUCK_S = 300.0  # beyond the budget: then the command is ended
+GRACE_S = 10.0  # how much longer than its budget of three minutes a study may take
+STUCK_S = 300.0  # this long after its budget, the command is killed
 NAME = "budget"  # of every study
 
 
@@ -38,15 +38,15 @@ class Ran:
     """One study.
 
     Attributes:
-        program: name of its row.
-        exit_code: of the command; None where it had to be ended.
+        program: name of the program's row in the table.
+        exit_code: exit status of the command; None if the command had to be killed.
         seconds: wall time of the whole command.
-        over_s: what of them lies beyond the budget; negative where time was left.
-        verdict: what it ended with.
-        trials: how many have a rate.
-        said: what it printed of tracking.
-        claim: the speed-up with its interval, as the summary has it.
-        later: the same from the comparison afterwards.
+        over_s: `seconds` minus the budget; negative if time was left.
+        verdict: the study's verdict.
+        trials: number of trials with a rate.
+        said: what the command printed about tracking.
+        claim: the speed-up with its interval, from the study's summary.
+        later: the same from the comparison after the study.
     """
 
     program: str
@@ -61,7 +61,7 @@ class Ran:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the interval of the study holds the ratio of the comparison afterwards; None without either."""
+        """Whether the study's interval contains the ratio measured after the study; None if one of the two is missing."""
         low, high = self.claim.get("ci") or (None, None)
         return low <= self.later["ratio"] <= high if low is not None and self.later else None
 
@@ -99,7 +99,7 @@ def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: 
 
 
 def _later(best: Path, words: list[str], *, rounds: int, place: Path, env: dict[str, str]) -> dict[str, Any]:
-    """Returns the speed-up of a best.yaml as `autotune verify` finds it; {} where it finds none."""
+    """Returns the speed-up of a best.yaml as `autotune verify` measures it; {} if it measures none."""
     argv = [sys.executable, "-m", "autotune", "verify", str(best), "--rounds", str(rounds), "--minutes", "15", "--json"]
     ran = subprocess.run([*argv, "--", *words], cwd=place, env=env, capture_output=True, text=True, check=False)
     (place / "verified.json").write_text(ran.stdout + ran.stderr)
@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--down", action="store_true", help="the tracking server never answers")
-    parser.add_argument("--verify", type=int, default=0, metavar="ROUNDS", help="compare every winner again")
-    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="for `autotune run`, behind --")
+    parser.add_argument("--verify", type=int, default=0, metavar="ROUNDS", help="rounds that compare every winner again")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="words for `autotune run`, after --")
     asked = parser.parse_args()
     print(*machine_lines(), sep="\n", flush=True)
     chosen, ran = [program for program in PROGRAMS if program.name in asked.only], []

@@ -1,13 +1,14 @@
-"""Kills whatever belongs to a study, again and again, and goes on with it: is anything lost, repeated, or left behind?
+"""Kills processes of a study again and again and resumes the study: is anything lost, repeated, or left behind?
 
     python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30]
 
-Victims are drawn at random, at random moments: a trial's first process, one of its loader workers, the supervisor, the tuner
-(then `autotune resume`), the tracker. Trials save over checkpoints of the user's, also when they are told to end; another
-program trains in the same folder meanwhile, and looks before each of its saves whether its last one is still there.
+Victims and moments are random. A victim is a trial's first process, one of its loader workers, the supervisor, the tuner (which
+is then resumed with `autotune resume`), or the tracker. The trials overwrite the user's checkpoints, also when they receive
+SIGTERM. Meanwhile another program saves checkpoints in the same folder. Before each save, it checks that its last checkpoint is
+unchanged.
 
-A study that reached its verdict is followed by a new one until all kills are done; the last one is left to reach its verdict.
-Exit status 1 when anything is lost, repeated, left behind or spoiled.
+When a study reaches its verdict before all kills are done, a new study starts. The last study runs on to its verdict. The exit
+status is 1 if anything is lost, repeated, left behind or spoiled.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ if __name__ == "__main__":
                 save()
                 saved_s = time.monotonic()
 """
-# Saves a number in place and under another name first, in turn; says which one was not there any more.
+# Saves a number, in turn in place and under another name that is then renamed. Prints each number that has been overwritten.
 OTHER = """
 import os, pathlib, time
 path, number = pathlib.Path("audio_best.pt"), 0
@@ -78,31 +79,31 @@ while True:
         pathlib.Path("audio.tmp").write_text(str(number))
         os.replace("audio.tmp", path)
 """
-PRECIOUS, CHECKPOINTS = b"precious" * 1000, ("named.pt", "replaced.pt")  # the user's own
+PRECIOUS, CHECKPOINTS = b"precious" * 1000, ("named.pt", "replaced.pt")  # content and names of the user's checkpoints
 RULES = {"warmup_min_device_s": 0.05, "warmup_max_s": 1.0, "min_s": 0.2, "max_s": 0.5, "slow_max_s": 1.0, "min_steps": 5}
 OPTIONS = [
     "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8", "measure.quiet=false",
     *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
 ]  # fmt: skip
 VICTIMS = ("trial", "worker", "supervisor", "tuner", "tracker")
-PAUSE_S = (0.2, 3.0)  # between two kills
-PATIENCE_S = 4.0  # for the victim that was drawn to come into being: there is no trial while the tuner starts
-LAST_PROCESS_S = LAST_S + 20.0  # for what was told to end, notices that its parent has gone, or tracks what is there
-MAX_STARTS_WITHOUT_A_KILL = 5  # a study that ends too early so often would do so for ever
+PAUSE_S = (0.2, 3.0)  # shortest and longest pause between two kills
+PATIENCE_S = 4.0  # how long to wait for the drawn victim to exist: there is no trial while the tuner starts
+LAST_PROCESS_S = LAST_S + 20.0  # time for the last processes to exit after a study, including the tracker
+MAX_STARTS_WITHOUT_A_KILL = 5  # after this many studies in a row without a kill, the benchmark gives up
 
 
 @dataclass
 class Toll:
-    """What it came to.
+    """The result of the benchmark.
 
     Attributes:
-        kills: victim -> how often.
-        lost, repeated: names of trials that were finished and then were not, or were measured twice.
-        orphans: processes that were left, described.
-        segments: names in /dev/shm that were left.
-        spoiled: checkpoints of the user's or of another program that were not as they were left.
-        verdicts: of the studies that were completed.
-        trials: how many were finished.
+        kills: {victim: number of kills}.
+        lost, repeated: names of finished trials whose record disappeared, or which were measured twice.
+        orphans: descriptions of the processes that were left behind.
+        segments: names in /dev/shm that were left behind.
+        spoiled: checkpoints of the user or of the other program that were changed.
+        verdicts: verdicts of the completed studies.
+        trials: number of finished trials.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -116,12 +117,12 @@ class Toll:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was lost, repeated or left, and every study came to a verdict."""
+        """Whether nothing was lost, repeated, left behind or spoiled, and every study reached a verdict."""
         nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled)
         return nothing and bool(self.verdicts) and all(self.verdicts)
 
     def lines(self) -> list[str]:
-        """Returns the table, and below it the names of what should not be."""
+        """Returns the table, and below it the names of everything that went wrong."""
         kills = ", ".join(f"{name} {self.kills[name]}" for name in VICTIMS)
         rows = [
             ("kills", f"{self.kills.total()} ({kills})"),
@@ -141,10 +142,10 @@ class Victimized:
 
     Args:
         cwd: an empty folder.
-        kills: how many more are wanted; counted down.
-        rng: when and whom.
-        toll: where it is noted.
-        deadline_s: monotonic; no kills after it.
+        kills: number of kills that are still to be done; counted down.
+        rng: draws victims and moments.
+        toll: gets the results.
+        deadline_s: time on the monotonic clock after which nothing is killed.
     """
 
     def __init__(self, cwd: Path, kills: int, rng: random.Random, *, toll: Toll, deadline_s: float) -> None:
@@ -157,7 +158,7 @@ class Victimized:
             (cwd / name).write_bytes(PRECIOUS)
 
     def run(self, minutes: float) -> int:
-        """Kills until the study has its verdict all the same; returns how many kills are still wanted.
+        """Kills processes until the study reaches its verdict; returns how many kills are still to be done.
 
         Args:
             minutes: the study's budget.
@@ -188,7 +189,7 @@ class Victimized:
             tuner = self._start("resume", "chaos")
 
     def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
-        """Kills parts of the study until the tuner is gone; whether that was of its own."""
+        """Kills processes of the study until the tuner has ended; returns whether the tuner ended by itself."""
         drawn, from_s = self._draw()
         while tuner.poll() is None:
             time.sleep(0.02)
@@ -205,11 +206,11 @@ class Victimized:
         return True
 
     def _draw(self) -> tuple[str, float]:
-        """Returns whom to kill next, and from when on."""
+        """Returns the next victim, and the earliest moment to kill it."""
         return self._rng.choice(VICTIMS), time.monotonic() + self._rng.uniform(*PAUSE_S)
 
     def _kill(self, name: str, tuner: subprocess.Popen[bytes]) -> bool:
-        """Kills one of that name; whether there was one."""
+        """Kills a process of this kind; returns whether there was one."""
         there = self._victims(tuner)[name]
         try:
             self._rng.choice(there).kill()
@@ -220,7 +221,7 @@ class Victimized:
         return True
 
     def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
-        """Returns who may be killed, by name: only what this tuner has started, directly or not."""
+        """Returns {kind of victim: its processes}: only processes that this tuner has started, directly or indirectly."""
         found: dict[str, list[psutil.Process]] = {"tuner": [], "trial": [], "worker": [], "supervisor": [], "tracker": []}
         try:
             own = psutil.Process(tuner.pid)
@@ -240,7 +241,7 @@ class Victimized:
         return found
 
     def _look(self) -> None:
-        """Compares the records on disk, and the user's checkpoints, with those seen before."""
+        """Compares the records on disk and the user's checkpoints with those of the last call."""
         for name in CHECKPOINTS:
             if (self._cwd / name).read_bytes() != PRECIOUS:
                 self._toll.spoiled.append(f"{self._cwd.name}: {name}, after {self._toll.kills.total()} kills")
@@ -255,7 +256,7 @@ class Victimized:
         self._finished = now
 
     def _close(self) -> None:
-        """Counts what is left when the study is over."""
+        """Counts what the study has left behind."""
         trials, toll = list(self._finished.values()), self._toll
         toll.num_trials += len(trials)
         searched = Counter(tuple(sorted(r.changed.items())) for r in trials if r.kind in (Kind.baseline, Kind.search))
@@ -274,7 +275,7 @@ class Victimized:
             process.kill()
 
     def _processes(self) -> list[psutil.Process]:
-        """Returns every living process of the study, by the mark its trials carry, by its folder, by where it runs."""
+        """Returns the study's living processes, found by the mark of its trials, its folder or their working directory."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -303,13 +304,13 @@ class Victimized:
 
 
 def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes: float = 2.0) -> Toll:
-    """Attacks studies until so many kills are done, or time is up, and the last has its verdict.
+    """Attacks studies until all kills are done or the time is up, and the last study has reached its verdict.
 
     Args:
-        place: an empty folder; the studies are in it afterwards.
-        num_kills: how many.
-        seed: of victims and moments; what they hit depends on the machine all the same.
-        minutes: no kills after that.
+        place: an empty folder, in which the studies are made.
+        num_kills: number of kills.
+        seed: seed of victims and moments. The state of a study at a kill still depends on the machine.
+        minutes: time after which nothing is killed.
         study_minutes: budget of each study.
     """
     toll, rng, deadline_s = Toll(), random.Random(seed), time.monotonic() + 60 * minutes
@@ -323,8 +324,8 @@ def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes
 
 
 def _segments() -> set[str]:
-    """Returns the names in /dev/shm whose maker is not known to live: torch and multiprocessing write its id into them."""
-    names = {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}  # no folders: tests keep theirs there
+    """Returns the names in /dev/shm whose creator is not alive: torch and multiprocessing put its process id into the name."""
+    names = {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}  # folders there belong to tests
     return {name for name in names if not any(word.isdecimal() and Path("/proc", word).exists() for word in _words(name))}
 
 

@@ -1,4 +1,4 @@
-"""Studies for the benchmarks: through the commands a user types, in processes of their own, going on where one was cut off."""
+"""Runs studies for the benchmarks by the commands that a user types, in their own processes, and resumes interrupted ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.records import Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-SLACK_S = 120.0  # beyond its budget, until a command is ended: the baseline alone may take longer than that
+SLACK_S = 120.0  # a command is killed this long after its budget; the baseline alone may take longer than the budget
 TAIL_CHARS = 600
 
 
@@ -21,7 +21,7 @@ def run_command(*arguments: str, timeout_s: float = 600.0, may_fail: bool = Fals
     """Returns what a Python command wrote to standard output.
 
     Raises:
-        AssertionError: it failed; with the end of what it wrote.
+        AssertionError: the command failed; the message has the end of its output.
     """
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
     assert may_fail or done.returncode == 0, (
@@ -31,14 +31,14 @@ def run_command(*arguments: str, timeout_s: float = 600.0, may_fail: bool = Fals
 
 
 def run_study(runs: Path, name: str, overrides: Sequence[str] = (), *, minutes: float, command: Sequence[str] = ()) -> Summary:
-    """Returns the summary of a study, begun here or gone on with; of one that is complete as it is.
+    """Returns the summary of a study. Starts the study, or resumes it if it was interrupted; a complete study is not run again.
 
     Args:
         runs: folder of the studies.
-        name: of the study.
-        overrides: of the configuration.
-        minutes: budget.
-        command: program of the user's; () for a recipe.
+        name: the study's name.
+        overrides: KEY=VALUE overrides of the configuration.
+        minutes: the study's budget.
+        command: the user's own program; () for a recipe.
     """
     folder = StudyFolder(runs / name)
     if folder.study_file.exists():
@@ -60,7 +60,7 @@ def trials_of(runs: Path, name: str) -> list[TrialRecord]:
 
 
 def essence(summary: Summary) -> dict[str, Any]:
-    """Returns what a result keeps of a study: its verdict, and of every trial what it was and gave."""
+    """Returns what the results keep of a study: its verdict, and the settings and outcome of every trial."""
     trial_keys = ("number", "kind", "outcome", "reason", "changed", "value", "ci", "seconds", "start", "peak_memory_bytes")
     kept = ("unit", "baseline", "best", "speedup", "attribution", "minimality", "parity", "counts", "seconds", "diagnosis")
     trials = [{key: trial.get(key) for key in trial_keys} for trial in summary["trials"]]
@@ -68,7 +68,7 @@ def essence(summary: Summary) -> dict[str, Any]:
 
 
 def verdict_words(found: dict[str, Any]) -> str:
-    """Returns the verdict of a study in a line."""
+    """Returns the verdict of a study in one line."""
     best, speedup = found["best"], found["speedup"]
     changes = " ".join(f"{key}={json.dumps(value)}" for key, value in (best or {}).get("overrides", {}).items()) or "no change"
     ratio = f"{speedup['ratio']:.2f}x, " if speedup and speedup["ratio"] else ""

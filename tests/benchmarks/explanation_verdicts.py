@@ -1,4 +1,4 @@
-"""Holds findings of `autotune explain` against what is planted and what it truly costs, and prints how they did."""
+"""Compares findings of `autotune explain` with the planted causes and their true costs, and prints how often they are right."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tests.benchmarks.planted_causes import CAUSES, Cause, Program
 from tests.benchmarks.planted_truth import Gain
 from tests.benchmarks.reporting import table
 
-NUM_FIRST = 3  # among which both of two causes have to be
-WITHIN_FRAC = 0.25  # of the measured gain, for the middle of the predicted one
-HEALTHY_GAIN = 0.10  # a finding of so much in a healthy program is a false one
-FLOOR_SLACK = 0.03  # how far a floor may be above the measured gain
-GOAL_FIRST, GOAL_INSIDE, GOAL_WITHIN, GOAL_PAIRS_FRAC = 13, 12, 10, 0.9  # of the fourteen; of the pairs
+NUM_FIRST = 3  # if two causes are planted, both must be among this many first findings
+WITHIN_FRAC = 0.25  # a predicted gain is near the measured gain if it differs by at most this share of it
+HEALTHY_GAIN = 0.10  # in a program without a planted cause, a finding of at least this gain is false
+FLOOR_SLACK = 0.03  # how far a gain stated as "at least" may exceed the measured gain
+GOAL_FIRST, GOAL_INSIDE, GOAL_WITHIN, GOAL_PAIRS_FRAC = 13, 12, 10, 0.9  # of the fourteen single causes; of the pairs of causes
 
 
 class Gains(Protocol):
-    """What is known of what causes cost."""
+    """Provides the measured gains."""
 
     def gain(self, program: Program, switched_off: str) -> Gain | None:
-        """Returns what switching causes off gains; None if that was not measured."""
+        """Returns the gain from switching causes off; None if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding, as far as it is judged.
+    """The parts of a finding that are judged.
 
     Attributes:
-        cause, where: as printed; a place of several parts as JSON.
-        low, mid, high: the gain, 0.38 for 38 % more samples per second; None where the finding does not say.
+        cause, where: cause and place as printed; as JSON if the place has several parts.
+        low, mid, high: the gain, 0.38 for 38 % more samples per second; None if the finding does not state it.
         kind: "bound", "floor", "predicted" or "measured".
     """
 
@@ -47,7 +47,7 @@ class Finding:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Finding:
-        """Returns a finding of the JSON document. The one place that knows the document's form."""
+        """Returns a finding from the JSON document. No other function knows the document's form."""
         where, gain = document.get("where") or "", document.get("gain") or {}
         return cls(
             cause=str(document["cause"]),
@@ -60,16 +60,16 @@ class Finding:
 
     @property
     def size(self) -> float:
-        """Returns the gain that stands for it: the middle or, where there is none, the end that is known."""
+        """Returns the finding's gain: the middle of its interval or, if there is none, the end that is known."""
         return next((value for value in (self.mid, self.low, self.high) if value is not None), 0.0)
 
     def is_of(self, cause: Cause) -> bool:
-        """Returns whether its cause is of the class of a planted one."""
+        """Returns whether the finding's cause is of the same class as a planted cause."""
         words = _plain(self.cause)
         return any(f" {_plain(name).strip()} " in words for name in CAUSES[cause.kind])
 
     def is_at(self, program: Program, cause: Cause) -> bool:
-        """Returns whether its place is that of a planted cause: one of its lines or, if it names none, one of its words."""
+        """Returns whether the finding names a line of a planted cause or, if it names no line, one of the cause's words."""
         named = list(_lines(self.where, program.path)) if cause.lines else []
         if named:
             return any(one.start <= last and first < one.stop for one in program.line_ranges(cause) for first, last in named)
@@ -77,14 +77,14 @@ class Finding:
         return any(re.search(rf" {_plain(word).strip()}s? ", where) for word in cause.words)
 
     def holds(self, gain: float) -> bool:
-        """Returns whether a measured gain is inside what it states; a floor holds for everything that is not below it."""
+        """Returns whether the finding's interval contains a measured gain; a floor ("at least") has no upper end."""
         low = -math.inf if self.low is None else self.low
         if self.kind == "floor":
             return gain >= low - FLOOR_SLACK
         return low <= gain <= (math.inf if self.high is None else self.high)
 
     def is_near(self, gain: float) -> bool:
-        """Returns whether its middle is within a quarter of a measured gain."""
+        """Returns whether the middle of the finding's interval is within a quarter of a measured gain."""
         return self.mid is not None and abs(self.mid - gain) <= WITHIN_FRAC * gain
 
     def __str__(self) -> str:
@@ -95,21 +95,21 @@ class Finding:
 
 
 def findings_of(document: Mapping[str, Any]) -> list[Finding]:
-    """Returns the findings of the document that `autotune explain --json` prints, in its order."""
-    explained = document.get("explained") or [{}]  # the trial that was asked about comes first
+    """Returns the findings in the document that `autotune explain --json` prints, in the same order."""
+    explained = document.get("explained") or [{}]  # the requested trial comes first
     return [Finding.of(each) for each in explained[0].get("findings") or []]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A planted cause beside the finding that is of its class.
+    """A planted cause and the finding of the same class.
 
     Attributes:
-        cause: the planted one.
-        truth: what switching it off gains; None if that was not measured.
-        finding: the first of its class; None if there is none.
-        place: its rank among the findings, from 1.
-        is_place_right: whether it names where.
+        cause: the planted cause.
+        truth: the gain from switching the cause off; None if it was not measured.
+        finding: the first finding of the cause's class; None if there is none.
+        place: the finding's rank among all findings, from 1.
+        is_place_right: whether the finding names the right place.
     """
 
     cause: Cause
@@ -125,7 +125,7 @@ class Judged:
 
     @property
     def is_inside(self) -> bool:
-        """Returns whether the measured gain is inside what the finding states."""
+        """Returns whether the finding's interval contains the measured gain."""
         return self.finding is not None and self.gain is not None and self.finding.holds(self.gain)
 
     @property
@@ -141,7 +141,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A program beside what was said of it; findings are None where it was not explained."""
+    """A program and its findings; the findings are None if the program was not explained."""
 
     program: Program
     findings: Sequence[Finding] | None
@@ -149,7 +149,7 @@ class Verdict:
 
     @classmethod
     def of(cls, program: Program, truths: Gains, findings: Sequence[Finding] | None) -> Verdict:
-        """Returns the verdict of a program's findings, in the order in which they are given."""
+        """Returns the verdict on a program's findings, given in the order in which they were printed."""
         judged = []
         for cause in program.causes:
             truth = truths.gain(program, cause.switch)
@@ -160,21 +160,21 @@ class Verdict:
 
     @property
     def is_first_and_right(self) -> bool:
-        """Returns whether the one cause is the first finding, at its place."""
+        """Returns whether the first finding is the program's only cause, with the right place."""
         return self.judged[0].place == 1 and self.judged[0].is_place_right
 
     @property
     def are_all_early(self) -> bool:
-        """Returns whether all causes are among the first findings."""
+        """Returns whether all causes are among the first NUM_FIRST findings."""
         return all(one.place is not None and one.place <= NUM_FIRST for one in self.judged)
 
     @property
     def false_findings(self) -> list[Finding]:
-        """Returns the findings of a healthy program that are large."""
+        """Returns the large findings of a program without a planted cause."""
         return [each for each in self.findings or () if each.size >= HEALTHY_GAIN]
 
     def rows(self) -> list[list[str]]:
-        """Returns a line of the table for every cause, or one for a healthy program."""
+        """Returns a row of the table for every cause; one row for a program without a planted cause."""
         first = self.findings[0] if self.findings else None
         told = "not explained" if self.findings is None else f"{first.cause} ({first.where})" if first else "nothing"
         if not self.program.causes:
@@ -197,14 +197,14 @@ HEADER = ("program", "planted", "found", "place right", "predicted", "true", "in
 
 
 def report(verdicts: Sequence[Verdict]) -> tuple[str, bool]:
-    """Returns the table and a line for each goal, and whether all are reached; what was not explained is no success."""
+    """Returns the table with a line for each goal, and whether all goals are reached. A program not explained is a failure."""
     rows = [row for verdict in verdicts for row in verdict.rows()]
     goals = _goals(verdicts)
     return "\n".join([table(HEADER, rows), "", *(line for line, _ in goals)]), all(is_reached for _, is_reached in goals)
 
 
 def _goals(verdicts: Sequence[Verdict]) -> list[tuple[str, bool]]:
-    """Returns a line for each goal whose programs were asked for, and whether it is reached."""
+    """Returns, for each goal whose programs were requested, a line and whether the goal is reached."""
     single = [verdict for verdict in verdicts if len(verdict.program.causes) == 1]
     pairs = [verdict for verdict in verdicts if len(verdict.program.causes) > 1]
     healthy = [verdict for verdict in verdicts if not verdict.program.causes]
@@ -241,7 +241,7 @@ def _goal(name: str, told: str, goal: str, *, is_reached: bool) -> tuple[str, bo
 
 
 def _lines(where: str, path: Path) -> Iterable[tuple[int, int]]:
-    """Yields the ranges of lines of the program's file that a place names: `photos.py:41`, `photos.py:41-44`."""
+    """Yields the line ranges (first, last) that a place names in the program's file: `photos.py:41`, `photos.py:41-44`."""
     name = rf"(?<![\w-]){re.escape(path.name)}"
     for match in re.finditer(name + r'"?,?\s*(?::|line|"line":)\s*(\d+)(?:\s*-\s*(\d+))?', where):
         yield int(match[1]), int(match[2] or match[1])

@@ -1,13 +1,14 @@
-"""Does `autotune explain` find what is planted, where it is, and how much it costs? And nothing where nothing is?
+"""Does `autotune explain` find planted causes, their places and their costs, and nothing where nothing is planted?
 
     python -m tests.benchmarks.explanations [--only NAME ...] [--pairs N] [--truth-only] [--folder DIR] [--json FILE] [--again]
 
-Three groups of programs in `planted/`: fourteen with one cause, some with two at once, six healthy ones. What a cause costs is
-measured first: the program's own rate with it and without, in turn, nothing of autotune beside it (planted_truth.py). What has
-been measured on this machine is in planted/truths.json and is not measured again. Then `autotune run` tries little and
-`autotune explain` looks at the program; its findings are held against planted_causes.py. It goes on where it stopped.
+`planted/` has three groups of programs: fourteen with one cause, six with two causes, and six without any. First, the cost of
+each cause is measured without autotune: the program's own rate with the cause and without it, in turn (planted_truth.py). Costs
+that were measured on this machine are in planted/truths.json and are not measured again. Then a short `autotune run` and
+`autotune explain` run on each program, and the findings are compared with planted_causes.py. The same command continues an
+interrupted run.
 
-The programs were written without sight of the rules that find causes, and the rules are to be written without sight of them.
+The authors of the programs did not know the rules that find causes. Whoever changes the rules must not look at the programs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.benchmarks.planted_truth import ATTEMPTS, PAIRS, Truths, digest
 from tests.benchmarks.reporting import machine_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = (  # a study that is as short as can be: the program as it is, and little else
+RUN = (  # the shortest possible study: the baseline, and little else
     "study.budget.minutes=1",
     "study.budget.trials=1",
     "search.warm_start=off",
@@ -37,30 +38,30 @@ RUN = (  # a study that is as short as can be: the program as it is, and little 
     "measure.quiet=false",
     "device.kind=cpu",
 )
-EXPLAIN = ("--json",)  # beside the study's name
+EXPLAIN = ("--json",)  # options besides the study's name
 RUN_LIMIT_S, EXPLAIN_LIMIT_S = 240.0, 180.0
 TAIL_CHARS = 1_000
 
 
 class Explained:
-    """What `autotune explain` said of each program, kept in a file."""
+    """The output of `autotune explain` for each program, kept in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def get(self, program: Program) -> dict[str, Any] | None:
-        """Returns what was said of the program as it is now; None if it was not asked."""
+        """Returns the output for the present version of the program; None if this version was not explained."""
         entry = self.kept.get(program.name)
         return entry if entry and entry["source"] == digest(program) else None
 
     def findings(self, program: Program) -> list[Finding] | None:
-        """Returns its findings in the order given; None if there are none to be had."""
+        """Returns the program's findings in order; None if it was not explained, or `autotune explain` failed."""
         entry = self.get(program)
         return findings_of(explained_entry(entry["document"])) if entry and entry["document"] else None
 
     def add(self, program: Program, document: Mapping[str, Any] | None, error: str, seconds: float) -> None:
-        """Keeps an answer, or why there is none."""
+        """Stores an output, or why there is none."""
         entry = {"source": digest(program), "document": document, "error": error, "seconds": round(seconds, 1)}
         self.kept[program.name] = entry
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,10 +76,10 @@ def explained_entry(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def explain(program: Program, folder: Path) -> dict[str, Any]:
-    """Returns the document that `autotune explain --json` prints of a fresh, short study of the program.
+    """Returns the document that `autotune explain --json` prints for a new, short study of the program.
 
     Raises:
-        RuntimeError: a command failed, or printed no document; with the end of what it wrote.
+        RuntimeError: a command failed or printed no document; the message has the end of its output.
     """
     study = f"{program.name}-{time.strftime('%m%d-%H%M%S')}"
     command = program.command(folder / "data")
@@ -91,7 +92,7 @@ def explain(program: Program, folder: Path) -> dict[str, Any]:
 
 
 def _autotune(folder: Path, *words: str, limit_s: float) -> str:
-    """Returns what a command wrote to standard output, run in the benchmark's folder as a user would."""
+    """Runs a command in the benchmark's folder, as a user would, and returns its standard output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -107,7 +108,7 @@ def _autotune(folder: Path, *words: str, limit_s: float) -> str:
 
 
 def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_again: bool) -> None:
-    """Asks `autotune explain` of the programs that it was not asked of."""
+    """Runs `autotune explain` on the programs that it has not explained yet."""
     for program in programs:
         if explained.get(program) and not is_again:
             continue
@@ -123,18 +124,18 @@ def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_a
 
 
 def main() -> int:
-    """Measures, asks and prints; returns 1 when a goal is missed or something is not known."""
+    """Measures costs, explains the programs and prints the table; returns 1 if a goal is missed or a result is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"some of {', '.join(PROGRAMS)}")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="with and without a cause in turn, so often")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="number of runs with the cause, and as many without it")
     parser.add_argument(
-        "--attempts", type=int, default=ATTEMPTS, help="to get a run during which no other program uses the cores"
+        "--attempts", type=int, default=ATTEMPTS, help="attempts at a run during which no other program uses the cores"
     )
-    parser.add_argument("--calm", action="store_true", help="count no rounds that others disturbed: measure them again")
-    parser.add_argument("--truth-only", action="store_true", help="measure what causes cost, ask nothing")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="of data and studies")
-    parser.add_argument("--json", type=Path, help="findings so far, read and written (default: explained.json in the folder)")
-    parser.add_argument("--again", action="store_true", help="ask of programs that were asked of")
+    parser.add_argument("--calm", action="store_true", help="leave out disturbed rounds and measure them again")
+    parser.add_argument("--truth-only", action="store_true", help="measure the costs of causes without running `explain`")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "explanations", help="folder of data and studies")
+    parser.add_argument("--json", type=Path, help="file with the findings so far (default: explained.json in the folder)")
+    parser.add_argument("--again", action="store_true", help="run `explain` again on programs that it has explained")
     given = parser.parse_args()
     folder, programs = given.folder.resolve(), [PROGRAMS[name] for name in given.only or PROGRAMS]
     planted_data.prepare(folder / "data")

@@ -1,10 +1,10 @@
-"""Trains a classifier of torchvision, or a small one, on random images, by its own stopwatch; a script that knows no tuner.
+"""Trains a classifier of torchvision, or a small one, on random images and measures its own rate. It does not use autotune.
 
-    python image_program.py                                       # trains for ever
+    python image_program.py                                       # trains forever
     python image_program.py --skip-s 3 --seconds 20               # trains, prints its rate and ends
-    python image_program.py --warm-steps 3 --steps 50             # the same for a number of steps
+    python image_program.py --warm-steps 3 --steps 50             # the same, for a number of steps
     python image_program.py --amp bf16 --channels-last --fused --compile default    # settings written by hand
-    python image_program.py --workers 4 --size 224                # images from a loader, not one batch at hand
+    python image_program.py --workers 4 --size 224                # images from a loader, not one fixed batch
 
 It prints one JSON line, {"rate_per_s", "steps", "seconds"}.
 """
@@ -22,15 +22,15 @@ from torch.utils.data import DataLoader, Dataset
 
 CLASSES, NUM_IMAGES = 10, 4096
 SMALL = "small"  # a model that needs torch alone
-LOOK_S = 0.05  # of steps between two looks at the clock, at which the device is waited for
-FIRST_STEPS = 3  # compile, and record CUDA graphs
+LOOK_S = 0.05  # seconds of steps between two readings of the clock; each reading waits for the device
+FIRST_STEPS = 3  # steps that compile and record CUDA graphs
 FOREVER_S = 1e9
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Random images of bytes, flipped and scaled as an augmentation would."""
+    """Random 8-bit images, flipped and scaled as by an augmentation."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ def make_batch(batch: int, size: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def make_batches(options: argparse.Namespace) -> Batches:
-    """Yields batches for ever: one that is at hand, or those of a loader."""
+    """Yields batches forever: one fixed batch, or the batches of a loader."""
     if options.workers is None:
         batch = make_batch(options.batch, options.size, options.device)
         while True:
@@ -77,7 +77,7 @@ def make_batches(options: argparse.Namespace) -> Batches:
 
 
 def make_step(options: argparse.Namespace) -> Callable[[], None]:
-    """Returns what makes one training step, with the settings that the command line asks for."""
+    """Returns a function that makes one training step, with the settings of the command line."""
     model = make_model(options.model).to(options.device)
     if options.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -112,7 +112,7 @@ def make_step(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def rate(step: Callable[[], None], batch: int, device: str, *, skip_s: float, seconds: float) -> dict[str, float]:
-    """Returns the rate of a step, by a stopwatch that waits for the device now and then."""
+    """Returns the measured rate of a step. The device is waited for only about every LOOK_S seconds."""
     chunk, num_steps, started_s = 1, 0, math.inf
     for _ in range(FIRST_STEPS):
         step()
@@ -136,7 +136,7 @@ def rate(step: Callable[[], None], batch: int, device: str, *, skip_s: float, se
 
 
 def rate_of_steps(step: Callable[[], None], batch: int, device: str, *, warm_steps: int, steps: int) -> dict[str, float]:
-    """Returns the rate of so many steps after so many others, whatever they were."""
+    """Returns the rate of `steps` steps that follow `warm_steps` warm-up steps."""
     for _ in range(warm_steps):
         step()
     wait(device)
@@ -149,7 +149,7 @@ def rate_of_steps(step: Callable[[], None], batch: int, device: str, *, warm_ste
 
 
 def wait(device: str) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -157,14 +157,14 @@ def wait(device: str) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet18", help=f"of torchvision, or {SMALL}")
+    parser.add_argument("--model", default="resnet18", help=f"model of torchvision, or {SMALL}")
     parser.add_argument("--size", type=int, default=32, help="height and width of an image")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, help="images come from a loader with so many; not given: one batch, at hand")
+    parser.add_argument("--workers", type=int, help="workers of the image loader; default: one fixed batch, no loader")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--skip-s", type=float, default=0.0, help="of training, before the stopwatch starts")
-    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="of the stopwatch")
-    parser.add_argument("--warm-steps", type=int, default=3, help="with --steps")
+    parser.add_argument("--skip-s", type=float, default=0.0, help="seconds of training before the measurement")
+    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="length of the measurement")
+    parser.add_argument("--warm-steps", type=int, default=3, help="warm-up steps before --steps")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--amp", choices=("off", "bf16", "fp16"), default="off")
     parser.add_argument("--compile", choices=("off", "default", "reduce-overhead", "max-autotune"), default="off")

@@ -1,11 +1,11 @@
-"""Compares autotune's winner with what an expert finds knob by knob, both measured in this one command.
+"""Compares autotune's winner with the configuration that an expert finds knob by knob; one command measures both.
 
     python -m tests.benchmarks.ladder [--model resnet18] [--minutes 8] [--rounds 4] [KEY=VALUE ...]
 
-1. The hand ladder: from the program as it runs today, one knob after the other (bf16, channels_last, fused optimizer, threads,
-   workers, batch, compile); a value is kept when it was faster, whatever the noise.
-2. `autotune run` on the same recipe, in a process of its own, with its default budget.
-3. Both winners again, in fresh processes, order ABBA; only these rounds are reported.
+1. The ladder: starting from the unchanged program, it tries one knob after the other (bf16, channels_last, fused optimizer,
+   threads, workers, batch, compile). It keeps a value that measured faster, regardless of noise.
+2. `autotune run` on the same recipe, in its own process, with its default budget.
+3. Both winners are measured again, in fresh processes, in the order ABBA. Only these rounds are reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_DOUBLINGS_CPU, MAX_DOUBLINGS_CUDA = 2, 5
 
 
 class Ladder:
-    """The expert's way: one knob at a time, each value kept when it was faster."""
+    """Searches as an expert does: one knob at a time, keeping each value that measured faster."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -50,7 +50,7 @@ class Ladder:
             self.try_out({**self.best, **rung})
 
     def try_out(self, knobs: Knobs) -> None:
-        """Measures a configuration and keeps it when it is the fastest so far."""
+        """Measures a configuration and keeps it if it is the fastest so far."""
         measured = self.bench.measure(knobs, SCREENING)
         missing = ", ".join(f"{key} {why}" for key, why in measured.not_applied.items())
         rate_per_s = measured.rate_per_s or 0.0
@@ -64,7 +64,7 @@ class Ladder:
         print("ladder  " + "  ".join(self.rows[-1]), flush=True)
 
     def rungs(self) -> Iterator[Knobs]:
-        """Yields the change each rung tries; what is best by then is known when a rung is asked for."""
+        """Yields the change that each rung tries. Later rungs depend on the best configuration so far."""
         facts = host_facts()
         num_cores, has_cuda = num_effective_cores(facts), bool(facts["gpus"])
         yield {"precision.amp": "bf16"}
@@ -90,12 +90,12 @@ class Ladder:
 
 
 def num_effective_cores(facts: dict[str, object]) -> int:
-    """Returns the cores this process may use, as the tuner counts them."""
+    """Returns the number of cores that this process may use, as the tuner counts them."""
     return int(str(facts["num_cores"]))
 
 
 def search(overrides: list[str], runs: Path) -> tuple[Knobs, Summary]:
-    """Returns autotune's winner (its changes) and its summary, from the command line a user would type."""
+    """Runs autotune by the command line that a user would type; returns the winner's changes and the summary."""
     command = [sys.executable, "-m", "autotune", "run", *overrides, f"runs_dir={runs}", "study.name=ladder"]
     print("search  " + " ".join(command[2:]), flush=True)
     subprocess.run(command, check=True)
@@ -105,7 +105,7 @@ def search(overrides: list[str], runs: Path) -> tuple[Knobs, Summary]:
 
 
 def duel(bench: Bench, ours: Knobs, theirs: Knobs, num_rounds: int) -> tuple[list[float], list[float]]:
-    """Returns the rates of both, one each a round, in the order ABBA ABBA."""
+    """Returns the rates of both configurations in each round, measured in the order ABBA ABBA."""
     rates: dict[str, list[float]] = {"winner": [], "ladder": []}
     for round_number in range(num_rounds):
         order = [("winner", ours), ("ladder", theirs)]
@@ -128,7 +128,7 @@ def _verdict(summary: Summary) -> str:
 
 
 def main() -> int:
-    """Runs the three parts and prints the comparison; returns 1 when the winner falls short of the ladder."""
+    """Runs the three parts and prints the comparison; returns 1 if autotune's winner falls short of the ladder's."""
     parser = argparse.ArgumentParser(description="autotune's winner against a hand ladder")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--minutes", type=float, default=8.0, help="budget of `autotune run`")

@@ -1,12 +1,12 @@
-"""What a tracking server that is down costs a study: time, trials, completeness.
+"""Measures what a tracking server that is down costs a study: more time, or missing trials?
 
     python -m tests.benchmarks.outage [--trials 8] [--pairs 4]
 
-A pair is one study with the embedded store and one with a server that refuses connections, or accepts and never answers; the
-order within the pairs is ABBA. Every study measures the same configurations of a program whose speed is known, none of them
-good enough for the finals, so that all studies have the same trials. Its seconds are those of the whole `autotune run`, with
-the wait for the tracker at its end. Afterwards `autotune sync` writes each study to a store that works, and MLflow's runs are
-counted against the trials' records.
+A pair is one study with the embedded store and one study whose server refuses connections, or accepts them but never answers.
+The order within the pairs is ABBA. Every study measures the same configurations of a program whose speed is known. None of them
+is good enough for the finals, so that all studies have the same trials. The time is that of the whole `autotune run`, including
+the wait for the tracker at its end. Afterwards, `autotune sync` writes each study to a working store, and MLflow must have one
+run for each trial record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autotune.stats import Ratio, paired_ratio
 from autotune.trackers import store
 from tests.benchmarks.reporting import interval, machine_lines, table
 
-GOAL_RATIO = 1.05  # the upper end of the ratio's 95 % interval must not lie above it
+GOAL_RATIO = 1.05  # the upper end of the ratio's 95 % interval must not exceed this
 PROGRAM = Path(__file__).with_name("outage_program.py")
 KINDS = ("refused", "hanging")
 QUICK = ("warmup_min_device_s=0.2", "warmup_max_s=5", "min_s=1", "max_s=1.5")
@@ -41,8 +41,8 @@ class Ran:
 
     Attributes:
         seconds: wall time of `autotune run`.
-        num_trials: trials with a record and a rate.
-        said: what it printed of tracking.
+        num_trials: number of trials with a record and a rate.
+        said: what the command printed about tracking.
     """
 
     seconds: float
@@ -51,12 +51,12 @@ class Ran:
 
 
 def run(place: Path, name: str, *, num_trials: int, uri: str | None) -> Ran:
-    """Runs a study of the known program in a process of its own, as a user would."""
-    values = ",".join(str(40 + n) for n in range(num_trials))  # far from the baseline, however disturbed
+    """Runs a study of the known program by the command that a user would type."""
+    values = ",".join(str(40 + n) for n in range(num_trials))  # far slower than the baseline, even if that is disturbed
     (place / "space.yaml").write_text(f"env.PAUSE_MS: [{values}]\n", encoding="utf-8")
     words = ["run", f"study.name={name}", "study.budget.minutes=null", f"study.budget.trials={num_trials}"]
     words += ["search.sampler=grid", "search_space=space.yaml", "device.kind=cpu"]
-    words += ["measure.quiet=false"]  # a trial that somebody else disturbs and that is repeated is no cost of the tracker
+    words += ["measure.quiet=false"]  # repeating a disturbed trial would count as a cost of the tracker
     words += [f"measure.screening.{rule}" for rule in QUICK] + ([f"tracker.uri={uri}"] if uri else [])
     argv = [sys.executable, "-m", "autotune", *words, "--", sys.executable, str(PROGRAM)]
     started_s = time.monotonic()
@@ -70,7 +70,7 @@ def run(place: Path, name: str, *, num_trials: int, uri: str | None) -> Ran:
 
 
 def num_mirrored(place: Path, name: str) -> int:
-    """Returns how many of a study's trials MLflow has, each counted once a run, after `autotune sync` to the embedded store."""
+    """Syncs a study to the embedded store, and returns how many runs of its trials MLflow has."""
     from mlflow import MlflowClient
 
     uri = store.embedded_uri(place / "runs")
@@ -83,11 +83,11 @@ def num_mirrored(place: Path, name: str) -> int:
 
 @contextlib.contextmanager
 def server_that_is(kind: str) -> Iterator[str]:
-    """Yields the address of a server that is refused or hangs."""
+    """Yields the address of a server that refuses connections or hangs."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         if kind == "hanging":
-            held.listen(512)  # the kernel accepts, nobody answers
+            held.listen(512)  # the kernel accepts connections, and no program answers
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
@@ -96,7 +96,7 @@ def _environment() -> dict[str, str]:
 
 
 def _pairs(place: Path, kind: str, options: argparse.Namespace) -> list[tuple[Ran, Ran]]:
-    """Returns (with a server that is down, with a store that works), a pair a round."""
+    """Returns a pair for each round: (study with a server that is down, study with a working store)."""
     found = []
     with server_that_is(kind) as uri:
         for number in range(options.pairs):
@@ -123,7 +123,7 @@ def _row(place: Path, kind: str, pairs: list[tuple[Ran, Ran]], num_trials: int) 
 
 
 def main() -> int:
-    """Runs the pairs and prints what an outage costs; returns 1 when a line does not hold."""
+    """Runs the pairs and prints what an outage costs; returns 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="a study with the tracking server down against one with a store that works")
     parser.add_argument("--trials", type=int, default=8, help="search trials of each study")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of studies, for each kind of outage")

@@ -1,4 +1,4 @@
-"""A training script whose speed is known: a step waits PAUSE_MS milliseconds, 4 when nobody says."""
+"""A training script whose speed is known: each step waits PAUSE_MS milliseconds, 4 by default."""
 
 import os
 import time

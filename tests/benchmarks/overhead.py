@@ -1,14 +1,14 @@
-"""Measures what autotune itself costs: a step, a trial, and the record of a trial.
+"""Measures what autotune itself costs in a step, in a trial, and for tracking a trial.
 
     python -m tests.benchmarks.overhead [--processes 3] [--pairs 6] [--trials 6]
 
-1. A program of about one millisecond a step that times itself, with the harness (no knobs, measuring all the time, heartbeat
-   included) and without it: the harness's own time, in place, as a share of the step (sharp); steps with it minus steps
-   without it, block by block in one process (leaves nothing out of a step, wide); and pair by pair in fresh processes (leaves
-   nothing out at all, coarse).
-2. A small study: seconds of each trial outside warm-up and window, by phase, and the tuner's own seconds between trials.
-3. `autotune sync` of that study with new trials and with none: the difference is what one trial costs the tracker. It runs
-   beside the study at the lowest priority and is not part of a trial's time.
+1. A program with steps of about one millisecond times itself, with the harness (no knobs, measuring all the time, heartbeats
+   included) and without it. The harness's cost is measured in three ways: the time spent in its own code, as a share of the
+   step, which is precise; steps with the harness minus steps without it, block by block in one process, which covers the whole
+   step but is noisier; and the same difference between fresh processes, which covers everything but is the noisiest.
+2. A small study shows the seconds of each trial outside warm-up and window, by phase, and the tuner's time between trials.
+3. `autotune sync` mirrors that study once with new trials and once without. The difference is what one trial costs the
+   tracker. It runs in parallel with the study at the lowest priority and is not part of a trial's time.
 """
 
 from __future__ import annotations
@@ -38,44 +38,49 @@ from tests.benchmarks.trials import Bench
 
 STEP_PROGRAM = Path(__file__).with_name("step_program.py")
 TOGGLE_PROGRAM = Path(__file__).with_name("step_toggle.py")
-GOAL_FRAC = 0.01  # of a step of a millisecond
+GOAL_FRAC = 0.01  # maximum share of a step of one millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
-STUDY_MINUTES = 3  # at most; a few trials end before
+STUDY_MINUTES = 3  # more than the few trials need
 MEASURED_PHASES = ("warmup", "steady")
 
 
 @dataclass(kw_only=True)
 class StepCost:
-    """Steps with the harness and without it, pair by pair next to each other in time, microseconds."""
+    """Microseconds of a step with the harness and without it, in pairs that were measured right after each other."""
 
     with_us: list[float] = field(default_factory=list)
     without_us: list[float] = field(default_factory=list)
-    own_frac: list[float] = field(default_factory=list)  # the harness's own share of each block's time, timed in place
+    own_frac: list[float] = field(default_factory=list)  # share of each block's time that was spent in the harness's own code
 
     @property
     def differences_us(self) -> list[float]:
-        """With minus without, pair by pair."""
+        """Time with the harness minus time without it, for each pair."""
         return [a - b for a, b in zip(self.with_us, self.without_us, strict=True)]
 
     @property
     def median_us(self) -> float:
-        """The median difference: neighbours on a shared machine make some blocks much slower, in either direction."""
+        """The median difference, since other programs make some blocks much slower, with the harness or without it."""
         return statistics.median(self.differences_us)
 
     def words(self) -> str:
-        """Returns the median difference with its 95 % interval from order statistics, which assumes no distribution."""
+        """Returns the median difference and its 95 % interval, from order statistics, which assume no distribution."""
         low_us, high_us = scipy.stats.quantile_test(self.differences_us, p=0.5).confidence_interval()
         return f"{self.median_us:.1f} us ({low_us:.1f} to {high_us:.1f}, n = {len(self.with_us)})"
 
     def own_words(self) -> str:
-        """Returns the harness's own share of a step: median over blocks, tenth and ninetieth percentile."""
+        """Returns the harness's own share of a step: median, 10th and 90th percentile over the blocks."""
         low, *_, high = statistics.quantiles(self.own_frac, n=10)
         return f"{statistics.median(self.own_frac):.2%} of a step ({low:.2%} to {high:.2%}, n = {len(self.own_frac)})"
 
 
 def cost_in_one_process(num_processes: int, num_blocks: int) -> tuple[StepCost, StepCost, int]:
-    """Returns what the harness costs a step, from blocks with it and without it in turn; the same of nothing; its calls."""
+    """Alternates blocks with and without the harness in one process.
+
+    Returns:
+        What the harness costs a step, the same difference between blocks without the harness (the control), and how many of
+        the harness's functions a step calls.
+    """
     cost, control, num_calls = StepCost(), StepCost(), 0
     command = [sys.executable, str(TOGGLE_PROGRAM), "--blocks", str(num_blocks)]
     with tempfile.TemporaryDirectory(prefix="overhead-") as place:
@@ -93,7 +98,7 @@ def cost_in_one_process(num_processes: int, num_blocks: int) -> tuple[StepCost, 
 
 
 def cost_between_processes(num_pairs: int, num_blocks: int) -> StepCost:
-    """Returns the difference of fresh processes with the harness and without it, order ABBA: wide, but nothing is left out."""
+    """Returns the difference between fresh processes with the harness and without it, in ABBA order: noisy but complete."""
     command = [sys.executable, str(STEP_PROGRAM), "--blocks", str(num_blocks)]
     cost = StepCost()
     with tempfile.TemporaryDirectory(prefix="overhead-") as place:
@@ -136,7 +141,7 @@ def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
 
 
 def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
-    """Returns where the seconds of a trial go, median over trials, and what lies between two trials."""
+    """Returns the time that a trial spends in each phase (median over trials), and the time between two trials."""
     measured = [trial for trial in trials if trial.value is not None]
     outside = [t.seconds - sum(t.phases_s.get(phase, 0.0) for phase in MEASURED_PHASES) for t in measured]
     gaps = [b.started_at - a.started_at - a.seconds for a, b in itertools.pairwise(trials)]
@@ -149,9 +154,10 @@ def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
 
 
 def tracker_cost(runs: Path, num_trials: int) -> tuple[float, float]:
-    """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store).
+    """Returns a sync's seconds per trial, and its seconds before the first trial (imports, a new store).
 
-    Three syncs: of the first trial into a new store, of the others, of nothing new. The last two differ by the others alone.
+    There are three syncs: of the first trial into a new store, of all other trials, and of nothing new. The cost per trial is
+    the difference between the last two.
     """
     place, late = runs.parent / "sync", runs.parent / "late"
     shutil.copytree(runs / "overhead", place / "overhead")
@@ -174,10 +180,10 @@ def _sync(place: Path) -> float:
 
 
 def main() -> int:
-    """Measures and prints; returns 1 when a step costs more than the goal."""
+    """Measures and prints the costs; returns 1 if a step costs more than the goal."""
     parser = argparse.ArgumentParser(description="what autotune itself costs")
-    parser.add_argument("--processes", type=int, default=3, help="processes in which the harness is taken out and put back")
-    parser.add_argument("--blocks", type=int, default=60, help="blocks of 200 steps with it, as many without, as many timed")
+    parser.add_argument("--processes", type=int, default=3, help="processes that remove the harness and install it again")
+    parser.add_argument("--blocks", type=int, default=60, help="blocks of 200 steps with the harness, without it, and timed")
     parser.add_argument(
         "--pairs", type=int, default=6, help="pairs of fresh processes with the harness and without; 0 for none"
     )

@@ -1,7 +1,7 @@
-"""What `autotune explain` has to find in the programs of `planted/`: cause and place, kept apart from the programs.
+"""Lists the causes that `autotune explain` must find in the programs of `planted/`, and their places. The programs lack them.
 
-A place is given by the lines of the program that cost, from one piece of source to another, and by words for what has no line:
-a stage, a knob, a rank, an operator. A finding's place is right if it names such a line or such a word.
+A place is given by lines of the program, from one piece of source to another. What has no line (a stage, a knob, a rank, an
+operator) is given by words. A finding's place is right if it names such a line or such a word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("planted")
 
-CAUSES = {  # class: words of which one is in the finding's cause, all of a group's
+CAUSES = {  # class of a cause -> words, one of which must be in the finding's cause
     "decode": ("decode", "decoding", "jpeg"),
     "augmentation": ("augment", "augmentation", "transform", "transforms"),
     "storage": ("storage", "read", "reading", "disk"),
@@ -33,13 +33,13 @@ CAUSES = {  # class: words of which one is in the finding's cause, all of a grou
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One cause that is planted.
+    """A planted cause.
 
     Attributes:
         kind: its class, a key of CAUSES.
-        switch: which revision switches it off, by the last letter of the variable.
-        lines: pieces of source, the first and the last line of each part of the place; () where there are no such lines.
-        words: what else names the place.
+        switch: "A" or "B": the cause is switched off by REVISION_A=2 or REVISION_B=2.
+        lines: pieces of source that identify the first and the last line of each part of the place; () without such lines.
+        words: other words that name the place.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program and what is planted in it: nothing in a healthy one."""
+    """A program and its planted causes; a healthy program has none."""
 
     name: str
     causes: tuple[Cause, ...] = ()
@@ -58,19 +58,19 @@ class Program:
 
     @property
     def path(self) -> Path:
-        """Returns its file."""
+        """Returns the program's file."""
         return FOLDER / f"{self.name}.py"
 
     def command(self, data: Path) -> list[str]:
-        """Returns how it is started."""
+        """Returns the program's command."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.num_ranks}"]
         return [sys.executable, *(torchrun if self.num_ranks > 1 else []), str(self.path), "--data", str(data)]
 
     def line_ranges(self, cause: Cause) -> list[range]:
-        """Returns the numbers of a cause's lines.
+        """Returns the line numbers of a cause.
 
         Raises:
-            ValueError: a piece of source is not found, or not once.
+            ValueError: a piece of source does not occur exactly once.
         """
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return [range(_only(lines, first), _only(lines, last) + 1) for first, last in cause.lines]

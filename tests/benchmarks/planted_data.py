@@ -1,4 +1,4 @@
-"""Makes the data that the programs of `planted/` read: once, from what every machine has."""
+"""Makes the data that the programs of `planted/` read, once, from data that every machine has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_RECORDS, RECORD_SHAPE = 400, (8, 513)
 
 
 def prepare(folder: Path) -> None:
-    """Makes the data unless they are there."""
+    """Makes the data unless they exist."""
     if (folder / DONE_FILE).exists():
         return
     photos(folder / "photos")
@@ -22,7 +22,7 @@ def prepare(folder: Path) -> None:
 
 
 def photos(folder: Path) -> None:
-    """Writes JPEG files, and beside each its pixels as they are after decoding: crops of scikit-learn's photographs."""
+    """Writes crops of scikit-learn's photographs, each as a JPEG file and as a file of decoded pixels."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -36,7 +36,7 @@ def photos(folder: Path) -> None:
 
 
 def records(folder: Path) -> None:
-    """Writes arrays of random numbers, one a file."""
+    """Writes arrays of random numbers, one per file."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = np.random.default_rng(0)
     for number in range(NUM_RECORDS):

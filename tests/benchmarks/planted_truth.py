@@ -1,7 +1,7 @@
-"""Measures what the cause that is planted in a program costs: the program's own rate with it and without, in turn.
+"""Measures the cost of a program's planted cause: the program's own rate with the cause and without it, in turn.
 
-Nothing of autotune runs beside the program. A run while others use the cores is made again, a few times; how much they used
-is kept with each round, and rounds that were disturbed can be left out.
+autotune is not involved. If other programs use the cores during a run, the run is repeated a few times. Each round stores how
+many cores other programs used, so that disturbed rounds can be left out.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from autotune.monitors.cpu import CpuMonitor
 from autotune.stats import paired_ratio
 from tests.benchmarks.planted_causes import FOLDER, Program
 
-TRUTHS = FOLDER / "truths.json"  # measured so far, with the machine that they hold for
+TRUTHS = FOLDER / "truths.json"  # the measured costs, for each machine
 METER = FOLDER / "meter.py"
 WINDOW_S, LIMIT_S = 5.0, 120.0
 PAIRS = 3
-FOREIGN_CORES = 0.3  # used by others: more, and a run is disturbed
-ATTEMPTS = 2  # for a run that is not
+FOREIGN_CORES = 0.3  # a run is disturbed if other programs use more cores than this
+ATTEMPTS = 2  # attempts at an undisturbed run
 TAIL_CHARS = 800
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How many times as fast the program is without a cause, with its 95 % interval (none from a single pair)."""
+    """The program's rate without a cause divided by its rate with the cause, and the 95 % interval (none for a single pair)."""
 
     ratio: float
     ci: tuple[float, float] | None = None
-    is_disturbed: bool = False  # others used the cores beside a round
+    is_disturbed: bool = False  # whether other programs used the cores during a round
 
     def __str__(self) -> str:
         told = f"{self.ratio:.2f}x" + (f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else "")
@@ -47,36 +47,41 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One run of each kind: rates in samples per second by what was switched off, and how many cores others used at most."""
+    """One run for each set of switched-off causes.
+
+    Attributes:
+        rates: {switched-off causes: samples per second}.
+        foreign_cores: the most cores that other programs used during one of these runs.
+    """
 
     rates: dict[str, float]
     foreign_cores: float = 0.0
 
     @property
     def is_disturbed(self) -> bool:
-        """Returns whether others took cores that the program wanted."""
+        """Returns whether other programs used more than FOREIGN_CORES cores."""
         return self.foreign_cores > FOREIGN_CORES
 
 
 def switches(program: Program) -> list[str]:
-    """Returns which sets of causes are switched off in turn: "" for none, "A", "B", "AB" for all."""
+    """Returns the sets of causes that are switched off in turn: "" for none, then "A", "B", and "AB" for both."""
     names = [cause.switch for cause in program.causes]
     return ["".join(chosen) for num in range(len(names) + 1) for chosen in itertools.combinations(names, num)]
 
 
 def gain(rounds: Sequence[Round], switched_off: str) -> Gain:
-    """Returns the gain of switching causes off, from rounds."""
+    """Returns the gain from switching causes off, computed from rounds."""
     ratio = paired_ratio([one.rates[switched_off] for one in rounds], [one.rates[""] for one in rounds])
     return Gain(ratio=ratio.ratio, ci=ratio.ci, is_disturbed=any(one.is_disturbed for one in rounds))
 
 
 class Truths:
-    """The measured truths of this machine, kept in a file.
+    """The measured costs on this machine, kept in a file.
 
     Args:
-        path: the file, by machine; truths of programs that have changed since are measured again.
-        is_calm: rounds that were disturbed are left out, and measured again.
-        attempts: for a run that is not disturbed.
+        path: the file, with costs for each machine. If a program has changed since, its costs are measured again.
+        is_calm: whether disturbed rounds are left out and measured again.
+        attempts: attempts at an undisturbed run.
     """
 
     def __init__(self, path: Path = TRUTHS, *, is_calm: bool = False, attempts: int = ATTEMPTS) -> None:
@@ -87,18 +92,18 @@ class Truths:
         self.programs: dict[str, Any] = self.kept.setdefault(self.machine, {})
 
     def rounds(self, program: Program) -> list[Round]:
-        """Returns the rounds that hold for the program as it is now."""
+        """Returns the rounds that were measured with the present version of the program."""
         entry = self.programs.get(program.name, {})
         rounds = [Round(**one) for one in entry.get("rounds", [])] if entry.get("source") == digest(program) else []
         return [one for one in rounds if not (self.is_calm and one.is_disturbed)]
 
     def gain(self, program: Program, switched_off: str) -> Gain | None:
-        """Returns what switching causes off gains; None if that was not measured."""
+        """Returns the gain from switching causes off; None if it was not measured."""
         rounds = self.rounds(program)
         return gain(rounds, switched_off) if rounds else None
 
     def add(self, program: Program, measured: Round) -> None:
-        """Keeps one round; it takes the place of the rounds that do not count."""
+        """Stores a round, and drops rounds that do not count (see `rounds`)."""
         rounds = [asdict(one) for one in (*self.rounds(program), measured)]
         entry = {"source": digest(program), "date": time.strftime("%Y-%m-%d"), "rounds": rounds}
         self.programs[program.name] = entry
@@ -107,7 +112,7 @@ class Truths:
         new.replace(self.path)
 
     def measure(self, program: Program, data: Path, *, num_pairs: int) -> None:
-        """Measures the rounds that are missing, every other one in reverse."""
+        """Measures the missing rounds; every other round runs in reverse order."""
         names = switches(program)
         for number in range(len(self.rounds(program)), num_pairs):
             rates, worst = {}, 0.0
@@ -121,12 +126,12 @@ class Truths:
 
 
 def digest(program: Program) -> str:
-    """Returns what tells this version of the program from others."""
+    """Returns a hash that identifies the program's version."""
     return hashlib.sha256(program.path.read_bytes() + METER.read_bytes()).hexdigest()[:16]
 
 
 def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: int) -> tuple[float, float]:
-    """Returns the rate and how many cores others used; of the calmest run where all are disturbed."""
+    """Returns the rate, and how many cores other programs used; if every attempt is disturbed, those of the calmest one."""
     found: list[tuple[float, float]] = []
     for _ in range(attempts):
         monitor = CpuMonitor()
@@ -144,14 +149,14 @@ def own_rate(program: Program, data: Path, switched_off: str, seconds: float = W
     """Returns the rate that the program prints, in samples per second.
 
     Raises:
-        RuntimeError: it printed none; with the end of what it wrote.
+        RuntimeError: the program printed no rate; the message has the end of its output.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
     environment |= {f"REVISION_{name}": "2" for name in switched_off}
     command = [*program.command(data), "--seconds", str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     rates = list(_rates(done.stdout))
-    if not rates:  # of several processes the first ends first and the others fail: the exit status tells nothing
+    if not rates:  # the exit status does not matter: when rank 0 ends, the other ranks fail
         raise RuntimeError(f"{program.name} printed no rate: {(done.stdout + done.stderr)[-TAIL_CHARS:]}")
     return rates[-1]
 

@@ -1,4 +1,4 @@
-"""What every benchmark prints beside its numbers: on which machine, with which versions."""
+"""Formats what every benchmark prints: the machine, the versions, tables and intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = ("torch", "torchvision", "optuna", "mlflow")
 
 
 def machine_lines() -> list[str]:
-    """Returns the machine and versions, one fact a line."""
+    """Returns lines with the machine and the versions, one fact per line."""
     facts = host_facts()
     gpus = ", ".join(str(gpu["name"]) for gpu in facts["gpus"]) or "none"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
@@ -28,5 +28,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def interval(low_high: tuple[float, float] | None, decimals: int = 3) -> str:
-    """Returns "[low, high]", or that there is none."""
+    """Returns "[low, high]", or a text that says that there is no interval."""
     return "no interval" if low_high is None else f"[{low_high[0]:.{decimals}f}, {low_high[1]:.{decimals}f}]"

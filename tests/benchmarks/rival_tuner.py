@@ -1,10 +1,10 @@
-"""The model and the batch of image_program.py in the hands of pytorch-autotune, by its public interface.
+"""Tunes the model and the batch of image_program.py with pytorch-autotune, through its public interface.
 
-    PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --search 300               # tunes, and keeps the winner
-    PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --skip-s 3 --seconds 20    # trains with it, by the same stopwatch
+    PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --search 300               # tunes, and stores the winner
+    PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --skip-s 3 --seconds 20    # trains with the winner and measures the rate
 
-What it tries and when is on its standard output as it goes. The last line is JSON: of a search {"baseline_per_s", "rate_per_s"
-(its own figure), "seconds", "winner", "trials"}, else as image_program.py's.
+A search prints each trial when it is made. The last line is JSON: after a search {"baseline_per_s", "rate_per_s" (measured by
+pytorch-autotune), "seconds", "winner", "trials"}, otherwise the same keys as image_program.py prints.
 """
 
 import json
@@ -14,9 +14,9 @@ import pytorch_autotune
 
 
 def main() -> None:
-    """Searches, or trains with what a search has found."""
+    """Searches, or trains with the winner of a search."""
     parser = image_program.build_parser()
-    parser.add_argument("--search", type=float, help="seconds of its budget")
+    parser.add_argument("--search", type=float, help="search with a budget of this many seconds")
     options = parser.parse_args()
     model = image_program.make_model(options.model)
     images, labels = image_program.make_batch(options.batch, options.size, options.device)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def report(result: pytorch_autotune.AutotuneResult, batch: int) -> dict[str, object]:
-    """Returns what a search came to."""
+    """Returns the result of a search."""
     said = result.report.to_dict()
     best_ms = min(trial["ms_per_step"] for trial in said["trials"] if trial["config"] == said["winner"])
     return {

@@ -1,20 +1,20 @@
-"""What do other ways of searching hand over, and how soon? Live: one machine, one program, one budget, in alternation.
+"""Compares autotune with other searches: the same machine, program and budget, in alternation.
 
     python -m tests.benchmarks.rivals [--minutes 4] [--repeats 3] [--only NAME ...] [--workers N] [--quick] [--json FILE]
 
-Three ways to tune `image_program.py`, a training script with a stopwatch of its own:
+There are three ways to tune `image_program.py`, a training script that measures its own rate:
 
-- `autotune`: `autotune run -- python image_program.py`, verified by `autotune apply`.
-- `tpe`: what a user writes in an afternoon: Optuna's TPE, for each trial a fresh process of the script with other options,
-  3 steps of warm-up and 50 measured ones; verified with the best trial's options.
-- `pytorch-autotune` 2.0.0: tunes model and batch inside one process; verified in a fresh process with the winner it has kept.
-  Its place is one batch at hand (no `--workers`). Not part of this project: pip install --no-deps pytorch-autotune==2.0.0
+- `autotune`: `autotune run -- python image_program.py`. Its winner is verified by `autotune apply`.
+- `tpe`: a script that a user could write in an afternoon. Optuna's TPE proposes options of the program. Each trial is a fresh
+  process with 3 warm-up steps and 50 measured steps. The best trial's options are verified.
+- `pytorch-autotune` 2.0.0: tunes model and batch inside one process. Its stored winner is verified in a fresh process. It
+  supports only one fixed batch (no `--workers`). Install it with pip install --no-deps pytorch-autotune==2.0.0
 
-Each repeat lets all of them search for `--minutes`, in an order that rotates; then all winners and the script as it is run in
-fresh processes, in turn and back (ABCCBA), by the script's own stopwatch. Only these rates are compared. Seconds to 95 % of the
-best known: a search's own figures, in the order it had them, times what its winner's figure turned out to be worth.
+In each repeat, every search runs for `--minutes`, in rotating order. Then all winners and the unchanged script run in fresh
+processes, in turn and in reverse (ABCCBA), and the script measures their rates. Only these rates are compared. For the seconds
+to 95 % of the best rate, a search's own rates are scaled so that its winner's rate equals the verified one.
 
-On a machine that does nothing else: autotune waits until it is quiet, out of its budget, and the others do not.
+Nothing else may run on the machine: autotune would wait for a quiet machine within its budget, and the others would not.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from tests.benchmarks.reporting import machine_lines, table
 PROGRAM, RIVAL = Path(__file__).with_name("image_program.py"), Path(__file__).with_name("rival_tuner.py")
 OURS, TPE, PYTORCH_AUTOTUNE, PLAIN = "autotune", "tpe", "pytorch-autotune", "as it is"
 INSTALL = "pip install --no-deps pytorch-autotune==2.0.0"
-STEPS = 50  # of a trial of the plain way
-TRIAL_S = 300.0  # until a trial of the plain way is given up
-SLACK_S = 120.0  # beyond its budget, until a search is ended
-NEAR_FRAC = 0.95  # of the best known
-SAID = re.compile(r"\[ok\s*\].*?([\d.]+) ms\s*$")  # pytorch-autotune, after a trial
+STEPS = 50  # measured steps of a trial of `tpe`
+TRIAL_S = 300.0  # time limit of a trial of `tpe`
+SLACK_S = 120.0  # a search is killed this long after its budget
+NEAR_FRAC = 0.95  # share of the best verified rate that searches are timed to reach
+SAID = re.compile(r"\[ok\s*\].*?([\d.]+) ms\s*$")  # the line that pytorch-autotune prints after a trial
 
 Found = dict[str, Any]  # {"seconds", "timeline": [[seconds, samples per second]], "winner", "command", "num_trials"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is tuned, and how long.
+    """The job to tune, and the budget.
 
     Attributes:
-        words: options of the program that hold for everybody.
-        workers: loader workers of the program as it is; None for one batch at hand.
-        batch: samples of a step.
-        folder: where searches work.
-        budget_s: of each search.
-        max_trials: of each search; None for no limit of its own.
-        seconds: of the stopwatch when a winner is verified.
+        words: options of the program, the same for all searches.
+        workers: loader workers of the unchanged program; None for one fixed batch.
+        batch: samples per step.
+        folder: folder in which the searches work.
+        budget_s: time of each search.
+        max_trials: maximum number of trials of each search; None for no limit.
+        seconds: how long the program measures when a winner is verified.
     """
 
     folder: Path
@@ -78,17 +78,17 @@ class Work:
 
     @property
     def options(self) -> list[str]:
-        """The program's own options."""
+        """Options of the unchanged program."""
         return [*self.words, "--batch", str(self.batch), *([] if self.workers is None else ["--workers", str(self.workers)])]
 
     @property
     def program(self) -> list[str]:
-        """The program as it is."""
+        """Command of the unchanged program."""
         return [sys.executable, str(PROGRAM), *self.options]
 
 
 def missing(name: str) -> str:
-    """Returns what keeps a contender out; "" when nothing does."""
+    """Returns why a search cannot take part; "" if it can."""
     if name == PYTORCH_AUTOTUNE and importlib.util.find_spec("pytorch_autotune") is None:
         return f"pytorch-autotune is not installed: {INSTALL}"
     return ""
@@ -98,12 +98,12 @@ def missing(name: str) -> str:
 
 
 def search(name: str, work: Work, repeat: int) -> Found:
-    """Returns what a contender has found within the budget."""
+    """Returns the result of a search within the budget."""
     return {OURS: search_ours, TPE: search_tpe, PYTORCH_AUTOTUNE: search_pytorch_autotune}[name](work, repeat)
 
 
 def search_ours(work: Work, repeat: int) -> Found:
-    """Returns what `autotune run` finds."""
+    """Returns the result of `autotune run`."""
     runs, name = work.folder / "runs", f"rivals-{work.budget_s:.0f}s-{repeat}"
     limits = [] if work.max_trials is None else [f"study.budget.trials={work.max_trials}"]
     overrides = [*work.overrides, *limits, f"study.seed={repeat}"]
@@ -124,7 +124,7 @@ def search_ours(work: Work, repeat: int) -> Found:
 
 
 def choices(work: Work) -> dict[str, list[list[str]]]:
-    """Returns what the plain way chooses from: name -> the options that each value stands for."""
+    """Returns the search space of `tpe`: {name: the program's options for each value}."""
     facts = host_facts()
     has_cuda, num_cores = bool(facts["gpus"]), int(facts["num_cores"])
     switches = ["--channels-last", "--fused", *(["--tf32", "--cudnn-benchmark"] if has_cuda else [])]
@@ -141,7 +141,7 @@ def choices(work: Work) -> dict[str, list[list[str]]]:
 
 
 def search_tpe(work: Work, repeat: int) -> Found:
-    """Returns what Optuna's TPE finds with a fresh process and 50 steps per trial."""
+    """Returns the result of Optuna's TPE with a fresh process and 50 steps per trial."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -168,7 +168,7 @@ def search_tpe(work: Work, repeat: int) -> Found:
 
 
 def search_pytorch_autotune(work: Work, repeat: int) -> Found:
-    """Returns what pytorch-autotune finds; what it says of each trial as it goes is timed here."""
+    """Returns the result of pytorch-autotune. The time of each trial is taken when its line is printed."""
     kept = f"PYTORCH_AUTOTUNE_CACHE={work.folder / f'pytorch-autotune-{repeat}.json'}"
     command = [*caching(work, PYTORCH_AUTOTUNE), kept, sys.executable, "-u", str(RIVAL), *work.options]
     work.folder.mkdir(parents=True, exist_ok=True)
@@ -202,13 +202,13 @@ def search_pytorch_autotune(work: Work, repeat: int) -> Found:
 
 
 def caching(work: Work, name: str) -> list[str]:
-    """Returns how a command is begun that compiles into a cache of this search: another's would spare it the compiler."""
+    """Returns the words before a command that give it this search's own compile cache, so that searches share no graphs."""
     folder = work.folder / f"{name}-compiled"
     return ["env", f"TORCHINDUCTOR_CACHE_DIR={folder}", f"TRITON_CACHE_DIR={folder / 'triton'}"]
 
 
 def climb(figures: Sequence[tuple[float, float | None]]) -> list[list[float]]:
-    """Returns the best figure so far at each of the times it rose."""
+    """Returns [seconds, best rate so far] for each moment at which the best rate rose."""
     found: list[list[float]] = []
     for seconds, value in figures:
         if value and (not found or value > found[-1][1]):
@@ -216,11 +216,11 @@ def climb(figures: Sequence[tuple[float, float | None]]) -> list[list[float]]:
     return found
 
 
-# What they are worth --------------------------------------------------------------------------------------------------------
+# Verification ---------------------------------------------------------------------------------------------------------------
 
 
 def rate_of(command: Sequence[str], *, timeout_s: float) -> float | None:
-    """Returns samples per second by the program's own stopwatch; None when it failed or took too long."""
+    """Returns the samples per second that the program itself measures; None if it failed or took too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=own_environment(), timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -229,12 +229,12 @@ def rate_of(command: Sequence[str], *, timeout_s: float) -> float | None:
 
 
 def verify(commands: dict[str, list[str]], work: Work, *, is_dry: bool = False) -> dict[str, list[float]]:
-    """Returns the rates of winners, two each, in turn and back (ABCCBA).
+    """Returns the rates of the winners, two each, measured in turn and in reverse (ABCCBA).
 
     Args:
-        commands: of the winners, by name.
-        work: what was tuned.
-        is_dry: whether one each will do.
+        commands: {name of a search: its winner's command}.
+        work: the job that was tuned.
+        is_dry: whether to measure each winner only once.
     """
     order = [*commands, *([] if is_dry else reversed(commands))]
     found: dict[str, list[float]] = {name: [] for name in commands}
@@ -248,7 +248,7 @@ def verify(commands: dict[str, list[str]], work: Work, *, is_dry: bool = False) 
 
 
 def seconds_to_near(found: Found, verified_per_s: float, best_per_s: float) -> float | None:
-    """Returns when a search had found 95 % of the best known; None when it never has."""
+    """Returns the time at which a search reached 95 % of the best verified rate; None if it never did."""
     if not found["timeline"]:
         return None
     worth = verified_per_s / found["timeline"][-1][1]
@@ -256,7 +256,7 @@ def seconds_to_near(found: Found, verified_per_s: float, best_per_s: float) -> f
 
 
 def one_repeat(names: Sequence[str], work: Work, repeat: int) -> dict[str, Any]:
-    """Returns what each contender found and what that is worth, {"found": {name: Found}, "verified": {name: [rates]}}."""
+    """Returns each search's result and its winner's verified rates, {"found": {name: Found}, "verified": {name: [rates]}}."""
     order = [*names[repeat % len(names) :], *names[: repeat % len(names)]]
     found = {}
     for name in order:
@@ -275,7 +275,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def rows(repeats: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Returns a line of the table for the program as it is and for each contender."""
+    """Returns a row of the table for the unchanged program and for each search."""
     best_per_s = max(mean(rates) for repeat in repeats for rates in repeat["verified"].values())
     lines = []
     for name in repeats[0]["verified"]:
@@ -306,7 +306,7 @@ HEADER = ("search", "verified/s", "ours / it", "of the best", "s to 95 %", "sear
 
 
 def main() -> int:
-    """Compares and prints; returns 0 unless a contender could not be compared."""
+    """Runs and prints the comparison; returns 0 unless a search could not be compared."""
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=4.0, help="budget of each search")
@@ -315,10 +315,10 @@ def main() -> int:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, help="images come from a loader, which pytorch-autotune knows nothing of")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of the stopwatch, when a winner is verified")
-    parser.add_argument("--quick", action="store_true", help="one repeat of one minute each: does it run?")
-    parser.add_argument("--json", type=Path, help="where everything measured is written")
+    parser.add_argument("--workers", type=int, help="load images with this many workers; pytorch-autotune cannot")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of the measurement that verifies a winner")
+    parser.add_argument("--quick", action="store_true", help="one repeat of one minute per search, to see whether it runs")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     options = parser.parse_args()
     wanted = [name for name in options.only if name != PYTORCH_AUTOTUNE or options.workers is None]
     names = [name for name in wanted if not missing(name)]

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
+from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
 from autotune.run_dir import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher, Surface
 from autotune.trials.events import Listener
 from autotune.trials.schedule import Ending
 from tests.study.conftest import FakeCpu
 
 START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
-TIMES = 10  # the own time of the first and of the last tenth of the trials shows whether it grows
+TIMES = 10  # the tuner's time is compared between the first and the last 1/TIMES of the trials, to see whether it grows
 MACHINE = {
     "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4096, "num_cpus": 4096, "memory_bytes": 2**40,
     "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True, "gpus": [],
@@ -39,7 +39,7 @@ MACHINE = {
 
 
 class OwnTimeClock(VirtualClock):
-    """A virtual clock to which the processor time of this process is added, whenever the tuner waits."""
+    """A virtual clock that also advances by the processor time of this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,24 +52,24 @@ class OwnTimeClock(VirtualClock):
         return self._own_s
 
     def monotonic(self) -> float:
-        """Returns simulated and own seconds together."""
+        """Returns the simulated seconds plus the processor time."""
         return self.now_s + self._own_s
 
     def sleep(self, seconds: float) -> None:
-        """Advances the simulated seconds, and adds the own ones."""
+        """Advances the simulated seconds, and updates the processor time."""
         super().sleep(seconds)
         self._own_s = time.process_time() - self._begun_s
 
 
 @dataclass
 class SearchOnly(Listener):
-    """Notes the own time after each trial, and ends the study where its finals would begin.
+    """Records the tuner's processor time after each trial, and ends the study when its finals would begin.
 
     Attributes:
         clock: the clock.
-        own_s: own time after each trial of the search.
+        own_s: the tuner's processor time after each trial of the search.
         busy_s: simulated seconds of all trials of the search.
-        begun_s, ended_s: first begin and last end of a trial of the search.
+        begun_s, ended_s: start of the first search trial and end of the last one.
     """
 
     clock: OwnTimeClock
@@ -79,7 +79,7 @@ class SearchOnly(Listener):
     ended_s: float = 0.0
 
     def trial_ended(self, trial: TrialRecord) -> None:
-        """Notes a trial of the search."""
+        """Records a trial of the search."""
         if trial.kind != "search":
             return
         self.own_s.append(self.clock.own_s)
@@ -93,7 +93,7 @@ class SearchOnly(Listener):
 
 
 def run(num_trials: int, num_slots: int, sampler: str) -> str:
-    """Returns a line of the table."""
+    """Runs a study and returns its row of the table."""
     given = [
         f"search.sampler={sampler}", "search.warm_start=off", "search.stop=false", "explain.auto=false",
         "study.budget.minutes=null", f"study.budget.trials={num_trials}", "measure.racing=false",
@@ -145,7 +145,7 @@ def main() -> None:
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):
             for num_slots in map(int, asked.slots.split(",")):
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # so that the peak is its own
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # for the peak memory of this study alone
                     print(pool.submit(run, num_trials, num_slots, sampler).result(), flush=True)
 
 

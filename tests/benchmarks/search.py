@@ -1,12 +1,13 @@
-"""Prints how near searches come to the optimum of simulated machines with thousands of configurations, and what it takes.
+"""Prints how close searches come to the optimum of simulated machines with thousands of configurations, and how soon.
 
-    python -m tests.benchmarks.search                                    # development seeds
-    python -m tests.benchmarks.search --held-out --seeds 20              # the ones to judge by
+    python -m tests.benchmarks.search                                    # machines for developing the search
+    python -m tests.benchmarks.search --held-out --seeds 20              # machines for judging the search
     python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
-    python -m tests.benchmarks.search --own-time                         # seconds of one proposal after 100 to 3,000 trials
-    python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with so many trials in parallel
+    python -m tests.benchmarks.search --own-time                         # CPU seconds of one proposal after 100 to 3,000 trials
+    python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with 1, 4 and 16 trials in parallel
 
-The machines are in `tests/search/machines.py`. Fractions are of the optimum's true rate, by trials and by seconds of trials.
+The machines are in `tests/search/machines.py`. The fraction of the optimum's true rate is given after a number of trials, and
+after the seconds that this number of average trials takes.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from tests.search.machines import DEVELOPMENT, HELD_OUT, SimulatedWorld, machine
 
 STRATEGIES = "default,expert,tpe,tpe+seeds,random"
 AT = (10, 20, 40)
-MEAN_TRIAL_S = 30.0  # AT trials of this length, for the comparison by seconds
-NEAR = 0.99  # of the optimum
-INTERVAL_Z = 1.6449  # of a 90 % interval
+MEAN_TRIAL_S = 30.0  # length of an average trial, for the comparison by seconds
+NEAR = 0.99  # a study counts as near the optimum if it ends with at least this fraction
+INTERVAL_Z = 1.6449  # half-width of a 90 % interval, in standard deviations
 NUM_ASKED = 300  # configurations whose forecasts are compared with the truth, at each of ASKED_AT trials
 ASKED_AT = (6, 12, 24)
 
 
 @dataclass(kw_only=True)
 class Forecasts:
-    """Forecasts beside the truth.
+    """Forecasts compared with the truth.
 
     Attributes:
-        chances: (chance to fit, whether it fits) of configurations that were not tried.
-        proposed: (z of the true rate) of each proposal, in standard deviations of its forecast.
-        rates: the same of configurations that were not tried.
-        regret: true regret at the end of a search that ended because no improvement was expected; None for other ends.
+        chances: (forecast chance to fit, whether it fits) for configurations that were not tried.
+        proposed: error of the forecast rate of each proposal, in standard deviations of the forecast.
+        rates: the same for configurations that were not tried.
+        regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
     """
 
     chances: list[tuple[float, bool]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The strategy, and how many of its trials run in parallel."""
+        """Name of the strategy, with the number of trials that run in parallel."""
         return self.strategy if self.pending == 1 else f"{self.strategy}, {self.pending} pending"
 
 
@@ -90,7 +91,7 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
 
 
 def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts, seed: int) -> Replayed:
-    """Runs a study and notes what its sampler forecasts."""
+    """Runs a study and records its sampler's forecasts."""
     propose, rng, one = RatesSampler._propose, np.random.default_rng(seed), world.machine
     num = 0
 
@@ -103,12 +104,12 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         drawn = [{key: values[int(rng.integers(len(values)))] for key, values in one.domains.items()} for _ in range(NUM_ASKED)]
         asked_of = [dict(made.params), *(drawn if num in ASKED_AT else [])]
         asked_of = [dict(self.rules.active(params)) for params in asked_of]
-        for place, (params, forecast) in enumerate(zip(asked_of, self.forecasts(study, asked_of), strict=True)):
-            truth = one.truth({**one.reference, **params})
+        for place, (params, forecast) in enumerate(zip(asked_of, _forecasts(self, study, asked_of), strict=True)):
+            truth, (log_rate, spread, chance_to_fit) = one.truth({**one.reference, **params}), forecast
             if place:
-                found.chances.append((forecast.chance_to_fit, truth.peak_frac <= 0.985))
+                found.chances.append((chance_to_fit, truth.peak_frac <= 0.985))
             if truth.rate:
-                z = (math.log(truth.rate) - forecast.log_rate) / forecast.spread
+                z = (math.log(truth.rate) - log_rate) / spread
                 (found.rates if place else found.proposed).append(z)
         return made
 
@@ -119,14 +120,24 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         RatesSampler._propose = propose  # type: ignore[method-assign]
 
 
+def _forecasts(sampler: RatesSampler, study: Any, configurations: Sequence[Any]) -> list[tuple[float, float, float]]:
+    """Returns for each configuration the log of its rate as forecast, its standard deviation, and the chance that it fits."""
+    known = [one for one in sampler._history.seen(study) if not one.is_running]
+    machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
+    codes = coding.encode(configurations)
+    expected = sampler._forecast(coding, known, machine).expected(codes, codes[:1])
+    chances = sampler._memory(known, machine).chances(configurations)
+    return list(zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.search", description=__doc__.partition("\n")[0])
-    parser.add_argument("--strategies", default=STRATEGIES, help="names as in `autotune replay --sampler`, the first is ours")
+    parser.add_argument("--strategies", default=STRATEGIES, help="names as for `autotune replay --sampler`, our own first")
     parser.add_argument("--seeds", type=int, default=5, help="studies of each strategy on each machine")
     parser.add_argument("--trials", type=int, default=40, help="search trials of a study")
-    parser.add_argument("--minutes", type=float, default=None, help="simulated minutes of a study instead")
-    parser.add_argument("--held-out", action="store_true", help="machines to judge by instead of those to develop on")
+    parser.add_argument("--minutes", type=float, default=None, help="limit studies by simulated minutes instead of trials")
+    parser.add_argument("--held-out", action="store_true", help="use the machines for judging, not those for development")
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
     parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")

@@ -1,8 +1,8 @@
-"""A training loop of about a millisecond a step that times itself: the yardstick for what autotune costs.
+"""A training loop with steps of about a millisecond that times itself, to measure what autotune costs.
 
     python step_program.py --blocks 20
 
-It prints one JSON line with the mean seconds of a step in each block of steps. It knows nothing of autotune.
+It prints one JSON line with the mean seconds of a step in each block of steps. It does not use autotune.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BLOCK_STEPS = 200  # at a millisecond a step: long enough for a heartbeat, whose cost belongs to the step
+BLOCK_STEPS = 200  # long enough, at a millisecond per step, to include a heartbeat, whose cost counts
 WARMUP_STEPS = 400
 BATCH, WIDTH, DEPTH, NUM_BATCHES = 32, 256, 3, 64
 
@@ -23,7 +23,7 @@ class Loop:
 
     def __init__(self, device: str, num_blocks: int) -> None:
         torch.manual_seed(0)
-        torch.set_num_threads(1)  # two threads on two shared cores would measure the neighbours
+        torch.set_num_threads(1)  # with two threads on two shared cores, other programs would determine the result
         self.device = device
         data = TensorDataset(torch.randn(BATCH * NUM_BATCHES, WIDTH), torch.randn(BATCH * NUM_BATCHES, 1))
         rounds = (WARMUP_STEPS + (num_blocks + 1) * (BLOCK_STEPS + 10)) // NUM_BATCHES + 1
@@ -52,7 +52,7 @@ class Loop:
 
 
 def options() -> argparse.Namespace:
-    """Reads the command line."""
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -60,7 +60,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains for all blocks and prints their mean steps."""
+    """Trains for all blocks and prints the mean step of each."""
     chosen = options()
     loop = Loop(chosen.device, chosen.blocks)
     loop.run(WARMUP_STEPS)

@@ -1,14 +1,14 @@
-"""The step program, in which the harness is timed where it works and compared with its absence.
+"""Runs the step program with and without the harness in one process, and times the harness's own code.
 
     python step_toggle.py --blocks 20        (run by the launcher, with the harness inside)
 
-Two fresh processes of the same program differ by some per cent of a step, more than the harness costs. In one process the
-harness is taken out of the way and put back, block by block: neighbours in time still differ by a per cent on a shared
-machine, so that takes many blocks. What is sharp is its own time, in place, as a share of the step it lies in. What is taken
-out is checked: a step in which any function of the harness still runs ends the program.
+Two fresh processes of the same program differ by some per cent of a step, which is more than the harness costs. So here the
+harness is removed and installed again, block by block, in one process. On a shared machine, neighbouring blocks still differ by
+about a per cent, so many blocks are needed. The time spent in the harness's own code, as a share of the step, is measured more
+precisely. If any function of the harness still runs after the harness was removed, the program ends with an error.
 
-It prints one JSON line: mean seconds of processor time of a step in blocks with the harness, without it, and without it once
-more, next to each other in time; the harness's own share of each of further blocks, heartbeats included; and how many functions
+It prints one JSON line. It contains the mean processor time of a step in blocks with the harness, without it, and without it
+again, measured right after each other; the harness's own share of further blocks, heartbeats included; and how many functions
 of the harness a plain step calls.
 """
 
@@ -37,7 +37,7 @@ def harness_folder() -> str:
 
 
 class Toggle:
-    """Takes the harness out of a loop and puts it back."""
+    """Removes the harness from a training loop and installs it again."""
 
     def __init__(self, loop: Loop, folder: str) -> None:
         self.loop = loop
@@ -48,10 +48,10 @@ class Toggle:
         self.kept = [dict(hooks) for hooks in self.hooks]
 
     def out(self) -> None:
-        """Leaves torch as it is without the harness."""
+        """Removes the harness: torch is then as if it had never been patched."""
         for owner, name in PATCHED:
             patched = vars(owner)[name]
-            if _code_file(patched).startswith(self.folder):  # `backward` is patched now and then only
+            if _code_file(patched).startswith(self.folder):  # `backward` is patched only at times
                 self.taken_out[owner, name] = patched
                 setattr(owner, name, patched.__wrapped__)
         object.__setattr__(self.loop.model, "__class__", self.original)
@@ -59,7 +59,7 @@ class Toggle:
             hooks.clear()
 
     def back(self) -> None:
-        """Puts everything back."""
+        """Installs the harness again."""
         for (owner, name), patched in self.taken_out.items():
             setattr(owner, name, patched)
         object.__setattr__(self.loop.model, "__class__", self.watched)
@@ -89,10 +89,10 @@ def calls_in(run: Callable[[], Any], folder: str) -> list[str]:
 
 
 class OwnTime:
-    """Times the harness where it works: what its wrappers and hooks take, without the functions of torch that they wrap.
+    """Times the harness's wrappers and hooks, without the functions of torch that they wrap.
 
-    An upper bound, as the timers count themselves; what it cannot see is torch's own walk through its hooks (tenths of a
-    microsecond).
+    The time includes that of the timers themselves. It does not include the time that torch takes to call its hooks (tenths of
+    a microsecond).
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -125,19 +125,19 @@ class OwnTime:
 
 
 def main() -> None:
-    """Alternates blocks with the harness and without it, then times it in place, and prints what they took."""
+    """Alternates blocks with the harness and without it, then times the harness's own code, and prints all times."""
     chosen = options()
     loop = Loop(chosen.device, 4 * chosen.blocks)
     loop.run(WARMUP_STEPS)
     folder = harness_folder()
     toggle = Toggle(loop, folder)
-    called = min((calls_in(lambda: loop.run(1), folder) for _ in range(9)), key=len)  # most steps are not looked at
+    called = min((calls_in(lambda: loop.run(1), folder) for _ in range(9)), key=len)  # most steps take the short path
     toggle.out()
     left = calls_in(lambda: loop.run(1), folder)
     toggle.back()
     if left or not called:
         raise SystemExit(f"the harness could not be taken out whole, still called: {left or 'never seen'}")
-    # Without twice: what two equal blocks differ by is what the comparison cannot see.
+    # Two of three blocks are without the harness: their difference shows how small an effect the comparison can detect.
     switches = {"with_s": toggle.back, "without_s": toggle.out, "control_s": toggle.out}
     seconds: dict[str, list[float]] = {name: [] for name in switches}
     order = list(switches)
@@ -145,7 +145,7 @@ def main() -> None:
         order = [*order[1:], order[0]]
         for name in order:
             switches[name]()
-            loop.run(5)  # the first steps after a switch find cold caches
+            loop.run(5)  # after a switch, the caches are cold
             began_s = time.thread_time()
             loop.run(BLOCK_STEPS)
             seconds[name].append((time.thread_time() - began_s) / BLOCK_STEPS)

@@ -1,4 +1,4 @@
-"""The campaign: what is measured stays measured, what a CPU cannot tell is named, a broken check leaves the others alone."""
+"""The campaign never repeats a measurement, names the checks that need a GPU, and survives a broken check."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Returns a function that runs checks as a new process would, on what there is on disk."""
+    """Returns a function that runs checks as a new process would, from the documents on disk."""
 
     def run_checks(*checks: Check, is_dry: bool = False, has_cuda: bool = False, left_s: float = 60.0) -> list[Finding]:
         told = Document(tmp_path, is_dry=is_dry)

@@ -1,4 +1,4 @@
-"""The campaign's dry run, with real processes: every stage that a CPU can run comes to its end and names what it misses."""
+"""The campaign's dry run, with real processes: every stage that a CPU can run ends, and names the checks that need a GPU."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.benchmarks.gpu_campaign.checks import DONE, NOT_RUN
 
 
 def dry(out: Path, *stages: str) -> dict[str, dict[str, str]]:
-    """Returns stage -> check -> how it ended."""
+    """Runs stages dry; returns {stage: {check: how it ended}}."""
     command = [sys.executable, "-m", "tests.benchmarks.gpu_campaign", "--dry", "--out", str(out), *stages]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

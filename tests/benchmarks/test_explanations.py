@@ -1,4 +1,4 @@
-"""What `explanations` makes of findings: made-up ones, held against programs that are there."""
+"""How `explanations` judges findings: made-up findings are compared with the planted programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PHOTOS, RIDGES, CLOUDS, LEAVES = (PROGRAMS[name] for name in ("photos", "ridges"
 
 
 class Known:
-    """Gains that are given."""
+    """Provides given gains instead of measured ones."""
 
     def __init__(self, **ratios: float) -> None:
         self.ratios = ratios

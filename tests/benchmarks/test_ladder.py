@@ -1,4 +1,4 @@
-"""The ladder's way of choosing and comparing, on a bench that answers from a table."""
+"""How the ladder chooses and compares configurations, with rates from a table."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HOST = {"num_cores": 2, "gpus": []}
 
 
 class TableBench:
-    """A bench whose program becomes faster by a factor for each knob value, and cannot run some."""
+    """A bench with a made-up program: some knob values speed it up by a factor, others make it fail."""
 
     def __init__(self, factors: dict[tuple[str, object], float | None]) -> None:
         self.factors = factors

@@ -1,4 +1,4 @@
-"""The comparison of searches: when each had what, and what it was worth."""
+"""The comparison of searches: when each reached which rate, and how that rate is verified."""
 
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_only_rises_are_noted() -> None:
 
 
 def test_a_search_s_own_figures_count_what_its_winner_was_worth() -> None:
-    boasting = found([5.0, 100.0], [20.0, 200.0])  # its winner was worth half of what it said
+    boasting = found([5.0, 100.0], [20.0, 200.0])  # its winner's verified rate is half the rate that it reported
     assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=100.0) == 20.0
     assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=50.0) == 5.0
     assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=200.0) is None

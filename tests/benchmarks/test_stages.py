@@ -1,4 +1,4 @@
-"""What the stages make of what they measured: goals met and missed, on figures that are given instead of measured."""
+"""How the stages judge their measurements: goals met and missed, with given numbers instead of measured ones."""
 
 import time
 from pathlib import Path
@@ -45,7 +45,7 @@ def met(found: Found) -> dict[str, bool]:
 
 
 class Table:
-    """Trials whose rates and memory stand in a table; what it does not hold is refused, or out of memory."""
+    """Trials whose rates come from a table. loader.non_blocking is not applicable; large batches run out of memory."""
 
     def __init__(self, rates: dict[tuple[str, object], float], *, limit_bytes: float = float("inf")) -> None:
         self.rates, self.limit_bytes, self.asked = rates, limit_bytes, list[Knobs]()

@@ -1,4 +1,4 @@
-"""Tunes other people's training programs, unmodified, and prints what came of it.
+"""Tunes other people's training programs, unmodified, and prints the results.
 
     python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect] [KEY=VALUE ...]
 
@@ -24,18 +24,18 @@ from tests.benchmarks import third_party_data as data
 from tests.benchmarks.reporting import table
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-DONE_FILE = ".autotune-data"  # in a program's folder: its data is made
+DONE_FILE = ".autotune-data"  # this file in a program's folder marks that its data were made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program of somebody else's.
+    """One of these programs.
 
     Attributes:
-        name: what `--only` calls it; programs of one folder share its data.
-        folder: working directory, below the checkouts.
-        command: as typed behind `--`.
-        prepare: makes its data; given the folder.
+        name: its name for `--only`.
+        folder: working directory, below the checkouts; programs in the same folder share its data.
+        command: the command as typed after `--`.
+        prepare: makes the data in the folder.
     """
 
     name: str
@@ -113,9 +113,9 @@ PROGRAMS = (
 
 
 def main() -> int:
-    """Runs what was asked for and prints the table; returns 1 when a program could not be tuned."""
+    """Runs the requested programs and prints the table; returns 1 if a program could not be tuned."""
     arguments, overrides = _arguments()
-    limits = [f"study.budget.minutes={arguments.minutes}", "search.warm_start=off"]  # an earlier go of it helps nobody
+    limits = [f"study.budget.minutes={arguments.minutes}", "search.warm_start=off"]  # earlier runs must not help
     rows, failed = [], 0
     for program in PROGRAMS:
         folder = Path(arguments.checkouts).resolve() / program.folder
@@ -153,7 +153,7 @@ def _prepare(program: Program, folder: Path) -> None:
 
 
 def _autotune(program: Program, folder: Path, *words: str, is_read: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs autotune in a program's folder, with the programs of this interpreter's environment first on PATH."""
+    """Runs autotune in a program's folder, with this interpreter's environment first on PATH."""
     paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PATH": path}

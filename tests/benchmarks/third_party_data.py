@@ -1,7 +1,7 @@
-"""Small data sets for other people's training programs, made from what every machine has, in the form each program expects.
+"""Makes small data sets for other people's training programs from data that every machine has, in the form they expect.
 
-Text is the documentation inside Python (`pydoc_data.topics`), pictures are scikit-learn's digits and photographs. What needs
-the libraries of the programs (tokenizers, transformers) imports them where it is used.
+Text is Python's own documentation (`pydoc_data.topics`); images are scikit-learn's digits and photographs. The programs'
+libraries (tokenizers, transformers) are imported only in the functions that need them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 60_000, 10_000  # as many as MNIST has: programs split them by number
+NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 60_000, 10_000  # the sizes of MNIST, because programs split the data at these numbers
 NUM_PHOTOS = {"train": 512, "val": 64}
 PHOTO_PIXELS = 256
 NUM_PAIRS = {"train": 2_000, "validation": 200}
@@ -46,7 +46,7 @@ class Glue(evaluate.Metric):
 
 
 def text() -> str:
-    """Returns some 700,000 characters of English: the documentation that Python's `help()` prints."""
+    """Returns about 700,000 characters of English: the documentation that Python's `help()` prints."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
@@ -73,7 +73,7 @@ def characters(folder: Path) -> None:
 
 
 def mnist(*roots: Path) -> None:
-    """Writes the four files of MNIST as torchvision reads them: scikit-learn's digits, enlarged and moved about."""
+    """Writes the four files of MNIST as torchvision reads them, with scikit-learn's digits, enlarged and shifted."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -124,7 +124,7 @@ def causal_tokenizer(folder: Path) -> None:
 
 
 def sentence_pairs(folder: Path) -> None:
-    """Writes what `nlp_example.py` would download: a (tiny) bert-base-cased, the MRPC pairs of GLUE and its metric."""
+    """Writes stand-ins for what `nlp_example.py` downloads: a tiny bert-base-cased, the MRPC pairs of GLUE and its metric."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 

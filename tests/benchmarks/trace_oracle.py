@@ -1,15 +1,17 @@
-"""Compares the breakdown of recorded GPU traces with HolisticTraceAnalysis's figures of the same traces, and times ours.
+"""Compares our breakdown of recorded GPU traces with that of HolisticTraceAnalysis (HTA), and times ours.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     python -m tests.benchmarks.trace_oracle FOLDER --hta /tmp/hta/bin/python
 
 FOLDER holds Kineto traces (`*.json`, `*.json.gz`), such as those of github.com/facebookresearch/HolisticTraceAnalysis
-(tests/data) and github.com/AMD-AGI/TraceLens (tests/traces); none are part of this project. HTA's window is from the first
-event of the device to its last; ours is the same here. With two steps or more it leaves out what was launched outside of the
-traced calls; so do we here. Its rounding of times to microseconds is switched off. Compared are seconds of idling, of
-computing, and of communication and copies that no computing covers, where they are 1 % of the window or more, and the part of
-communication that computing covers. Not compared are traces of which HTA keeps less than a millisecond, and those with
-collectives that it does not know by name and takes for computing.
+(tests/data) and github.com/AMD-AGI/TraceLens (tests/traces); none are part of this project. HTA's window reaches from the
+device's first event to its last, so here we use the same window. In a trace with two steps or more, HTA leaves out kernels that
+were launched outside of the traced calls; so do we here. HTA's rounding of times to microseconds is switched off.
+
+Four numbers are compared: the seconds of idling, the seconds of computing, the seconds of communication and copies that do not
+overlap with computing (each only if it is at least 1 % of the window), and the share of communication that overlaps with
+computing. Traces of which HTA keeps less than a millisecond are not compared, nor are traces with collectives that HTA does not
+know by name and counts as computing.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from tests.benchmarks.reporting import machine_lines, table
 
 COMPUTING = (BITS_16, BITS_32, BITS_UNKNOWN)
 FIGURES = ("idle", "compute", "communication and copies")
-MIN_FRAC = 0.01  # of the window: smaller figures are not compared
+MIN_FRAC = 0.01  # numbers below this share of the window are not compared
 MIN_SPAN_S = 1e-3
 GOAL_FRAC = 0.05
 SIZES = (100_000, 1_000_000)
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def compare(folder: Path, interpreter: str | None) -> None:
-    """Prints our figures beside HTA's, and the largest difference."""
+    """Prints our numbers next to HTA's, and the largest difference."""
     paths = [path for path in sorted(folder.rglob("*.json*")) if path.stat().st_size]
     ours = {str(path): found for path in paths if (found := figures(path))}
     theirs = of_hta(list(ours), interpreter) if interpreter else {}
@@ -82,7 +84,7 @@ def compare(folder: Path, interpreter: str | None) -> None:
 
 
 def figures(path: Path) -> dict[str, Any] | None:
-    """Returns our figures in HTA's terms; None for a file that is no trace of a GPU."""
+    """Returns our numbers as HTA defines them; None for a file that is not a GPU trace."""
     try:
         trace = read_trace(path)
     except Unreadable:
@@ -111,7 +113,7 @@ def figures(path: Path) -> dict[str, Any] | None:
 
 
 def _launched(trace: Trace) -> Trace:
-    """Returns a trace without the device's events whose launch HTA does not see, as HTA leaves them out."""
+    """Returns a trace without the device's events whose launch HTA does not see, since HTA leaves them out."""
     steps = trace.steps()
     if len(np.unique(trace.names[trace.is_named(lambda name: name.startswith(STEP))])) < 2:
         return trace
@@ -122,7 +124,7 @@ def _launched(trace: Trace) -> Trace:
 
 
 def of_hta(paths: list[str], interpreter: str) -> dict[str, dict[str, Any]]:
-    """Returns HTA's figures by path."""
+    """Returns {path: HTA's numbers}."""
     script = Path(__file__).with_name("trace_oracle_hta.py")
     environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"}
     done = subprocess.run([interpreter, str(script), *paths], capture_output=True, text=True, check=True, env=environment)
@@ -131,7 +133,7 @@ def of_hta(paths: list[str], interpreter: str) -> dict[str, dict[str, Any]]:
 
 
 def times() -> None:
-    """Prints how long traces of two sizes take, made from steps like those of a small transformer on a GPU."""
+    """Prints how long it takes to read and analyse traces of two sizes, like those of a small transformer on a GPU."""
     rows = []
     for number in SIZES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Prints HolisticTraceAnalysis's figures of traces as JSON; run by an interpreter that has it, without autotune.
+"""Prints HolisticTraceAnalysis's numbers for traces as JSON; run by an interpreter that has HTA and need not have autotune.
 
 python trace_oracle_hta.py TRACE...
 """
@@ -34,7 +34,7 @@ def main() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 found[path] = figures(path)
-            except Exception as error:  # HTA raises what pandas raises
+            except Exception as error:  # HTA passes on any exception of pandas
                 found[path] = {"error": f"{type(error).__name__}: {error}"[:200]}
     print(json.dumps(found))
 

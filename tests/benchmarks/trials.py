@@ -1,4 +1,4 @@
-"""Single trials of one program for the benchmarks: through the real launcher and harness, each in processes of its own."""
+"""Runs single trials of one program for the benchmarks, through the real launcher and harness, each in fresh processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ POLL_S = 0.1
 
 @dataclass(kw_only=True)
 class Measured:
-    """What one trial gave.
+    """The measurement of one trial.
 
     Attributes:
         rate_per_s: units per second over all ranks; None without a measurement.
-        outcome, reason: how it ended.
-        seconds: from launch to the last process gone.
-        result: rank 0's result, None without one.
+        outcome, reason: how the trial ended.
+        seconds: time from the launch until the last process had exited.
+        result: rank 0's result; None without one.
         start: "fresh" or "warm".
-        ready_s: from launch to torch imported; None where it was not.
+        ready_s: time from the launch until torch was imported; None if it was not imported.
     """
 
     rate_per_s: float | None
@@ -40,19 +40,19 @@ class Measured:
 
     @property
     def not_applied(self) -> dict[str, str]:
-        """Knobs that did not take effect, with the reason."""
+        """Knobs that did not take effect, each with the reason."""
         reports = self.result.knobs if self.result else {}
         return {key: f"{r.status}: {r.reason}" for key, r in reports.items() if r.status != protocol.APPLIED}
 
 
 class Bench:
-    """Runs trials of one command. The first must be the baseline: later ones need to know which loader trains.
+    """Runs trials of one command. The first trial must be the baseline, which finds out which loader trains.
 
     Args:
         command: the program.
-        launcher: starts it.
-        folder: of the trials; nobody else's.
-        cache: folder of what is compiled; `folder` when not given.
+        launcher: starts the trials.
+        folder: folder of the trials, used for nothing else.
+        cache: folder of the compile cache; None for `folder`.
         memory_limit_bytes, tokens_per_sample: as in `Spec`.
     """
 
@@ -78,10 +78,10 @@ class Bench:
         self._num_trials = 0
 
     def measure(self, knobs: Knobs, rules: protocol.MeasureRules, *, warm: tuple[str, ...] = ()) -> Measured:
-        """Returns what the program does with these knobs, everything else as it is.
+        """Runs a trial and returns its measurement.
 
         Args:
-            knobs: to be changed.
+            knobs: the knobs to change; all others stay as in the program.
             rules: when to stop.
             warm: as in `Launch`.
         """

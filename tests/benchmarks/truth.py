@@ -1,16 +1,16 @@
-"""Compares what a short trial predicts with what a long run achieves, for programs that short trials tend to get wrong.
+"""Compares the rate of a short trial with that of a long run, for programs that short trials tend to measure wrongly.
 
     python -m tests.benchmarks.truth [--only KIND ...] [--quick] [--rounds N] [--json FILE]
 
-For each kind of `truth_program.py`: short, long, short, ... in turn, each in fresh processes. Short is a search trial: the
-launcher, the harness, the default rules. Long is the program alone, without a line of autotune in it, by its own stopwatch and
-for at least ten times the short trial's window. Beside the prediction stands what the naive way makes of the same trial's raw
-steps (three steps of warm-up, then the mean of twenty).
+Short trials and long runs of each kind of `truth_program.py` alternate, each in fresh processes. A short trial is a search
+trial: launcher, harness, default rules. A long run is the program without autotune, which measures itself for at least ten
+times the short trial's window. Next to the prediction, the table gives the naive result from the same trial's steps: the mean
+of twenty steps after three warm-up steps.
 
-D is compared as well where it is claimed: with the same program fed from a batch at hand.
+If the trial gives a device rate D, D is compared with the rate of the same program on one fixed batch.
 
-What computes drifts with the machine (by 15 % within a minute on a shared host, measured) and gets three rounds, what sleeps
-one; and a run of it beside which other programs used the cores is made again, as a study would do.
+Programs that compute drift with the machine (measured: 15 % within a minute on a shared host). They get three rounds, and a run
+during which other programs used the cores is repeated, as in a study. Programs that sleep get one round.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from tests.benchmarks.truth_program import KINDS
 
 PROGRAM = Path(__file__).with_name("truth_program.py")
 GOAL_FRAC, BURSTY_GOAL_FRAC, DEVICE_GOAL_FRAC = 0.03, 0.06, 0.05
-LONGER = 10  # times the short trial's window
+LONGER = 10  # length of a long run, as a multiple of the short trial's window
 LEAST_LONG_S = 20.0
-SKIP_S, SKIP_STEPS = 8.0, 20  # of a long run, whichever is longer: until its queues have drained
-DEVICE_S = 5.0  # of the program with a free loader
+SKIP_S, SKIP_STEPS = 8.0, 20  # a long run skips these seconds or steps, whichever is longer, until its queues have drained
+DEVICE_S = 5.0  # length of a run with one fixed batch
 NAIVE_WARMUP, NAIVE_STEPS = 3, 20
 ROUNDS, COMPUTING_ROUNDS = 1, 3
-MAX_ATTEMPTS = 3  # of a run that others disturb
-UNPREDICTABLE = ("growing",)  # to be flagged, not guessed
+MAX_ATTEMPTS = 3  # attempts at a run that is not disturbed by other programs
+UNPREDICTABLE = ("growing",)  # kinds whose trials must end as `unsteady`
 QUICK = ("loader-1", "loader-4", "shared-1", "device", "recompiles", "growing")
 
 
 @dataclass(kw_only=True)
 class Short:
-    """One short trial: what it predicts, and what the naive way reads from the same steps."""
+    """One short trial: its rate, and the naive rate from the same steps."""
 
     rate_per_s: float | None
     naive_per_s: float | None
@@ -69,26 +69,26 @@ class Short:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """A kind's short trials and long runs, in the order they were made: short, long, short, ..."""
+    """Short trials and long runs of a kind, in the order in which they were made: short, long, short, ..."""
 
     kind: str
     shorts: list[Short] = field(default_factory=list)
     longs: list[dict[str, float]] = field(default_factory=list)
-    free_per_s: float | None = None  # the same program with a free loader
-    num_disturbed: int = 0  # runs that were made again
+    free_per_s: float | None = None  # rate of the same program on one fixed batch
+    num_disturbed: int = 0  # number of runs that were repeated
 
     @property
     def goal_frac(self) -> float:
-        """Returns the error that is allowed."""
+        """Returns the largest allowed error."""
         return BURSTY_GOAL_FRAC if KINDS[self.kind].cv else GOAL_FRAC
 
     @property
     def truth_per_s(self) -> float:
-        """Returns what the long runs achieved, on average."""
+        """Returns the mean rate of the long runs."""
         return statistics.fmean(long["rate_per_s"] for long in self.longs)
 
     def errors(self, name: str = "rate_per_s") -> list[float]:
-        """Returns each short trial's figure over the long runs beside it in time, minus 1."""
+        """Returns, for each short trial, its rate divided by the mean rate of the long runs before and after it, minus 1."""
         found = []
         for index, short in enumerate(self.shorts):
             beside = [long["rate_per_s"] for long in self.longs[max(0, index - 1) : index + 1]]
@@ -99,12 +99,12 @@ class Comparison:
 
     @property
     def device_error(self) -> float | None:
-        """Returns D over the rate with a free loader, minus 1; None where D is not claimed or cannot be compared."""
+        """Returns D divided by the rate on one fixed batch, minus 1; None if no trial gave D, or it cannot be compared."""
         claimed = [short.device_rate_per_s for short in self.shorts if short.device_rate_per_s]
         return statistics.fmean(claimed) / self.free_per_s - 1 if claimed and self.free_per_s else None
 
     def misses(self) -> list[str]:
-        """Returns which goals are missed."""
+        """Returns the missed goals."""
         flagged = all(short.outcome == "unsteady" for short in self.shorts)
         if self.kind in UNPREDICTABLE:
             return [] if flagged else ["not flagged"]
@@ -117,7 +117,7 @@ class Comparison:
         return found
 
     def row(self) -> list[str]:
-        """Returns the kind's line of the table."""
+        """Returns the kind's row of the table."""
         last = self.shorts[-1]
         predicted = statistics.fmean(short.rate_per_s or math.nan for short in self.shorts)
         return [
@@ -136,21 +136,21 @@ class Comparison:
 
 
 def naive_per_s(result: RankResult) -> float | None:
-    """Returns what "3 warm-up + 20 steps" makes of a trial's raw steps; None when there are too few.
+    """Returns the rate of 20 steps after 3 warm-up steps, from a trial's raw steps; None if there are too few.
 
-    The first step's end is the origin of `end_s`, which holds the steps after it.
+    `end_s` holds the ends of the steps after the first one, relative to the end of the first step.
     """
     ends, samples = result.steps.get("end_s", []), result.steps.get("samples", [])
     first, last = NAIVE_WARMUP - 2, NAIVE_WARMUP - 2 + NAIVE_STEPS
     if len(ends) <= last:
-        first, last = min(NAIVE_WARMUP - 2, len(ends) - 2), len(ends) - 1  # slow steps: those there are
+        first, last = min(NAIVE_WARMUP - 2, len(ends) - 2), len(ends) - 1  # slow trials have fewer steps: use all of them
     if first < 0 or last <= first:
         return None
     return float(sum(samples[first + 1 : last + 1]) / (ends[last] - ends[first]))
 
 
 def short_trial(bench: Bench) -> Short:
-    """Returns what a search trial makes of the program."""
+    """Returns a search trial of the program."""
     measured: Measured = bench.measure({}, MeasureOptions().screening)
     result = measured.result
     if result is None or result.window is None:
@@ -169,14 +169,14 @@ def short_trial(bench: Bench) -> Short:
 
 
 def long_run(kind: str, seconds: float, *words: str, skip_s: float) -> dict[str, float]:
-    """Returns what the program's own stopwatch says over a long stretch."""
+    """Returns the rate that the program itself measures over a long run."""
     command = [sys.executable, str(PROGRAM), "--kind", kind, "--skip-s", str(skip_s), "--seconds", str(seconds), *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
 def undisturbed(found: Comparison, run: Callable[[], Any]) -> Any:
-    """Returns what a run gives; of a program that computes made again while others use the cores, a few times."""
+    """Returns the result of a run. If other programs use the cores of a program that computes, repeats the run a few times."""
     monitor = CpuMonitor()
     for _ in range(MAX_ATTEMPTS if KINDS[found.kind].computes else 1):
         before = monitor.look(time.monotonic())
@@ -190,7 +190,7 @@ def undisturbed(found: Comparison, run: Callable[[], Any]) -> Any:
 
 
 def compare(kind: str, *, num_rounds: int | None) -> Comparison:
-    """Returns short trials and long runs of a kind, made in turn."""
+    """Measures short trials and long runs of a kind, in turn."""
     found = Comparison(kind=kind)
     with tempfile.TemporaryDirectory(prefix="truth-") as place:
         command = [sys.executable, str(PROGRAM), "--kind", kind]
@@ -219,7 +219,7 @@ HEADER = (
 
 
 def report(found: Sequence[Comparison]) -> str:
-    """Returns the table with the machine and how it was measured."""
+    """Returns the table, with lines on the machine and on how it was measured."""
     lines = [table(HEADER, [comparison.row() for comparison in found])]
     again = sum(comparison.num_disturbed for comparison in found)
     lines.append(f"n         short trials, long runs, in turn; mean (least to most); {again} made again, disturbed by others")
@@ -228,12 +228,12 @@ def report(found: Sequence[Comparison]) -> str:
 
 
 def main() -> int:
-    """Measures and prints; returns 1 when a goal is missed."""
+    """Measures and prints the comparison; returns 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="what short trials predict against what long runs achieve")
     parser.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", help=f"one or more of {', '.join(KINDS)}")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
-    parser.add_argument("--rounds", type=int, help="long runs of each kind; one short trial more")
-    parser.add_argument("--json", type=Path, help="where everything measured is written")
+    parser.add_argument("--rounds", type=int, help="long runs of each kind; there is one more short trial")
+    parser.add_argument("--json", type=Path, help="file for all measurements")
     options = parser.parse_args()
     found: list[Comparison] = []
     for kind in options.only or (QUICK if options.quick else KINDS):

@@ -1,10 +1,11 @@
-"""Training loops whose long-run rate a short trial tends to get wrong, one kind each; they know nothing of autotune.
+"""Training loops, of one kind each, whose long-run rate a short trial tends to measure wrongly. They do not use autotune.
 
-    python truth_program.py --kind loader-4                             # trains for ever
-    python truth_program.py --kind loader-4 --skip-s 5 --seconds 30     # trains, prints its own stopwatch and ends
+    python truth_program.py --kind loader-4                             # trains forever
+    python truth_program.py --kind loader-4 --skip-s 5 --seconds 30     # trains, prints the rate that it measured, and ends
 
-"Sleeping" loaders and steps stand for a disk and a device: they show the same queues as computing ones and do not drift with
-the speed of the machine. The first step of every kind takes as long as a compiler, while the workers fill their queues.
+Loaders and steps that sleep stand for a disk and a device. Their queues behave like those of programs that compute, but they do
+not drift with the speed of the machine. The first step of every kind takes STALL_S, as if it compiled; meanwhile the workers
+fill their queues.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-STALL_S = 1.5  # the first step's
+STALL_S = 1.5  # length of the first step
 BATCH, WIDTH = 8, 64
 FOREVER = 10**9
 
@@ -29,17 +30,17 @@ class Kind:
     """One program.
 
     Attributes:
-        workers, prefetch: of the DataLoader.
-        batch_s: seconds a worker sleeps for a batch.
-        cv: coefficient of variation of those, gamma distributed.
-        sorts: work of a worker for a batch: so many sorts of 2**15 numbers, on its one thread.
-        step_s: seconds the "device" sleeps for a step (for each micro-batch, with accumulation).
+        workers, prefetch: num_workers and prefetch_factor of the DataLoader.
+        batch_s: seconds that a worker sleeps for a batch.
+        cv: coefficient of variation of these seconds, which are gamma distributed.
+        sorts: number of sorts of 2**15 numbers that a worker computes for a batch, on one thread.
+        step_s: seconds that a step sleeps (with accumulation, each micro-batch).
         matmul: width of a real network; 0 for a tiny one.
-        layers: number of its layers.
-        accumulate: micro-batches of an optimizer step.
-        is_iterable: the data set is a stream shared out among the workers.
-        compiled_at: steps at which a new shape comes, which is compiled and takes longer from then on.
-        growth: each step's sequence is longer than the last by this share of the first.
+        layers: number of layers of the network.
+        accumulate: number of micro-batches per optimizer step.
+        is_iterable: whether the data set is a stream that the workers divide among themselves.
+        compiled_at: steps at which the shape changes; each is compiled, and later steps take longer.
+        growth: by what share of the first step's sequence the sequence grows in every step.
     """
 
     workers: int = 0
@@ -57,12 +58,12 @@ class Kind:
 
     @property
     def computes(self) -> bool:
-        """Returns whether the step's time is the processor's."""
+        """Returns whether steps compute instead of sleeping."""
         return self.layers > 1
 
     @property
     def batch(self) -> int:
-        """Returns samples of a batch: more for a real network, which would have nothing to do otherwise."""
+        """Returns the samples per batch: more for a real network, so that it has enough to compute."""
         return BATCH * 16 if self.matmul else BATCH
 
 
@@ -70,7 +71,7 @@ KINDS = {
     "loader-1": Kind(workers=1, prefetch=8, batch_s=0.020, step_s=0.012),
     "loader-2": Kind(workers=2, prefetch=4, batch_s=0.044, step_s=0.020),
     "loader-4": Kind(workers=4, prefetch=4, batch_s=0.100, step_s=0.011),
-    "loader-4-close": Kind(workers=4, prefetch=4, batch_s=0.082, step_s=0.020),  # drains for 600 steps
+    "loader-4-close": Kind(workers=4, prefetch=4, batch_s=0.082, step_s=0.020),  # the queue drains for 600 steps
     "bursty": Kind(workers=4, prefetch=2, batch_s=0.024, cv=0.5, step_s=0.003),
     "shared-1": Kind(workers=1, prefetch=4, sorts=12, matmul=384, layers=6),
     "shared-2": Kind(workers=2, prefetch=8, sorts=24, matmul=384, layers=6),
@@ -86,7 +87,7 @@ KINDS = {
 
 
 class Data(Dataset[int]):
-    """Numbers of samples; the collate function does the work of a batch."""
+    """Returns each index as the sample; the collate function does the work of a batch."""
 
     def __len__(self) -> int:
         return FOREVER
@@ -99,7 +100,7 @@ class Data(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """The same as a stream that every worker takes its share of."""
+    """The same as a stream that the workers divide among themselves."""
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()
@@ -108,7 +109,7 @@ class Stream(IterableDataset[int]):
 
 
 class Collate:
-    """Makes a batch: sleeps, computes, or both."""
+    """Makes a batch: sleeps, computes, or does both."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -124,7 +125,7 @@ class Collate:
 
 
 class Slowly:
-    """A compiler that takes its time: what it compiles runs as it is."""
+    """A slow compiler: compiled code is the original code."""
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         time.sleep(1.0)
@@ -137,7 +138,7 @@ class Loop:
     def __init__(self, kind: Kind, *, is_free: bool) -> None:
         torch.manual_seed(0)
         if not kind.matmul:
-            torch.set_num_threads(1)  # what sleeps needs no threads that wait for work at full speed
+            torch.set_num_threads(1)  # without work, further threads would only spin
         self.kind = kind
         width = kind.matmul or WIDTH
         layers = [layer for _ in range(kind.layers) for layer in (nn.Linear(width, width), nn.ReLU())]
@@ -196,12 +197,12 @@ class Loop:
 
 
 def main() -> None:
-    """Trains, for ever or for as long as asked."""
+    """Trains forever, or for the given time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
-    parser.add_argument("--skip-s", type=float, default=0.0, help="of training, before the stopwatch starts")
-    parser.add_argument("--seconds", type=float, help="of the stopwatch; without: for ever")
-    parser.add_argument("--free-loader", action="store_true", help="the same batch again and again, at hand")
+    parser.add_argument("--skip-s", type=float, default=0.0, help="seconds of training before the measurement")
+    parser.add_argument("--seconds", type=float, help="length of the measurement; default: train forever")
+    parser.add_argument("--free-loader", action="store_true", help="use one fixed batch instead of a loader")
     options = parser.parse_args()
     loop = Loop(KINDS[options.kind], is_free=options.free_loader)
     loop.step()

@@ -1,10 +1,11 @@
-"""Does a warm start measure what a fresh one does, and what does it spare?
+"""Does a warm start give the same rate as a fresh start, and how much time does it save?
 
     python -m tests.benchmarks.warm [--pairs 6] [--only resnet18 launch-bound]
 
-Two programs, a recipe (resnet18 on photos of 96 pixels) and one of a millisecond a step, whose speed is that of its launches.
-Each in pairs of a fresh start and a warm one, ABBA: the rates' ratio with its interval besides the machine's own spread (of the
-fresh starts), the seconds from launch to torch imported, and what a trial takes outside warm-up and window, by phase.
+There are two programs: a recipe (resnet18 on photos of 96 pixels) and a launch-bound program with steps of a millisecond. Each
+is measured in pairs of a fresh and a warm start, in ABBA order. The table gives the ratio of the rates with its interval, the
+machine's own spread (of the fresh starts), the seconds from launch until torch is imported, and the time of a trial outside
+warm-up and window, by phase.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from tests.benchmarks.trials import Bench, Measured
 
 STEP_PROGRAM = Path(__file__).with_name("step_program.py")
 RECIPE = ("model=resnet18", "model.image_size=96", "loader.num_workers=0")
-ENDLESS = "1000"  # blocks: minutes, the harness ends it long before
+ENDLESS = "1000"  # number of blocks, enough for minutes; the harness ends the program long before
 RULES = MeasureRules(half_width_frac=0.01, slow_max_s=8.0)
 MEASURING = ("warmup", "steady")
-GOAL_START_FRAC, GOAL_OUTSIDE_S = 0.1, 1.5  # of a fresh start; of a warm trial outside warm-up and window
+# A warm trial must start in at most this share of a fresh start's time, and spend at most this outside warm-up and window.
+GOAL_START_FRAC, GOAL_OUTSIDE_S = 0.1, 1.5
 
 
 def outside_s(trial: Measured) -> float:
@@ -38,12 +40,12 @@ def outside_s(trial: Measured) -> float:
 
 
 def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULES) -> tuple[list[Measured], list[Measured]]:
-    """Returns the fresh trials and the warm ones of a program, pair by pair.
+    """Returns the fresh trials and the warm trials of a program, pair by pair.
 
     Args:
-        name: of the program.
-        folder: of the trials.
-        num_pairs: of one fresh start and one warm one.
+        name: name of the program.
+        folder: folder of the trials.
+        num_pairs: number of pairs of a fresh and a warm start.
         rules: when a trial stops.
     """
     if name == "resnet18":
@@ -56,7 +58,7 @@ def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULE
     fresh: list[Measured] = []
     warm: list[Measured] = []
     try:
-        bench.measure({}, rules)  # the first of all: caches of the file system, and which loader trains
+        bench.measure({}, rules)  # fills the file system's caches, and finds out which loader trains
         bench.measure({}, rules, warm=modules)  # starts the server
         for index in range(num_pairs):
             for is_warm in (False, True) if index % 2 == 0 else (True, False):
@@ -71,7 +73,7 @@ def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULE
 
 
 def rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """Returns the lines of the table for one program."""
+    """Returns the rows of the table for one program."""
     rates, others = ([float(trial.rate_per_s or 0.0) for trial in trials] for trials in (warm, fresh))
     ratio = paired_ratio(rates, others)
     margin = margin_frac(others)
@@ -97,7 +99,7 @@ def rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list
 
 
 def phase_rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """Returns the medians of each phase, and what is left of the trial's time."""
+    """Returns rows with the median seconds of each phase, and of the rest of a trial."""
     found = []
     for phase in ("import", "init", "first_batch", "compile", "exit"):
         both = [
@@ -113,7 +115,7 @@ def phase_rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures the programs and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--only", nargs="*", default=["resnet18", "launch-bound"])

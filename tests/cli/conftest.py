@@ -11,7 +11,7 @@ from autotune.cli.processes import own_environment
 
 
 class Cli:
-    """Runs `python -m autotune` in a folder of its own, as a user would."""
+    """Runs `python -m autotune` in a separate folder, as a user would."""
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
@@ -41,7 +41,7 @@ class Cli:
         )
 
     def refused(self, *words: str) -> str:
-        """Returns the message of a command that must end with status 2, one message, no traceback."""
+        """Runs a command that must be refused (status 2, one message, no traceback), and returns the message."""
         ended = self(*words)
         assert ended.returncode == 2, ended.stderr
         assert "Traceback" not in ended.stderr
@@ -57,7 +57,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def is_gone():
-    """Returns a check that no process of a process group is left, waiting a little for the last to go."""
+    """Returns a function that checks that no process of a process group is left; it waits a little for the last one."""
 
     def check(group: int) -> bool:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What a user may get wrong: exit code 2, one message with the nearest thing that exists, no traceback."""
+"""A user's mistakes end with exit code 2 and one message that names the nearest valid word, without a traceback."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def test_ui_without_studies_says_how_to_make_one(cli):
 
 @pytest.mark.parametrize("runs_dir", ["afile/runs", "/proc/runs"])
 def test_runs_folder_that_cannot_be_written_is_refused(cli, runs_dir):
-    (cli.cwd / "afile").write_text("", encoding="utf-8")  # below a file nobody can write, root neither
+    (cli.cwd / "afile").write_text("", encoding="utf-8")  # not even root can make a file below a file
     (cli.cwd / "train.py").write_text("", encoding="utf-8")
     message = cli.refused("run", "--runs-dir", runs_dir, "--", "python", "train.py")
     assert "runs_dir: cannot be written" in message

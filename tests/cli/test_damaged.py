@@ -17,7 +17,7 @@ DAMAGE = {
     "a list": lambda text: "[1, 2]",
     "bytes": lambda text: text.encode()[:100] + b"\xff\xfe",
     "deep": lambda text: "[" * 100_000,
-    "another schema": lambda text: json.dumps({**json.loads(text), "schema": 99}),
+    "another schema": lambda text: json.dumps({**json.loads(text), "schema": "99"}),
     "of another kind": lambda text: json.dumps({**json.loads(text), "trials": 5, "machine": 7, "command": 1, "knobs": 3}),
     "without fields": lambda text: json.dumps({"schema": 1}),
 }
@@ -40,7 +40,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Returns a function that runs a command and returns what it printed; it must end with the status it is told."""
+    """Returns a function that runs a command, checks its exit status, and returns its output."""
 
     def run(status, *words):
         assert main(words) == status

@@ -34,7 +34,7 @@ class cuda:
 
 @pytest.fixture
 def machine(cli, tmp_path_factory):
-    """Gives the machine another driver and another torch: modules that come first on the path."""
+    """Replaces the machine's driver and torch by stand-in modules that come first on the path."""
 
     def make(*, init="pass", code=18, architectures=("sm_90",), torch=TORCH):
         folder = tmp_path_factory.mktemp("machine")

@@ -1,4 +1,4 @@
-"""What `show --why` and `explain` say, and what they refuse."""
+"""What `show --why` and `explain` print, and which input they refuse."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""`autotune export` as users run it: the file, and on standard error what it cannot say."""
+"""`autotune export` as users run it: the file, and on standard error the settings that it cannot express."""
 
 import json
 

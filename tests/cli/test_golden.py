@@ -1,8 +1,8 @@
-"""What a person sees at several widths and in a pipe, whole and as it is: tests/cli/golden.
+"""Compares the complete output at several widths, and in a pipe, with the files in tests/cli/golden.
 
     GOLDEN=write python -m pytest tests/cli/test_golden.py
 
-writes the screens anew; look at them before they are committed.
+writes these files again. Look at them before you commit them.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def compare(name: str, width: int | None, text: str) -> None:
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(said, encoding="utf-8")
     assert said == file.read_text(encoding="utf-8")
-    assert "…" not in said or name in ("help", "run")  # which the CLI library lays out; a footer has a line for each thing
+    assert "…" not in said or name in ("help", "run")  # the CLI library shortens help; a footer has one line per entry
     if width:
         assert max(map(len, said.splitlines())) <= width
 

@@ -1,14 +1,15 @@
-"""The live view, drawn on a terminal of our own: what stands where, and that nothing breaks its columns."""
+"""The live view on a simulated terminal: what it shows where, and that nothing breaks its columns."""
 
 import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from autotune.cli.live import LiveView
 from autotune.cli.plain import PlainLines, Quiet
-from autotune.cli.terminal import THEME
+from autotune.cli.terminal import THEME, console
 from autotune.harness.protocol import PHASES, Progress
 from autotune.records import Kind
 from autotune.testing.studies import make_study
@@ -21,7 +22,7 @@ def folder(tmp_path):
 
 
 class Screen:
-    """A live view on a terminal of a given width, at a given second of the study."""
+    """A live view on a terminal of a given width, at a given time of the study."""
 
     def __init__(self, folder, width: int, second: float = 190.0) -> None:
         self.study = folder.read_study()
@@ -183,3 +184,14 @@ def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
     assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
     screen.view.started(study)
     assert "warm start: s-1" in screen.text.getvalue()
+
+
+def test_lines_in_a_pipe_end_without_blanks(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("name", "value")
+    table.add_row("a", "1")
+    console().print(table)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 2
+    assert max(map(len, printed)) < 100
+    assert not any(line.endswith(" ") for line in printed)

@@ -9,7 +9,7 @@ from autotune.cli import app
 from autotune.cli import main as cli_main
 from autotune.cli.main import main, split
 
-COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "inspect", "knobs"]
+COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "prune", "inspect", "knobs"]
 
 
 def test_everything_behind_the_first_dashes_is_the_command():

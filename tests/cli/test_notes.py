@@ -1,4 +1,4 @@
-"""What a user is told who may have meant something else, before anything is run."""
+"""Notes on words that the user probably meant differently, printed before anything runs."""
 
 import json
 import sys

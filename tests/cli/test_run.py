@@ -1,4 +1,4 @@
-"""What `autotune run` makes of a study's end; the study itself is replaced, it has tests of its own."""
+"""What `autotune run` prints and returns when a study ends in a given way; the study itself is replaced."""
 
 import dataclasses
 import json

@@ -1,12 +1,15 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
 from autotune.cli.ranks import block
 from autotune.cli.terminal import THEME
+from autotune.run_dir import StudyFolder
 from autotune.testing.studies import make_study
 
 
@@ -53,7 +56,7 @@ def test_list_is_available_as_json(cli, study):
 def test_show_without_a_name_is_the_study_that_started_last(cli, study):
     later = make_study(cli.cwd / "runs", "aaa")
     record = later.read_study()
-    record.started_at -= 100  # somebody has set the clock back
+    record.started_at -= 100  # the clock was set back
     later.write_study(record)
     assert [row["study"] for row in json.loads(cli("list", "--json").stdout)] == ["resnet18", "aaa"]
     assert cli("show").stdout.startswith("aaa")
@@ -151,3 +154,38 @@ def test_knobs_are_lines_by_family_that_mark_what_is_searched_and_what_is_imposs
     assert re.search(r"^  threads\.omp ", said, re.MULTILINE)
     assert "threads.mkl" not in cli("knobs", "nccl").stdout
     assert "a key of the configuration, not a knob" in cli.refused("knobs", "train.global_batch")
+
+
+def test_a_list_reads_each_document_of_a_study_once_whatever_the_number_of_studies(tmp_path):
+    for number in range(6):
+        make_study(tmp_path / "runs", status="interrupted" if number % 2 else "complete")
+    script = (
+        "import collections, sys; from autotune.cli.main import main; opened = collections.Counter();"
+        "sys.addaudithook(lambda name, said: opened.update([str(said[0])] if name == 'open' else []));"
+        "main(['list']); print(*{f'{n} {f}' for f, n in opened.items() if 'runs/' in f}, sep='\\n', file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.count("to continue") == 3
+    opened = sorted(line for line in ended.stderr.splitlines() if "json" in line)
+    names = ("owner.json", "study.json", "summary.json")
+    assert [line for line in opened if "owner" not in line] == sorted(
+        f"1 runs/{folder.name}/{name}" for folder in (tmp_path / "runs").iterdir() for name in names[1:]
+    )
+    assert all(line.startswith("1 ") for line in opened)
+
+
+def test_a_list_needs_no_trials_of_a_summary(tmp_path, monkeypatch):
+    folder = make_study(tmp_path / "runs")
+    summary = {**folder.read_summary(), "num_trials": 8}
+    folder.write_summary(summary)
+    monkeypatch.setattr(StudyFolder, "read_summary", lambda _: pytest.fail("all of the summary was read"))
+    assert folder.read_outline() == {**summary, "trials": []}
+
+
+@pytest.mark.parametrize("end", [-1, -200], ids=["a byte short", "cut short"])
+def test_an_outline_of_a_damaged_summary_is_refused(tmp_path, end):
+    folder = make_study(tmp_path / "runs")
+    folder.write_summary({**folder.read_summary(), "num_trials": 8})
+    folder.summary_file.write_text(folder.summary_file.read_text()[:end])
+    with pytest.raises(ValueError, match=r"delimiter|Expecting|Unterminated"):
+        folder.read_outline()

@@ -1,4 +1,4 @@
-"""What stands for a study on a command line: the same in every command."""
+"""The words that name a study on a command line are the same for every command."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder, call, find, studies
 from autotune.testing.studies import make_study
 
-# A command and what it prints of the study that it was given, which ran in a folder of its own that is gone.
+# Command -> a part of its output that shows which study it used. The folder in which that study ran is gone.
 COMMANDS = {
     "show": (["show"], "files        {folder}"),
     "trial": (["show", "--trial", "5"], "everything else is in {folder}/trials/0005"),
@@ -32,7 +32,7 @@ PLACES = ["runs/first", "b/second", "./b/second/", "b/second/report.html", "b/se
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Two studies, one in the runs folder and one elsewhere, each made in a working directory of its own."""
+    """Makes two studies, one in the runs folder and one elsewhere, each in its own working directory."""
     monkeypatch.chdir(tmp_path)
     for runs, name in (("runs", "first"), ("b", "second")):
         folder = make_study(Path(runs), name)
@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch):
 
 
 def said(capsys, *words):
-    """Returns what a command prints, on one line."""
+    """Runs a command and returns its output as one line."""
     main(list(words))
     ended = capsys.readouterr()
     assert "Traceback" not in ended.err
@@ -121,7 +121,7 @@ def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, 
     assert "files first" in said(capsys, "show", "first")
     monkeypatch.chdir(here / "runs" / "first")
     for word in (".", "report.html"):
-        folded = said(capsys, "show", word).replace(" ", "")  # a long path takes several lines
+        folded = said(capsys, "show", word).replace(" ", "")  # long paths are wrapped
         assert f"files{here}/runs/first" in folded
         assert "\u2026" not in folded
 

@@ -1,4 +1,4 @@
-"""`autotune show STUDY --trial N`, and how the table says what a trial changes."""
+"""`autotune show STUDY --trial N`, and how the table describes a trial's changes."""
 
 import json
 

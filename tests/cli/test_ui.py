@@ -1,4 +1,4 @@
-"""`autotune ui` for real, and what a browser shows of a study in it."""
+"""Runs the real `autotune ui`, and reads a study's pages in a browser."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.trackers.browser import browser_page
 
 
 class Ui:
-    """A running `autotune ui`: its process, the address it printed."""
+    """A running `autotune ui`: its process, and the address that it printed."""
 
     def __init__(self, cli) -> None:
         self.process = cli.start("ui")
@@ -65,7 +65,7 @@ def page(ui, tmp_path_factory):
 
 @pytest.fixture
 def shoot(page, tmp_path_factory, request):
-    """Keeps a picture of what the page showed at the test's end, for whoever wants to look."""
+    """Saves a picture of the page at the end of the test, for people to look at."""
     yield
     page.screenshot(path=str(tmp_path_factory.getbasetemp() / f"{request.node.name}.png"))
 
@@ -124,7 +124,7 @@ def test_nothing_runs_but_one_server(ui):
     assert len(ui.children) <= 3  # MLflow's command, its server, Python's resource tracker
 
 
-def test_it_ends_on_sigterm_without_leftovers(ui):  # last: it ends the server of this file
+def test_it_ends_on_sigterm_without_leftovers(ui):  # last, because it ends the server that the other tests use
     children = ui.children
     assert ui.end(signal.SIGTERM) == 0
     gone, alive = psutil.wait_procs(children, timeout=10)

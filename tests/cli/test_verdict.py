@@ -1,4 +1,4 @@
-"""The verdict in a line, for every way a study can stand."""
+"""The verdict in one line, for every state of a study."""
 
 import io
 
@@ -7,6 +7,7 @@ from rich.console import Console
 
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
+from autotune.explained import limit_lines
 from autotune.quantities import number_text
 from autotune.report.verdict import headline, next_commands
 from autotune.testing.studies import make_study
@@ -104,9 +105,7 @@ def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner
     where = f"{folder.name} --runs-dir {tmp_path / 'runs'}"
     line = f"autotune apply {where} -- python 'my train.py' --size '{{loader.batch_size=8}}'"
     assert line in next_commands(summary, folder.path)
-    assert not any(
-        command.startswith("autotune apply") for command in next_commands({**summary, "is_recipe": True}, folder.path)
-    )
+    assert f"autotune apply {where}" in next_commands({**summary, "is_recipe": True}, folder.path)
     assert next_commands({**summary, "command": ["python", "x" * 300]}, folder.path)[1] == f"autotune apply {where} -- COMMAND"
 
 
@@ -256,3 +255,18 @@ def test_verdict_says_what_the_search_took_and_when_that_is_repaid(tmp_path, cos
     summary = {**folder.read_summary(), "search_cost": {"seconds": 482.0, "trials": 31, **cost}}
     assert said in lines(summary, folder.path)
     assert "31 trials" in drawn(summary, folder.path, 100)
+
+
+def test_without_a_large_finding_the_phases_of_a_step_say_what_limits_it():
+    phases = {"input": 0.078, "transfer": 0.0, "forward": 0.331, "backward": 0.705, "optimizer": 0.011}
+    finding = {
+        "cause": "too few workers", "where": "training thread", "remedy": {"knob": "loader.num_workers", "value": 1},
+        "gain": {"low": 0.0, "mid": 0.03, "high": 0.07, "kind": "predicted"},
+    }  # fmt: skip
+    entry = {"trial": 9, "phases_s": phases, "findings": [finding], "passes": {}}
+    summary = {"best": {"trial": 9}, "explanation": {"explained": [entry]}}
+    first, second = limit_lines(summary)
+    assert first == "no single cause: a step is 63 % backward, 29 % forward, 7 % input"
+    assert second.startswith("too few workers")
+    finding["gain"] = {"low": 0.1, "mid": 0.2, "high": 0.3, "kind": "predicted"}
+    assert len(limit_lines(summary)) == 1

@@ -1,4 +1,4 @@
-"""`autotune verify` as users run it: a whole study of a program that answers at once, then its best.yaml again."""
+"""`autotune verify` as users run it: a whole study of a stub program, and then a verification of its best.yaml."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from autotune.errors import ClaimBroken
 from autotune.testing.stub_programs import PRELUDE
 from tests.cli.conftest import Cli
 
-# bf16 is as many times as fast as the file `factor` says; with `halt` the baseline never answers, with `refuse` bf16 cannot be.
+# The file `factor` holds the speed-up of bf16. If `halt` exists, the baseline hangs; with `refuse`, bf16 is not applicable.
 PROGRAM = """
 factor = float(open("factor").read())
 if os.path.exists("halt") and not spec["knobs"].get("precision.amp"):
@@ -35,7 +35,7 @@ QUICK = ["--rounds", "2"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder in which a study of the program has been run."""
+    """Returns a folder in which a study of the program was run."""
     place = tmp_path_factory.mktemp("user")
     (place / "train.py").write_text(PRELUDE + PROGRAM)
     (place / "space.yaml").write_text("precision.amp: ['off', bf16]\n")
@@ -62,7 +62,7 @@ def cli(place, monkeypatch):
 
 @pytest.fixture
 def own(cli):
-    """Returns what a study's own claim needs beside its name: the secret it was pinned to."""
+    """Returns the words that the verification needs besides the study's name: the pinned secret, which is not in the file."""
     cli.environment["HF_TOKEN"] = "hunter2222"
     return cli
 
@@ -145,7 +145,7 @@ def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, pl
 @pytest.mark.thorough
 def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, place):
     (place / "factor").write_text("1.1")
-    (place / "halt").touch()  # the baseline never answers
+    (place / "halt").touch()  # the baseline hangs
     running = own.start("verify", "s", *QUICK)
     deadline = time.monotonic() + 60
     while "baseline starts" not in running.stdout.readline():

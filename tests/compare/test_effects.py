@@ -1,4 +1,4 @@
-"""What the trials of a study say of each change: simulated searches whose effects are known."""
+"""Effects estimated from all trials of a study, on simulated searches whose effects are known."""
 
 import math
 
@@ -113,7 +113,7 @@ def test_trials_that_could_not_win_tell_nothing():
 
 
 def test_a_small_effect_beside_a_sixfold_one_keeps_its_sign_although_the_large_ones_interact():
-    """On a recorded table, a batch that made the program six times as fast turned +10 % of another change into -16 %."""
+    """On a recorded table, a batch with a sixfold effect made the estimate of another change -16 % instead of +10 %."""
     rates = {
         (): 9860, ("amp", "opt"): 10300, ("amp", "batch", "opt"): 63000, ("amp", "batch"): 56800, ("batch", "opt"): 22200,
     }  # fmt: skip

@@ -9,7 +9,10 @@ def trial(number, value=None, outcome=Outcome.ok):
 
 
 def taking_turns(answers, seed=0):
-    """Returns an interleaving of trials 1 and 0 and the numbers that it measures, in order; `answers` are the values given."""
+    """Returns an interleaving of trials 1 and 0, and the list of trial numbers in the order in which it measures them.
+
+    `answers` are the measured values.
+    """
     measured, left = [], list(answers)
 
     def measure(first):

@@ -1,4 +1,4 @@
-"""What is known of the spread besides the pairs that are judged."""
+"""The spread of a measurement, estimated from everything except the pairs that are judged."""
 
 import math
 
@@ -68,7 +68,10 @@ def test_a_damaged_record_is_as_good_as_none(stored):
 
 
 def test_a_claim_of_two_pairs_is_held_against_a_later_one_with_its_own_freedom():
-    """The standard error is taken back from the interval: with one degree of freedom it would come out four times too small."""
+    """The standard error is computed from the interval, which needs the interval's own degrees of freedom.
+
+    With one degree of freedom instead, the error would be four times too small.
+    """
     then = stats.paired_ratio([150.0, 153.0], [100.0, 100.0], noise=Noise(spread=0.02, freedom=6))
     now = stats.paired_ratio([148.0, 150.0, 151.0, 149.0], [100.0] * 4)
     left = stats.quotient(now, then)

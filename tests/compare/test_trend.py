@@ -1,4 +1,4 @@
-"""What is said of a machine that changes during the finals: simulated rounds whose trend is known."""
+"""What is reported about a machine that changes during the finals, on simulated rounds whose trend is known."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_a_clear_trend_is_seen():
 @pytest.mark.parametrize(
     "rates",
     [
-        [10.0, 20.0, 9.0, 22.0, 8.0, 24.0],  # one falls and the other rises: not the machine
+        [10.0, 20.0, 9.0, 22.0, 8.0, 24.0],  # one rate falls and the other rises, so the machine is not the cause
         [10.0, 20.0, 9.99, 19.97, 9.98, 19.96],  # too little to mention
         [10.0, 20.0],
     ],

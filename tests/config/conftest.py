@@ -1,4 +1,4 @@
-"""A machine that never changes, so that bounds are the same on every host, and a way to compose on it."""
+"""Fixtures that compose configurations for a fixed machine, so that bounds are the same on every host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make() -> Make:
 
 @pytest.fixture
 def refused(make: Make) -> Callable[..., list[str]]:
-    """Returns the problems that an input is refused with."""
+    """Returns a function that composes bad input and returns the reported problems."""
 
     def _refused(*overrides: str, **rest: Any) -> list[str]:
         with pytest.raises(BadInput) as caught:

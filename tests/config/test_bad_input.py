@@ -1,4 +1,4 @@
-"""What one BadInput holds of an input that cannot be used. Single bad words, files and commands: tests/corpus."""
+"""One BadInput lists all problems of an input. tests/corpus has the single bad words, files and commands."""
 
 from __future__ import annotations
 

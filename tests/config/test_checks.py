@@ -1,4 +1,4 @@
-"""Amounts of memory, and processes beside GPUs."""
+"""Checks of memory limits, of the number of processes and GPUs, and of pinned knobs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def summary():
 
 @pytest.fixture
 def read(tmp_path):
-    """Writes a file and returns what it claims."""
+    """Returns a function that writes a file and returns the claim in it."""
 
     def _read(text):
         (tmp_path / "best.yaml").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is said of launch.slurm and launch.ray before the engine itself is asked."""
+"""Problems of launch.slurm and launch.ray that are reported before a job is requested."""
 
 import pytest
 
@@ -123,4 +123,4 @@ def test_arguments_of_srun_are_one_text():
 def test_a_step_asks_for_its_own_cores_alone():
     assert "--exact" in command(SlurmOptions(cpus=2), {"SLURM_JOB_ID": "12"})
     assert "--exact" not in command(SlurmOptions(cpus=2), {})
-    assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the whole of the job
+    assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the step may use the whole job

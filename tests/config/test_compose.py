@@ -160,7 +160,7 @@ def test_one_key_has_three_meanings(make) -> None:
     [
         ("loader.num_workers=choice(0,4,8)", Choice((0, 4, 8))),
         ("loader.num_workers=0,4,8", Choice((0, 4, 8))),
-        ("loader.num_workers=range(0,16,4)", Choice((0, 4, 8, 12))),  # Hydra leaves the stop out
+        ("loader.num_workers=range(0,16,4)", Choice((0, 4, 8, 12))),  # the stop is excluded, as in Hydra
         ("loader.num_workers=range(3)", Choice((0, 1, 2))),
         ("loader.num_workers=range(8,0,-4)", Choice((8, 4))),
         ("loader.num_workers=interval(1,8)", IntInterval(1, 8)),
@@ -221,7 +221,7 @@ def test_options_reach_the_recipe_as_flags(make) -> None:
         ("--seed", "7"),
         ("--device", "cpu"),
         ("--image-size", "64"),
-        ("--epochs", str(TRIAL_EPOCHS)),  # small data do not end a trial before it has measured
+        ("--epochs", str(TRIAL_EPOCHS)),  # so that small data do not end a trial before it has measured
     ]:
         assert parts[parts.index(flag) + 1] == value
     assert not {"--batch-size", "--num-workers"} & set(parts)
@@ -328,7 +328,7 @@ def test_threads_may_compose_at_once(make) -> None:
 def test_the_layout_of_a_wheel_works_as_a_checkout_does(tmp_path: Path) -> None:
     package = Path(autotune.__file__).parent
     shutil.copytree(package, tmp_path / "autotune", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conf", "search_spaces"):  # what the build configuration's force-include does
+    for name in ("conf", "search_spaces"):  # as the build configuration's force-include does
         shutil.copytree(folder(name), tmp_path / "autotune" / name, dirs_exist_ok=True)
     code = (
         "from autotune.config.compose import compose; import autotune;"
@@ -437,7 +437,7 @@ def test_paths_behind_a_key_know_the_home_folder(make, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("has_driver", [False, True])
 def test_a_machine_that_has_no_gpu_is_told_at_once(monkeypatch: pytest.MonkeyPatch, has_driver: bool) -> None:
-    monkeypatch.setattr("autotune.config.checks.has_gpu_driver", lambda: has_driver)  # NVML may be missing beside a driver
+    monkeypatch.setattr("autotune.config.checks.has_gpu_driver", lambda: has_driver)  # NVML may be missing even with a driver
     facts = {"num_cores": 4, "gpus": []}
     words = ["model=resnet18", "device.kind=cuda"]
     if has_driver:

@@ -1,4 +1,4 @@
-"""Secret knob values: what a composed study holds of them, and what a trial's process gets."""
+"""Secret knob values: a composed study holds only stand-ins, and a trial's process gets the values."""
 
 import hashlib
 import json
@@ -80,7 +80,7 @@ def test_a_secret_in_the_command_reaches_the_program_and_no_title(make):
 
 
 def written_down(composed):
-    """Returns what resuming a study reads from its folder: everything but what the stand-ins stand for."""
+    """Returns what a resumed study reads from its folder: everything except the values behind the stand-ins."""
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), yaml.safe_load(composed.yaml)))
     parts = composed.secrets.words(composed.command.parts)
     return config, composed.space, CommandTemplate(parts=parts, placeholders=composed.command.placeholders)

@@ -1,4 +1,4 @@
-"""No key is accepted and then read nowhere. Knobs have their own proof: tests/harness/test_knob_contract.py."""
+"""Every accepted key is read somewhere. For knobs, tests/harness/test_knob_contract.py shows this."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.knobs.catalogue import CATALOGUE
 
 PACKAGE = Path(autotune.__file__).parent
 NO_READERS = ("config/schema.py", "config/checks.py", "config/recipe.py", "config/describe.py", "testing/", "programs/")
-CARRIED = {"provenance"}  # what an exported file says of its origin: for people, kept in config.yaml
-ALIASES = {"screening": {"rules"}, "finals": {"rules"}, "constraints": {"keep"}}  # how readers call what they are handed
+CARRIED = {"provenance"}  # origin of an exported file, kept in config.yaml for people
+ALIASES = {"screening": {"rules"}, "finals": {"rules"}, "constraints": {"keep"}}  # their names in the code that reads them
 
 
 def reads() -> set[tuple[str, str]]:
-    """Returns (name before the dot, name behind it) of every attribute that is read."""
+    """Returns (name before the dot, name after it) for every attribute that the code reads."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         if path.relative_to(PACKAGE).as_posix().startswith(NO_READERS):

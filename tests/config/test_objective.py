@@ -1,4 +1,4 @@
-"""Objectives as they are typed, filed, written down and read again; what this machine cannot measure is refused."""
+"""Objectives on the command line, in files and in records; objectives that this machine cannot measure are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the user's own: found before anything is trained, or refused by name."""
+"""The user's own parts of a recipe are found before anything is trained, or refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.config.conftest import FACTS
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a module of the user's own, which notes that it was imported."""
+    """Makes a working directory with a user's module, which leaves a file when it is imported."""
     (tmp_path / "mine.py").write_text(
         "open('imported', 'w').close()\ndef model(): ...\ndef data(root): ...\ndef step(model, batch): ...\n"
     )
@@ -55,7 +55,7 @@ def config(python: Path, **parts: str) -> StudyConfig:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[[str], Path]:
-    """Returns a function that makes an interpreter which does what a line of shell says."""
+    """Returns a function that makes a stand-in for an interpreter, from a line of shell."""
 
     def make(line: str) -> Path:
         path = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""What a command runs, read off its words: for the study's name, and for what can be checked before anything starts."""
+"""Finds out from a command's words what it runs, for the study's name and for checks before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a recipe before it starts."""
+"""Checks of a recipe before it starts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_does_not_go_together_is_refused(keys: dict[str, object], message: 
 
 def test_a_program_without_transformers_is_told_before_the_first_trial(tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\nexit 1\n")  # what an interpreter says that has no such package
+    bare.write_text("#!/bin/sh\nexit 1\n")  # stands for an interpreter without the package
     bare.chmod(0o755)
     said = f"model.source: transformers is not installed where the recipe runs, got 'transformers'. Install it: {bare} -m pip"
     assert problems_of_recipe(with_keys({**GPT2, "program.python": str(bare)}))[0].startswith(said)
@@ -168,4 +168,4 @@ def test_what_is_not_the_users_own_comes_from_the_script_that_fits(keys: dict[st
 def test_folders_that_hold_themselves_end(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "again").symlink_to(".")
-    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []  # what is that deep is not looked at
+    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []  # folders that deep are not searched

@@ -11,7 +11,7 @@ from autotune.space import Choice, IntInterval, domain_from_json
 
 @pytest.fixture
 def kept(tmp_path):
-    """Returns a function that composes a study, keeps it as a study's folder would, and reads it back."""
+    """Returns a function that composes a study, writes it as into a study's folder, and reads it back."""
 
     def keep(*overrides, command=("python", "-c", "pass", "{loader.batch_size=64}"), change=()):
         composed = compose(list(overrides), command=list(command) if command else None)

@@ -1,4 +1,4 @@
-"""launch.slots: bad input is refused before anything is measured, and auto is one slot a GPU for a program with one GPU."""
+"""launch.slots: bad input is refused before anything is measured; auto is one slot per GPU for a program that uses one GPU."""
 
 import pytest
 
@@ -57,14 +57,17 @@ def test_gpus_that_are_hidden_do_not_count(monkeypatch):
 
 def test_pinned_and_unlike_gpus_are_refused():
     said = refusal("launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'", gpus=GPUS)
-    assert "launch.slots: env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs, got 2" in said
-    assert "rates of unlike GPUs cannot be compared, got 3 on A100 and T4" in refusal("launch.slots=3", gpus=UNLIKE)
+    assert "launch.slots: got 2, but env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs" in said
+    assert "got 3 on A100 and T4, but rates of unlike GPUs cannot be compared" in refusal("launch.slots=3", gpus=UNLIKE)
 
 
 def test_inside_an_allocation_each_slot_needs_a_share_of_the_cpus(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     said = refusal("launch.slots=2", "launcher=slurm")
-    assert "launch.slots: the first would take all CPUs of job 12, got 2. Give each its share: launch.slurm.cpus=N." in said
+    assert (
+        "launch.slots: got 2, but the first slot would take all CPUs of job 12. Give each slot its share: launch.slurm.cpus=N."
+        in said
+    )
 
 
 def test_auto_is_one_slot_a_gpu_for_a_program_with_one_gpu():

@@ -1,4 +1,4 @@
-"""Bad commands behind `--`, and bad words for the other commands of ours. What is typed, and what the message must say."""
+"""Bad commands after `--`, and bad words for autotune's own commands, each with the message that it must cause."""
 
 COMMANDS: list[tuple[list[str], str]] = [
     ([], "COMMAND: no command after '--'"),
@@ -91,7 +91,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["python", "train.py", "{env.A.B}"], "not a name of an environment variable"),
 ]
 
-# Recipe keys beside a command, which has no use for them.
+# Recipe keys together with a command, for which they have no effect.
 WITH_COMMAND: list[tuple[list[str], str]] = [
     (["model=resnet18"], "model: belongs to a built-in recipe, got 'model=resnet18'"),
     (["data=photos"], "data: belongs to a built-in recipe"),
@@ -189,6 +189,9 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["knobs", "env."], "env.: not a name of an environment variable"),
     (["knobs", "env.PYTHONPATH"], "env.PYTHONPATH: not free to tune"),
     (["sync", "nosuch"], "STUDY: no such study"),
+    (["prune", "--yes", "nosuch"], "STUDY: no such study"),
+    (["prune", "--yes", "--older-than", "a month"], "--older-than: not an age, got 'a month'"),
+    (["prune", "--yes", "--older-than", "3d", "nosuch"], "--older-than: cannot be combined with STUDY, got both"),
     (["sync", "--uri", "localhost:5000"], "--uri: not a tracking address, got 'localhost:5000'"),
     (["sync", "--all", "--uri", "http://me:s3cret@host:port"], "--uri: not an address of a server, got 'http://***@host:port'"),
     (["sync", "--all", "--follow"], "--all: cannot be combined with STUDY or --follow, got both"),

@@ -1,4 +1,4 @@
-"""A folder with everything the corpus speaks of, and a command line in it that must refuse what it is given."""
+"""Fixtures of the corpus: a folder with all the files that it names, and a command line that must refuse its input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FILES = {
     "bin/torchrun": (STUB, 0o755),
     "bin/accelerate": (STUB, 0o755),
 }
-_started: list[str] | None = None  # what was started while a command line ran; None while nobody listens
+_started: list[str] | None = None  # programs started while a command line ran; None while they are not recorded
 
 
 def _listen(event: str, arguments: tuple[Any, ...]) -> None:
@@ -55,7 +55,7 @@ sys.addaudithook(_listen)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the working directory: scripts, folders of images, programs that leave a marker when they are run."""
+    """Returns the working directory, with scripts, folders of images, and programs that leave a marker when they are run."""
     for name, (text, mode) in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))  # so that an import of `marker` would work, and be seen
+    monkeypatch.syspath_prepend(str(tmp_path))  # so that an import of `marker` would work and leave a trace
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     for name in ("SURELY_NOT_SET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
@@ -82,7 +82,10 @@ def _no_study(*_: Any) -> None:
 
 @pytest.fixture
 def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """Returns the messages a command line is refused with; nothing may have been started, written or printed beside them."""
+    """Returns a function that runs a command line and returns the messages with which it was refused.
+
+    The function fails if anything was started, written, or printed besides the messages.
+    """
 
     def _refused(*words: str) -> list[str]:
         before = _tree(place)

@@ -1,11 +1,11 @@
-"""Bad YAML: configuration files chosen with `+mine=best`, and search spaces. Content, and what the message must say."""
+"""Bad YAML of configuration files (chosen with `+mine=best`) and search spaces, with the message that each must cause."""
 
 TOP = "# @package _global_\n"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{this}: &{this} [{','.join([f'*{before}'] * 9)}]\n" for before, this in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
-# What no file may be, whatever it is for.
+# Content that is refused in every kind of file.
 UNREADABLE: list[tuple[bytes, str]] = [
     (b"a: [\n", "line 2: expected the node content"),
     (b"a: b: c\n", "line 1: mapping values are not allowed here"),
@@ -46,7 +46,7 @@ UNREADABLE: list[tuple[bytes, str]] = [
     (b"\x80\x04\x95\x10\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93", "not UTF-8 text, byte 0"),  # a pickle
 ]
 
-# What cannot be a mapping of keys.
+# Content that is not a mapping of keys.
 NO_MAPPING: list[bytes] = [
     b"- 1\n",
     b"just text\n",
@@ -58,7 +58,7 @@ NO_MAPPING: list[bytes] = [
     b"\xef\xbb\xbf- 1\n",
 ]
 
-# Configuration files. Their keys are checked one by one, and every one that is wrong is named.
+# Configuration files. Every wrong key is named.
 FILES: list[tuple[str, list[str]]] = [
     (f"{TOP}loader: {{batchsize: 3}}\n", ["loader.batchsize: there is no such key"]),
     (f"{TOP}precision: {{amp: fp8}}\n", ["precision.amp: no such value, got 'fp8'"]),

@@ -1,4 +1,4 @@
-"""Bad KEY=VALUE words: what is typed, and what the message must say."""
+"""Bad KEY=VALUE words, each with the message that it must cause."""
 
 LONG = 5000
 
@@ -46,7 +46,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("provenance={study: x}", "provenance: cannot be set like this"),
     ("provenance.study=x", "provenance.study: there is no such key"),
     ("defaults=[]", "defaults: there is no such key"),
-    # names that are in no table
+    # unknown names
     ("model=resnet81", "model: no such model, got 'resnet81'. Did you mean 'resnet18'?"),
     ("model=null", "model: no such model, got None"),
     ("model=[resnet18,resnet50]", "model: no such model"),
@@ -159,7 +159,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("model=resnet18,resnet50", "model: only knobs can be tuned"),
     ("study.seed=range(3)", "study.seed: only knobs can be tuned"),
     ("tiers=exact,numerics", "tiers: only knobs can be tuned"),
-    # what this machine cannot serve
+    # values that this machine cannot serve
     ("loader.num_workers=100000", "more than this machine can serve"),
     ("loader.num_workers=choice(0,100000)", "more than this machine can serve"),
     ("loader.num_workers=interval(0,100000)", "more than this machine can serve"),
@@ -170,7 +170,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("threads.intra=0", "threads.intra: too small"),
     ("threads.omp=-4", "threads.omp: too small, got -4"),
     (f"loader.num_workers={'9' * 4000}", "more than this machine can serve"),
-    # numbers that make no sense
+    # numbers out of range
     ("study.budget.minutes=0", "study.budget.minutes: too small, got 0.0. Allowed: above 0"),
     ("study.budget.minutes=-1", "study.budget.minutes: too small"),
     ("study.budget.minutes=nan", "study.budget.minutes: not a number, got nan"),
@@ -208,7 +208,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("measure.step_s=0", "measure.step_s: too small"),
     ("parity.steps=-1", "parity.steps: too small, got -1"),
     ("parity.tolerance=11", "parity.tolerance: too large, got 11"),
-    # what recipes cannot do
+    # values and combinations that are not possible
     ("launch.slurm.partition=gpu", "launch.slurm.partition: has no effect with launcher=local, got 'gpu'. Give launcher=slurm"),
     ("launch.queue_minutes=0", "launch.queue_minutes: too small, got 0"),
     ("launch.ray.gpus=1", "launch.ray.gpus: has no effect with launcher=local, got 1. Give launcher=ray"),
@@ -321,7 +321,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("env.=1", "'env.=1': no key before the '='"),
     ("env.A=choice()", "env.A: an empty domain"),
     ("env.A=interval(0,1)", "env.A: an interval needs a knob of whole numbers"),
-    # what is no override at all
+    # words that are no overrides
     ("foo", "'foo': not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes after --."),
     ("loader.num_workers", "'loader.num_workers': not KEY=VALUE, there is no '='"),
     ("", "no key before the '='"),

@@ -1,4 +1,4 @@
-"""Everything bad that people hand over: refused with exit code 2, by name, with nothing run and nothing written."""
+"""Every bad input of the corpus is refused with exit code 2 and a message that names it; nothing is run or written."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CLAIMS = [row for row in FILES if row[0].startswith(TOP) and "provenance" not in
 def test_claims_with_bad_keys(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "bad.yaml").write_text(content, encoding="utf-8")
     messages = refused("verify", "bad.yaml", "model=resnet18")
-    if not any("provenance" in message for message in messages):  # where the keys are fine there is still no claim
+    if not any("provenance" in message for message in messages):  # even if all keys are valid, the file has no claim
         says(messages, *parts)
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_file(refused: Refused, place: Path, kind: str, what: str) ->
     path = place / "mine" / "bad.yaml"
     make = {
         "folder": path.mkdir,
-        "pipe": lambda: os.mkfifo(path),  # nobody ever writes into it
+        "pipe": lambda: os.mkfifo(path),  # no program ever writes to it
         "loop": lambda: path.symlink_to("bad.yaml"),
         "dangling": lambda: path.symlink_to("nosuch"),
         "device": lambda: path.symlink_to("/dev/zero"),
@@ -159,7 +159,7 @@ def test_the_real_command_refuses_the_same(place: Path, words: list[str]) -> Non
 
 
 def _run(*words: str, cwd: Path, start: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process of its own; it must refuse."""
+    """Runs the command line in a new process; it must refuse its input."""
     before = {path for path in cwd.iterdir() if path.is_dir()} if cwd.exists() else set()
     ended = subprocess.run(
         [*(start or [sys.executable, "-m", "autotune"]), *words],

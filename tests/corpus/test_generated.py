@@ -1,4 +1,4 @@
-"""Input that nobody would write: it is used or refused, and nothing else happens."""
+"""Generated input is either used or refused; nothing else may happen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ often = settings(max_examples=30, deadline=None, derandomize=True, suppress_heal
 
 
 def is_taken(*words: str) -> bool:
-    """Returns whether a command line is used; otherwise it must be refused in the proper form."""
+    """Returns whether a command line is accepted; otherwise it must be refused in the proper form."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         code = main([*words])

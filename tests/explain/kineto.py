@@ -1,4 +1,4 @@
-"""Writes traces in Kineto's format (pytorch/kineto, libkineto/src/output_json.cpp), in place of a GPU."""
+"""Writes traces in Kineto's format (pytorch/kineto, libkineto/src/output_json.cpp), as if they came from a GPU."""
 
 from __future__ import annotations
 

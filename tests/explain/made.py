@@ -1,4 +1,4 @@
-"""Documents and evidence as the passes would write them, with only what a test is about given."""
+"""Makes documents and evidence in the form that the passes write; a test gives only the values that matter to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a small model under torch.profiler and writes what it was, for test_real_traces.py; run in a process of its own."""
+"""Trains a small model under torch.profiler and writes its true numbers, for test_real_traces.py; runs in its own process."""
 
 from __future__ import annotations
 

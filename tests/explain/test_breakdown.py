@@ -20,13 +20,13 @@ def test_each_instant_of_a_gpu_step_belongs_to_the_first_category_that_holds(tmp
     made = Kineto()
     made.step(1, 0, 20)
     made.phase("input", 0, 4)
-    made.copy("Memcpy HtoD (Pinned -> Device)", 3, 2)  # 1 ms of it while the host waits for input
+    made.copy("Memcpy HtoD (Pinned -> Device)", 3, 2)  # for 1 ms of this, the host waits for input
     made.phase("forward", 4, 6)
     made.operator("aten::mm", 4.5, 2, [[8, 8], [8, 8]], ["float", "float"])
     made.kernel(GEMM, 6, 3, launched=5.5)
-    made.kernel(GEMM_16, 8, 2)  # 1 ms of it beside the other
+    made.kernel(GEMM_16, 8, 2)  # 1 ms of this overlaps with the other kernel
     made.phase("backward", 10, 6)
-    made.kernel(ALL_REDUCE, 9, 3, stream=20)  # 1 ms of it under computing
+    made.kernel(ALL_REDUCE, 9, 3, stream=20)  # 1 ms of this overlaps with computing
     made.copy("Memcpy DtoH (Device -> Pageable)", 12, 1)
     made.copy("Memcpy DtoD (Device -> Device)", 13, 0.5)
     made.add("cuda_runtime", "cudaStreamSynchronize", 14, 1)

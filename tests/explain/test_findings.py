@@ -1,4 +1,4 @@
-"""Each rule finds its cause on a document, with place and size, and nothing on a healthy one."""
+"""Each rule finds its cause, with place and size, in a document that has it, and finds nothing in a healthy document."""
 
 from dataclasses import replace
 
@@ -175,7 +175,7 @@ def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
     assert (workers.cause, decode.cause) == ("too few workers", "slow decode")  # workers could hide most of the decoding
     assert (decode.gain.kind, decode.gain.low) == ("bound", 0.0)
     assert "input takes 50.0 ms of a step's 100 ms (50 %)" in decode.evidence
-    assert "too few workers" not in causes(made.evidence(documents))  # where workers cannot be set
+    assert "too few workers" not in causes(made.evidence(documents))  # the number of workers cannot be set here
     alone = top(made.evidence(documents))
     assert (alone.cause, alone.gain.kind, alone.gain.mid) == ("slow decode", "floor", decode.gain.mid)
     assert alone.gain.low > 0.3
@@ -209,7 +209,7 @@ def test_float32_products_where_16_bit_units_idle():
 
 
 def products(narrow: float, casts: float = 0.0) -> list:
-    """Returns documents of a program whose products take 40 ms in 32 bits and `narrow` seconds in 16 bits."""
+    """Returns documents of a program whose matrix products take 40 ms in 32 bits and `narrow` seconds in 16 bits."""
     timed = {"float32": 0.04, "bfloat16": narrow, "casts": casts, "timed_frac": 1.0}
     return [made.memory(flops=1e10, products=timed)]
 
@@ -232,8 +232,8 @@ def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     }  # fmt: skip
     finding = top(made.evidence(documents, **given, memory=products(0.01, casts=0.01)))
     assert (finding.cause, finding.knob, finding.value) == ("32-bit arithmetic", "precision.amp", "bf16")
-    # 80 of 100 ms are products. At most three quarters of them are saved, and half of the other 20 ms. With casts it is half of
-    # the products, and of that at least a half.
+    # Products take 80 of 100 ms. Upper end: three quarters of them are saved, and half of the other 20 ms. Lower end: with the
+    # casts, half of the products' time is saved, and only half of this counts.
     assert finding.gain.low == pytest.approx(100 / (100 - 20) - 1)
     assert finding.gain.high == pytest.approx(100 / (100 - 60 - 10) - 1)
     assert finding.gain.mid == pytest.approx(100 / (100 - 45) - 1)
@@ -295,7 +295,7 @@ def test_many_small_operators():
     ("input_s", "remedy"), [(0.0, "loader.batch_size"), (0.025, "loader.batch_size"), (0.025, "compile.mode")]
 )
 def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(input_s, remedy):
-    """252 operators of 8 us would take longer than the rest of the step does."""
+    """Calling 252 operators at 8 us each would take longer than the part of the step that input leaves."""
     documents = made.lines(FORWARD_LINE, wait_s=input_s, phases_s=made.phases(input=input_s))
     domains = {"loader.batch_size": [32, 64, 128]} if remedy == "loader.batch_size" else {"compile.mode": ["off", "default"]}
     given = {"domains": domains, "operations": [Operations(count=1e5)], "knobs": {"loader.batch_size": 32}}
@@ -309,7 +309,7 @@ def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(in
 
 
 def test_the_work_of_operators_is_not_calling_them():
-    """Of 9,000 operators, a hundred take 50 ms together: half of a step of 100 ms is no calling."""
+    """Of 9,000 operators, a hundred compute for 50 ms in all: half of the step of 100 ms is not the cost of calling them."""
     products = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 100.0, "seconds": 0.0508}
     small = {"operator": "aten::add", "kind": "elementwise", "phase": "forward", "count": 8900.0, "seconds": 0.03}
     given = {"domains": {"compile.mode": ["off", "default"]}}
@@ -386,7 +386,7 @@ def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_wou
     finding = top(of())
     assert (finding.cause, finding.where) == ("memory fragmentation", "rank 0")
     assert "30 % of 10 GB" in finding.evidence
-    assert 0.1 < finding.gain.mid < 0.2  # a batch 1.43 times as large, of which half a step does not grow
+    assert 0.1 < finding.gain.mid < 0.2  # a batch 1.43 times as large; half of the step does not grow with it
     for change in ({"capacity_bytes": 10**11}, {"fragmentation_frac": 0.05}, {"busy_s": 0.1}, {"busy_s": None}):
         assert causes(of(**change)) == []
 
@@ -400,7 +400,7 @@ def test_the_slow_rank_and_its_line_are_named():
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:55"
     assert finding.gain.mid == pytest.approx(0.1 / 0.07 - 1)
-    assert finding.gain.high == pytest.approx(0.1 / (0.8 * 0.07) - 1)  # the others' own work remains
+    assert finding.gain.high == pytest.approx(0.1 / (0.8 * 0.07) - 1)  # the other ranks' own work remains
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,4 +1,4 @@
-"""What kernels and operators are, by names from recorded traces and from the libraries' sources."""
+"""How kernels and operators are classified by name, with names from recorded traces and from the libraries' sources."""
 
 from __future__ import annotations
 

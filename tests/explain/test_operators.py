@@ -1,4 +1,4 @@
-"""Operators and kernels of a GPU's trace, their work and what bounds them."""
+"""Operators and kernels in a GPU's trace: their work, and what limits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All tables of an explanation: what is in them, and why others are absent."""
+"""All tables of an explanation: their content, and the reasons why tables are absent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_other_names_its_longest_line(tmp_path: Path) -> None:
 
 def test_workers_needed_follow_from_demand_and_service_time(tmp_path: Path) -> None:
     rows = {row["stage"]: row for row in explained([write(tmp_path, lines())]).tables.rows("stages")}
-    # D is 16 samples in 0.08 s without waiting, 200 a second; 1.1 x 200 x 0.005 s is 1.1 workers
+    # D is 16 samples in 0.08 s without waiting, which is 200 per second; 1.1 x 200 x 0.005 s gives 1.1 workers
     assert (rows["all"]["seconds"], rows["all"]["workers_needed"]) == (pytest.approx(0.005), 2)
     assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
     assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
@@ -149,7 +149,7 @@ def test_without_any_pass_every_table_is_absent_with_a_reason(tmp_path: Path) ->
         (None, "trace.rank0.json.gz: not there"),
         (b"", "trace.rank0.json.gz: cut short after 0 events"),
         (b'{"traceEvents": [{"ph": "X"', "trace.rank0.json.gz: cut short after 0 events"),
-        (b"CUDA error: out of memory", "trace.rank0.json.gz: not JSON: 'C' where '{' should be"),
+        (b"CUDA error: out of memory", "trace.rank0.json.gz: not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b'{"traceEvents": []}', "the trace has no ranges ProfilerStep#"),
     ],
 )

@@ -45,14 +45,6 @@ def test_a_trace_reads_the_same_compressed_plain_indented_and_as_a_bare_list(tmp
         assert read_trace(tmp_path / name).starts_s.tolist() == compressed.starts_s.tolist()
 
 
-@pytest.mark.parametrize("block_bytes", [1, 7, 64])
-def test_events_are_read_across_the_ends_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
-    path = small().write(tmp_path / "trace.json")
-    whole = read_trace(path)
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
-    assert read_trace(path).seconds.tolist() == whole.seconds.tolist()
-
-
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=r"^trace.json.gz: not there$"):
         read_trace(tmp_path / "trace.json.gz")
@@ -89,7 +81,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
         ("Traceback (most recent call last)", "not JSON"),
         ("<html><body>", "not JSON"),
         ('{"a": 1}', "not a trace: it has no traceEvents"),
-        ('{"traceEvents": 5}', "not JSON: '5' where '\\['"),
+        ('{"traceEvents": 5}', "not a trace: it has no traceEvents"),
         ('{"traceEvents": [{"ts": 1} {"ts": 2}]}', "not JSON"),
         ('{"traceEvents": [{"ts": inf}]}', "not JSON"),
         ("[" * 100_000, "nested too deeply|cut short"),
@@ -114,15 +106,8 @@ def test_more_events_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytes
 def test_an_archive_that_unpacks_to_more_than_allowed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_TEXT_BYTES", 3 << 20)
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (4 << 20)))
-    with pytest.raises(Unreadable, match="larger than 0 GiB"):
+    with pytest.raises(Unreadable, match="larger than 3 MiB; profile fewer steps"):
         read_trace(tmp_path / "trace.json.gz")
-
-
-def test_an_event_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_VALUE_CHARS", 2 << 20)
-    (tmp_path / "trace.json").write_text('{"traceEvents": [{"name": "' + "a" * (5 << 20))
-    with pytest.raises(Unreadable, match="no event ends within 2 MiB"):
-        read_trace(tmp_path / "trace.json")
 
 
 def test_events_without_usable_times_or_names_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -155,7 +140,7 @@ def test_names_are_masked_and_hold_no_control_characters(tmp_path: Path) -> None
     assert "red alert?" in trace.texts
 
 
-def test_memory_grows_with_kept_events_alone(tmp_path: Path) -> None:
+def test_besides_the_text_memory_grows_with_kept_events_alone(tmp_path: Path) -> None:
     made = small()
     for number in range(20_000):
         made.operator("aten::mm", 11 + number, 0.5, [[number % 50, 8], [8, 2]], ["float", "float"])
@@ -170,4 +155,4 @@ def test_memory_grows_with_kept_events_alone(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(trace) == 20_004
-    assert peak < 20 << 20  # the text alone is 13 MiB
+    assert peak < 32 << 20  # compressed, decompressed and as a string, the text takes 26 MiB

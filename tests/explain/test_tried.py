@@ -1,4 +1,4 @@
-"""What a study's own trials say of a setting goes before what a rule predicts."""
+"""The results of a study's own trials take precedence over a rule's prediction."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tried(*records: TrialRecord, of: TrialRecord = BEST) -> Tried:
 
 
 def evidence(*records: TrialRecord, of: TrialRecord = BEST, **more: Any) -> Evidence:
-    """Returns what is known of a program of many small operators, whose input takes a quarter of the step."""
+    """Returns the evidence of a program with many small operators, whose input takes a quarter of the step."""
     document = made.lines(
         made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD),
         stages=(made.stage("decode", 0.0008, where="main"),), wait_s=0.025, phases_s=made.phases(input=0.025), batch_size=16,
@@ -62,12 +62,12 @@ def evidence(*records: TrialRecord, of: TrialRecord = BEST, **more: Any) -> Evid
 @pytest.mark.parametrize(
     ("key", "value", "is_refuted"),
     [
-        (BATCH, 64, True),  # a sixth of the rate of the trial like it with a batch of 16
+        (BATCH, 64, True),  # a sixth of the rate of the same configuration with a batch of 16
         (BATCH, 32, False),  # no trial has it
         (WORKERS, 1, True),  # one trial was slow and one timed out
         (WORKERS, 2, True),
         (AMP, "bf16", True),
-        (BATCH, 8, False),  # the baseline has it: measured, see below
+        (BATCH, 8, False),  # the baseline has this value, see below
     ],
 )
 def test_a_value_with_which_every_trial_failed_or_was_no_faster_is_refuted(key: str, value: Any, is_refuted: bool) -> None:
@@ -75,7 +75,7 @@ def test_a_value_with_which_every_trial_failed_or_was_no_faster_is_refuted(key: 
 
 
 def test_a_value_that_helped_another_configuration_is_not_refuted() -> None:
-    helped = [*STUDY, trial(11, 14500.0, {AMP: "bf16"})]  # less than the best, and 12 % more than the baseline
+    helped = [*STUDY, trial(11, 14500.0, {AMP: "bf16"})]  # slower than the best, and 12 % faster than the baseline
     assert not tried(*helped).is_refuted(AMP, "bf16")
 
 
@@ -92,7 +92,7 @@ def test_a_measured_gain_goes_before_refutation() -> None:
 
 
 def test_an_estimate_is_relative_to_the_explained_value_and_not_to_the_baseline_s() -> None:
-    """Batch 64 against batch 16: 1.1 times as fast; against the baseline's batch of 8, it is 2.2 times."""
+    """Batch 64 is 1.1 times as fast as the explained batch of 16, and 2.2 times as fast as the baseline's batch of 8."""
     records = [
         trial(number, rate * (1.0 + 0.001 * number), {**batch, **other})
         for number, (rate, batch, other) in enumerate(
@@ -120,7 +120,7 @@ def test_no_finding_advises_what_trials_have_refuted() -> None:
 
 
 def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> None:
-    """Another trial has a batch of 32 and gained 20 %: the rule's own prediction, which is larger, is not shown."""
+    """Another trial gained 20 % with a batch of 32, so the rule's larger prediction is not shown."""
     given = evidence(*STUDY, trial(11, 33757.0, {BATCH: 32, OPTIMIZER: "fused"}))
     (kept,) = [one for one in checks.by_trials(found(given), given)[0] if one.cause == "launch-bound"]
     assert (kept.value, kept.gain.kind, round(kept.gain.mid, 2)) == (32, "measured", 0.2)

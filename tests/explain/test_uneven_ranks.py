@@ -1,4 +1,4 @@
-"""`autotune explain` of a study in two processes, of which one has slow input: it names the rank and the line."""
+"""`autotune explain` on a study with two processes: one has slow input, and the finding names its rank and the line."""
 
 from __future__ import annotations
 

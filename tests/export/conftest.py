@@ -30,7 +30,7 @@ def summary():
 
 @pytest.fixture
 def changed(summary):
-    """Returns a summary whose best changes what is given, on a device."""
+    """Returns a function that makes a summary whose best configuration has the given changes, on a given device."""
 
     def _changed(overrides, device="cpu", **more):
         summary["best"] |= {"overrides": overrides, "knobs": overrides}

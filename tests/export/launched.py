@@ -1,4 +1,4 @@
-"""A script as people write them for Accelerate; prints what `accelerate launch` has made of its configuration file."""
+"""A typical script for Accelerate; prints the settings that `accelerate launch` has read from its configuration file."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Loads exported files with the libraries they are for, in one process: `python libraries.py FOLDER`, which prints JSON.
+"""Loads exported files with their libraries in one process and prints the results as JSON: `python libraries.py FOLDER`.
 
-Each library answers for itself: what it read, or the error that it raised.
+The result of each library is what it read, or the error that it raised.
 """
 
 import contextlib

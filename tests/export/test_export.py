@@ -185,7 +185,7 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     summary["baseline"]["knobs"]["env.MALLOC_ARENA_MAX"] = evil
     summary["best"]["overrides"]["env.MINE"] = evil
     exported = render(summary, format, None)
-    if format == "env":  # a shell's quotes hold lines
+    if format == "env":  # a quoted value may contain line breaks
         return
     lines = exported.text.splitlines()
     assert not any(line.startswith(("loader: {num_workers: 99}", "export EVIL", "import os")) for line in lines)

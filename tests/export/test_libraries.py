@@ -1,4 +1,4 @@
-"""What is exported for a library is loaded by that library, the real one, and means there what was measured."""
+"""The real libraries load the exported files, and the settings mean there what was measured."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def python(*words, cwd):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What each library has read, or the error it raised; one process asks them all, since each takes seconds to import."""
+    """Returns what each library read, or the error that it raised. One process loads all of them, since imports are slow."""
     folder = tmp_path_factory.mktemp("exported")
     for name in ("hf.yaml", "hf.json", "lightning.yaml", "accelerate.yaml", "accelerate.json", "deepspeed.json"):
         (folder / name).write_text(render(study(OVERRIDES), name.partition(".")[0], None, file=name).text)

@@ -1,12 +1,14 @@
-"""The Python that is exported runs in a script, and every knob is seen to be set."""
+"""The exported Python source runs in a script, and sets every knob."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from autotune.export import python, render
 from autotune.export.winner import winner
@@ -23,6 +25,7 @@ ALL = {
     "layout.channels_last": True,
     "compile.mode": "reduce-overhead",
     "compile.dynamic": "auto",
+    "compile.scope": "model",
     "optimizer.implementation": "fused",
     "optimizer.set_to_none": True,
     "backend.cudnn_benchmark": True,
@@ -47,7 +50,7 @@ ALL = {
     "memory.malloc": "glibc",
     "step.metrics_sync_interval": 50,
     "parallel.strategy": "ddp",
-    "parallel.reshard_after_forward": True,  # has no effect with it
+    "parallel.reshard_after_forward": True,  # has no effect with DDP
     "parallel.bucket_cap_mb": 50,
     "parallel.static_graph": True,
     "parallel.gradient_as_bucket_view": True,
@@ -65,12 +68,12 @@ ALL = {
     "nccl.socket_ifname": "=eth0",
     "nccl.cross_nic": 1,
 }
-ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
+ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # needs a GPU
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the script beside an exported best.py and returns what it observed."""
+    """Returns a function that runs the script with an exported best.py next to it, and returns what the script observed."""
 
     def _run(text, *, is_compiled):
         (tmp_path / "best.py").write_text(text)
@@ -123,6 +126,17 @@ def test_values_that_turn_something_off_say_so(changed):
     assert "model.compile(" not in text
     assert "OPTIMIZER = {}" in text
     compile(text, "best.py", "exec")
+
+
+def test_blocks_are_compiled_one_by_one(changed):
+    text = render(changed({"compile.mode": "default", "compile.scope": "blocks"}), "python", None).text
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    names: dict[str, Any] = {}
+    exec(compile(text, "best.py", "exec"), names)
+    names["prepare"](model)
+    assert model._compiled_call_impl is None
+    assert all(block._compiled_call_impl is not None for block in model.layers)
 
 
 def test_importing_it_changes_nothing(changed):

@@ -1,4 +1,4 @@
-"""A small training script that imports the exported `best.py`; prints what can be observed of every knob."""
+"""A small training script that imports the exported `best.py` and prints the state of every knob."""
 
 import json
 
@@ -13,7 +13,7 @@ def main():
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     best.start()
     model = best.prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 2)))
-    torch.compiler.set_stance("force_eager")  # whether it is compiled is seen without waiting for it
+    torch.compiler.set_stance("force_eager")  # shows whether the model is compiled, without compiling it
     model(torch.randn(1, 3, 8, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **best.OPTIMIZER)
     loader = DataLoader(TensorDataset(torch.randn(32, 3, 8, 8), torch.randint(2, (32,))), shuffle=True, **best.LOADER)

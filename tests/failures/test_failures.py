@@ -1,4 +1,4 @@
-"""Every way a trial can end, as facts, and what they are called."""
+"""Every way a trial can end, given as facts, with the outcome and the reason."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_a_stopped_trial_is_interrupted_whatever_it_left():
     )
 
 
-# Answers that may not win
+# Results that may not win
 
 
 def test_a_loss_that_is_not_finite_disqualifies_any_rank():
@@ -83,11 +83,11 @@ def scaling(scale, skipped, skipped_in_window):
 @pytest.mark.parametrize(
     ("found", "outcome"),
     [
-        (scaling(0.5, 17, 0), Outcome.nonfinite),  # fp16 never held the gradients
+        (scaling(0.5, 17, 0), Outcome.nonfinite),  # the gradients never fitted fp16
         (scaling(1.0, 16, 0), Outcome.ok),  # found its scale during warm-up
-        (scaling(2048.0, 40, 10), Outcome.nonfinite),  # overflows again and again
-        (scaling(2048.0, 5, 5), Outcome.unsteady),  # was still looking for its scale
-        (scaling(131072.0, 1, 1), Outcome.ok),  # tried a larger one
+        (scaling(2048.0, 40, 10), Outcome.nonfinite),  # the gradients overflow again and again
+        (scaling(2048.0, 5, 5), Outcome.unsteady),  # the scaler was still looking for its scale
+        (scaling(131072.0, 1, 1), Outcome.ok),  # the scaler tried a larger scale
     ],
 )
 def test_steps_that_a_scaler_skips_are_no_training(found, outcome):
@@ -127,7 +127,7 @@ def test_a_scaler_that_still_looks_for_its_scale_is_unsteady_whatever_is_excused
     [
         ([LOST], "from step 4 on"),
         ([{"is_finite": True, "curve": [1.0] * 5}, LOST], "from step 4 on"),
-        ([{"is_finite": False, "curve": [1.0] * 5}], "by step 90"),  # later than it was looked at one by one
+        ([{"is_finite": False, "curve": [1.0] * 5}], "by step 90"),  # after the losses that are recorded one by one
         ([{"is_finite": False, "curve": []}], "by step 90"),
         ([{"is_finite": False, "curve": [None] * 5}], "from step 1 on"),
     ],
@@ -233,7 +233,7 @@ def test_an_exception_is_read_by_class_first_and_known_message_second(kind, mess
 
 
 def test_the_device_s_out_of_memory_is_known_by_its_class_in_a_log():
-    # cudaMallocAsync words it in its own way.
+    # The message of cudaMallocAsync is worded differently.
     said = "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)"
     assert classify(Facts(exit_code=1, log_tail=log(said)))[0] is Outcome.device_oom
 
@@ -330,7 +330,7 @@ def test_one_failed_rank_is_the_whole_trial_s_outcome():
     assert classify(answered(answer(0, 2), failed("ValueError", "x", 1, 2))) == (Outcome.error, "ValueError: x (rank 1)")
 
 
-# Ends without a full answer
+# Ends without results of all ranks
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL"])

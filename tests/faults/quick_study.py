@@ -1,5 +1,7 @@
-"""A study of a program that answers at once, tuned by the real command line in processes of its own: quick enough to be killed
-often. The program speaks the protocol by hand, needs no torch, and trains nothing."""
+"""A short study, so that tests can kill it often: the real command line, in its own processes, on a stub program.
+
+The program implements the protocol without torch, and trains nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ OPTIONS = ("tracker.uri=none", "device.kind=cpu", "study.name=s")
 
 
 class QuickStudy:
-    """One study in a folder of its own.
+    """One study in its own folder.
 
     Attributes:
         folder: the study's folder.
-        cwd: where the commands are run.
+        cwd: working directory of the commands.
     """
 
     def __init__(self, cwd: Path, *, trial_s: float = 0.2, program: str = PROGRAM, runs: str = "runs") -> None:
@@ -50,16 +52,16 @@ class QuickStudy:
         self._environment = {**own_environment(), "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
     def edit(self, program: str) -> None:
-        """Writes the program anew."""
+        """Replaces the program's source."""
         (self.cwd / "train.py").write_text(f"{PRELUDE}\n{program}", encoding="utf-8")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Starts the study; its words come before the command."""
+        """Starts the study, with `words` as overrides."""
         command = ["--", sys.executable, "-S", "train.py", str(self._trial_s)]
         return self._popen(["run", *OPTIONS, *words, f"runs_dir={self._runs}", *command])
 
     def resume(self, *words: str) -> subprocess.Popen[str]:
-        """Goes on with the study."""
+        """Resumes the study."""
         return self._popen(["resume", "s", *words, "--runs-dir", self._runs])
 
     def say(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +75,7 @@ class QuickStudy:
         return dict(json.loads(self.say("show", "s", "--json").stdout))
 
     def wait_for_trial(self, number: int, process: subprocess.Popen[str], *, is_started: bool = True) -> None:
-        """Waits until a trial runs, or has ended."""
+        """Waits until a trial has started or, if not `is_started`, until it has ended."""
         file = self.folder.trial_path(number) / ("progress.jsonl" if is_started else "trial.json")
         deadline = time.monotonic() + 60
         while not file.exists():
@@ -82,7 +84,7 @@ class QuickStudy:
             time.sleep(0.01)
 
     def processes(self) -> list[psutil.Process]:
-        """Returns every process that carries the study's mark, and every one that was told the study's folder."""
+        """Returns the processes that carry the study's mark, or whose arguments contain the study's folder."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -95,7 +97,7 @@ class QuickStudy:
         return found
 
     def none_is_left(self, *, within_s: float = 10.0) -> bool:
-        """Returns whether every process of the study has ended, waiting a little for the last."""
+        """Returns whether every process of the study has ended; waits a little for the last one."""
         deadline = time.monotonic() + within_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -114,12 +116,12 @@ class QuickStudy:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Ends a tuner the hard way and waits until it is gone."""
+    """Kills a tuner with SIGKILL and waits until it has exited."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
 
 def measured(trials: list[TrialRecord]) -> list[tuple[object, ...]]:
-    """Returns what each trial that came to an end has measured; the same twice is a repetition."""
+    """Returns what each finished trial has measured. If an entry occurs twice, a trial was repeated."""
     over = [trial for trial in trials if trial.outcome is not Outcome.interrupted]
     return [(trial.kind, trial.round, trial.repeats, tuple(sorted(trial.changed.items()))) for trial in over]

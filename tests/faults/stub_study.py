@@ -1,4 +1,4 @@
-"""A whole study in seconds: the real command line, tuner, supervisor and processes round a program that speaks the protocol."""
+"""A whole study in seconds: the real command line, tuner, supervisor and processes, on a stub program."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from autotune.testing.launcher_contract import marked_processes
 from autotune.testing.stub_programs import PRELUDE
 
 PATIENCE_S = 60.0  # for a loaded machine
-# `answer` gives the baseline twice the rate of all others: there is nothing to prove, the finals are short.
-# A program's helpers that are hard to get rid of; `family` writes their ids to the file `pids` in the trial's folder.
+# `answer` gives the baseline twice the rate of the others, so that the finals are short.
+# `family` starts processes that are hard to end, and writes their ids to the file `pids` in the trial's folder.
 FAMILY = """
 def answer():
     result(throughput_per_s=640.0 if spec["trial"] == 0 or not spec["knobs"] else 320.0)
@@ -42,12 +42,12 @@ def family():
 
 
 class StubStudy:
-    """`autotune run` on a stub program, in a folder of its own.
+    """`autotune run` on a stub program, in its own folder.
 
     Args:
-        cwd: the folder; the study is `runs/s` below it.
-        body: the program, after PRELUDE.
-        overrides: KEY=VALUE words beside the quick ones.
+        cwd: the folder; the study is `runs/s` in it.
+        body: the program's code after PRELUDE.
+        overrides: KEY=VALUE words in addition to those that make the study short.
     """
 
     def __init__(self, cwd: Path, body: str, *overrides: str) -> None:
@@ -65,7 +65,7 @@ class StubStudy:
         return self.process
 
     def wait(self) -> tuple[int, str]:
-        """Waits for the tuner's end; returns exit code and output."""
+        """Waits until the tuner has exited; returns its exit code and output."""
         output, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, output
 
@@ -83,14 +83,14 @@ class StubStudy:
         return wait_until(found, "a supervisor")
 
     def processes(self) -> list[psutil.Process]:
-        """Returns every process of the study but the tuner."""
+        """Returns all processes of the study except the tuner."""
         return marked_processes(self.path)
 
     def summary(self) -> dict:
         return json.loads((self.path / "summary.json").read_text())
 
     def end(self) -> None:
-        """Leaves nothing, whatever the test did."""
+        """Kills every process that is left, whatever the test did."""
         if self.process and self.process.poll() is None:
             self.process.kill()
         for process in self.processes():
@@ -100,7 +100,7 @@ class StubStudy:
 
 
 def wait_until(look, what: str):
-    """Returns the first true answer."""
+    """Calls `look` until it returns a true value, and returns that value."""
     give_up_s = time.monotonic() + PATIENCE_S
     while not (found := look()):
         assert time.monotonic() < give_up_s, f"{what} never came"
@@ -109,12 +109,12 @@ def wait_until(look, what: str):
 
 
 def pids_in(file: Path) -> list[int]:
-    """Returns the process ids that a program wrote down."""
+    """Returns the process ids that a program wrote to a file."""
     return [int(pid) for pid in file.read_text().split()]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process runs; a zombie does not count."""
     try:
         os.kill(pid, 0)
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -5,7 +5,7 @@ import pytest
 from tests.benchmarks import chaos
 
 
-@pytest.mark.thorough  # the others of this folder kill each of the parts at a moment of their choice
+@pytest.mark.thorough  # the other tests of this folder kill each part at a chosen moment
 def test_study_survives_the_death_of_its_parts(tmp_path):
     toll = chaos.run(tmp_path, 3, seed=3, minutes=0.3, study_minutes=0.3)
     assert toll.is_clean, "\n".join(toll.lines())

@@ -1,4 +1,4 @@
-"""Somebody else uses the machine while a trial is measured: real processes on the cores of a real study."""
+"""Other programs use the machine while a trial is measured: real processes on the cores of a real study."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from tests.faults.quick_study import QuickStudy
 
 pytestmark = pytest.mark.thorough
 
-# Its rate is what it really gets done; fewer passes a step are the best knob by half. Finals have short windows.
+# Its rate is real. Fewer passes per step are the fastest setting by far. The finals have short windows.
 PROGRAM = """
 passes, seconds = int(os.environ.get("PASSES", "3")), spec["rules"]["min_s"]
 rates = []
@@ -41,7 +41,7 @@ PLANTED = {"env.PASSES": "2"}
 
 
 class Hogs:
-    """As many busy processes as it takes to leave a trial no core of its own, in a file with a telling name."""
+    """Enough busy processes to leave a trial no free core; their script has a name that messages can show."""
 
     def __init__(self, place):
         self._script, self._running = place / "hog.py", []
@@ -49,7 +49,7 @@ class Hogs:
 
     def start(self):
         number = 2 * len(os.sched_getaffinity(0))
-        # A session each: Linux shares the cores out by session, and all in one would leave the trial a core of its own.
+        # One session for each: Linux divides the cores by session, so a single session would leave the trial a free core.
         command = [sys.executable, "-S", str(self._script)]
         self._running = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
 
@@ -67,7 +67,7 @@ def hogs(tmp_path):
 
 
 def hog_trial(study_folder, process, hogs, changed, *, seconds):
-    """Starts the hogs when the trial that changes this is measured, and ends them later."""
+    """Starts the hogs while the trial with these changes is measured, and ends them after `seconds`."""
     deadline = time.monotonic() + 120
     while not (found := steady_trial(study_folder, changed)):
         assert process.poll() is None, "the study ended before the trial came"
@@ -80,7 +80,7 @@ def hog_trial(study_folder, process, hogs, changed, *, seconds):
 
 
 def steady_trial(study_folder, changed):
-    """Returns the folder of the search trial that changes this, once it is measured."""
+    """Waits until the search trial with these changes is in its window, and returns its folder."""
     for asked in study_folder.glob("trials/*/asked.json"):
         with contextlib.suppress(ValueError, OSError):
             progress = (asked.parent / "progress.jsonl").read_text()

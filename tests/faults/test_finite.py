@@ -1,4 +1,4 @@
-"""A program whose own loss runs away is measured as it is, and it is said that its losses cannot be compared."""
+"""A program whose own loss diverges is still measured, and the study says that losses cannot be compared."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The runs folder full, read-only or deleted while a study runs: one message, no process left, what was measured is there."""
+"""The runs folder becomes full, read-only or deleted: one message, no process is left, and the measurements are kept."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from tests.faults.quick_study import QuickStudy
 pytestmark = pytest.mark.thorough
 
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
-LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # for trials of a second
+LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
 
 
 @contextlib.contextmanager
 def mounted(path, *, size):
-    """Mounts a file system in memory; root ignores permission bits, so a folder alone cannot be made unwritable."""
+    """Mounts a file system in memory, because permission bits cannot make a folder unwritable for root."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a file system; what a full or read-only disk does is not tried")
     path.mkdir()
@@ -33,14 +33,14 @@ def mounted(path, *, size):
 
 
 def fill(path):
-    """Writes a file that takes all the room there is."""
+    """Writes a file that fills the file system."""
     with contextlib.suppress(OSError), (path / "ballast").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
 def ended(tuner, *, within_s=60):
-    """Returns what a tuner said that had to give up: its last words, which must be one message."""
+    """Waits for a tuner that has to give up; returns the last lines of its output, which must be one message."""
     _, err = tuner.communicate(timeout=within_s)
     assert tuner.returncode == 2, err
     assert "Traceback" not in err
@@ -89,8 +89,8 @@ def test_disk_that_turns_read_only_ends_the_study(tmp_path):
         tuner = study.start(*LONGER)
         study.wait_for_trial(1, tuner)
         before = study.folder.read_trials()
-        # Remounting it would be refused while a file is open for writing; a failing disk does not ask. Mounted over itself,
-        # every name leads to the read-only mount.
+        # The kernel refuses to remount a file system read-only while a file is open for writing; a failing disk would not wait.
+        # So the folder is mounted over itself: then every path leads to the read-only mount.
         subprocess.run(["mount", "--bind", runs, runs], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", runs], check=True)
         subprocess.run(["mount", "-o", "remount,bind,ro", runs], check=True)

@@ -1,4 +1,4 @@
-"""A study that holds the global batch: other batch sizes make the same steps, their losses are compared, and one wins."""
+"""A study with a fixed global batch: other batch sizes make the same steps, their losses are compared, and one of them wins."""
 
 import pytest
 
@@ -25,4 +25,4 @@ def test_the_batch_size_wins_with_the_global_batch_held_and_its_losses_compared(
     assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3)
     best = next(tmp_path.glob("runs/*/best.yaml")).read_text()
     assert "batch_size: 32" in best
-    assert "accumulation:" not in best  # one batch makes the whole
+    assert "accumulation:" not in best  # one batch is the whole global batch

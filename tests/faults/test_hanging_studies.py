@@ -1,4 +1,4 @@
-"""Trials that hang, in each place where they can, in studies that live on: none of them ends by itself."""
+"""Trials that hang, in every place where they can; the studies continue. None of the trials ends by itself."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.faults.trial_studies import start
 pytestmark = pytest.mark.thorough
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0")
-# What hangs -> the kind of hang, what the reason says. A group for each study: they run side by side.
+# What hangs -> (kind of hang, part of the reason). There is one group for each study; the studies run in parallel.
 AT_THE_START = {
     "hangs before import": ("user code", r"^start: .*phase: spawn\) within 30 s; user code at faulty\.py:\d+ in <mod"),
     "never steps": ("user code", r"^start: .*phase: first_batch\) within 30 s; user code at faulty\.py:\d+ in train"),
@@ -31,7 +31,7 @@ HANGS = {**AT_THE_START, **IN_A_STEP, **BETWEEN_RANKS}
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Studies that have run, with all the hangs between them; and fault -> (study, trial of `show --json`)."""
+    """Runs studies that contain all the hangs; returns them, and {fault: (study, trial of `show --json`)}."""
     running = []
     for faults, program, starter, start_s in (
         (AT_THE_START, "faulty.py", (), 30),
@@ -68,7 +68,7 @@ def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdic
     for study in studies[0]:
         summary = study.summary()
         assert summary["status"] == "complete"
-        assert summary["speedup"]["verdict"]  # "same", but for luck: ranks have no pace of their own
+        assert summary["speedup"]["verdict"]  # usually "same", since these ranks do not differ in speed
         outcomes = {trial["knobs"].get("env.FAULT"): trial["outcome"] for trial in summary["trials"]}
         assert (outcomes[""], outcomes["healthy"]) == ("ok", "ok")
 

@@ -1,4 +1,4 @@
-"""A configuration that is faster because it computes something else cannot win: real programs, planted."""
+"""A configuration that is faster because it computes something else cannot win: real programs with a planted error."""
 
 import re
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(scope="module")
 def divergent(tmp_path_factory):
-    """A study of a program that is four times as fast in sixteen bits, and wrong."""
+    """A study of a program that is four times as fast in 16 bits, but computes wrongly there."""
     space = {"precision.amp": ["off", "bf16"], "env.PRECISION": ["", "fp16"]}
     study = start(tmp_path_factory.mktemp("divergent"), "divergent.py", space, "study.budget.minutes=null")
     study.finish()
@@ -19,7 +19,7 @@ def divergent(tmp_path_factory):
 
 
 def by_knobs(summary, amp, precision):
-    """Returns the search's trial of two values."""
+    """Returns the search trial with these two values."""
     return next(
         trial
         for trial in summary["trials"]

@@ -1,4 +1,4 @@
-"""One rank of two fails, each in its own way, under torchrun: the trial ends as that rank did, it is named, nobody is left."""
+"""One of two ranks fails under torchrun: the trial has the outcome of that rank and names it, and no process is left."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ from autotune.testing.launcher_contract import a_launch
 from tests.faults.trial_studies import PROGRAMS
 
 COMMAND = [sys.executable, *starter(2), str(PROGRAMS / "ranks.py")]
-# What happens to rank 1 -> how the trial ends, and what its reason says.
+# What happens to rank 1 -> (outcome of the trial, part of its reason).
 ENDS = {
     "rank is killed": (Outcome.crash, r"^rank 1 was ended by SIGKILL in phase \w+ \(ended from outside"),
     "rank runs out of memory": (Outcome.host_oom, r"DefaultCPUAllocator.* \(rank 1\)"),
@@ -29,7 +29,7 @@ ENDS = {
 
 
 def ended(faults, folder_of):
-    """Returns fault -> (outcome, reason, processes that are left), the trials run side by side."""
+    """Runs the trials in parallel; returns {fault: (outcome, reason, processes that are left)}."""
     launcher, launches, running, found = LocalLauncher(), {}, {}, {}
     for fault in faults:
         folder = folder_of(fault.replace(" ", "_")) / "runs" / "study" / "trials" / "0007"

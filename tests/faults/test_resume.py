@@ -1,4 +1,4 @@
-"""Studies ended in every way there is, and gone on with: real processes, real signals, what `autotune show --json` says."""
+"""Studies are ended in every possible way and resumed: real processes and signals, checked through `autotune show --json`."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presse
     study.wait_for_trial(1, tuner)
     for _ in range(num_presses):
         tuner.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # two at once are one signal
+        time.sleep(0.05)  # without a pause, two signals would merge
     out, err = tuner.communicate(timeout=30)
     assert tuner.returncode == 130, err
     assert "To continue: autotune resume s\n" in err
@@ -129,7 +129,7 @@ def test_study_is_not_resumed_with_fewer_cores(study):
     kill(tuner)
     before = len(study.folder.read_trials())
     all_cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(all_cores)})  # what is started inherits it
+    os.sched_setaffinity(0, {min(all_cores)})  # child processes inherit the affinity
     try:
         ended = study.say("resume", "s")
     finally:

@@ -1,4 +1,4 @@
-"""Secrets in the environment, in addresses, as knobs and as arguments: they reach the program, and no file, store or screen."""
+"""Secrets in the environment, in addresses, as knobs and as arguments reach the program, but no file, store or screen."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from tests.trackers.servers import Listener, Mirror
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow's own use of SQLAlchemy
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated parts of SQLAlchemy
 
 PROGRAM = Path(__file__).with_name("programs") / "talkative.py"
 IN_THE_ENVIRONMENT = {
@@ -46,7 +46,7 @@ QUICK = [f"measure.{phase}.{rule}" for phase in ("screening", "finals") for rule
 
 
 class User:
-    """Somebody with secrets in the environment, who types some more."""
+    """A user with secrets in the environment, who types further secrets."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.runs = place, place / "runs"
@@ -65,7 +65,7 @@ class User:
         return ended
 
     def leaks(self) -> list[str]:
-        """Returns every secret found in any byte below runs/ or on the screen, with the place."""
+        """Returns each secret that occurs in a file below runs/ or on the screen, with its place."""
         files = [path for path in self.runs.rglob("*") if path.is_file()]
         read = [(str(path.relative_to(self.place)), path.read_bytes()) for path in files]
         read += [(str(path.relative_to(self.place)), str(path).encode()) for path in files]
@@ -93,7 +93,7 @@ def study_words(port: int, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory, hanging) -> User:
-    """Has run a study whose program tells everything, with a tracking server that hangs."""
+    """Runs a study of a program that prints everything, with a tracking server that hangs; returns the user."""
     made = User(tmp_path_factory.mktemp("user"))
     (made.place / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
     ended = made(*study_words(hanging.port))
@@ -107,7 +107,7 @@ def summary(user) -> dict:
 
 
 def trial_that(summary: dict, outcome: str) -> dict:
-    """Returns the trial of the search that ended like this; there is one of each."""
+    """Returns the only search trial with this outcome."""
     (found,) = [trial for trial in summary["trials"][1:] if trial["outcome"] == outcome]
     return found
 
@@ -193,7 +193,7 @@ def test_what_a_killed_tuner_left_is_masked_too(tmp_path, hanging):
     wait_for(lambda: log.exists() and b"commandkey0011" in log.read_bytes())
     tuner.send_signal(signal.SIGKILL)
     tuner.wait()
-    wait_for(lambda: not user.leaks())  # by the tracker's process, which outlives the tuner for a moment
+    wait_for(lambda: not user.leaks())  # the tracker's process outlives the tuner for a moment, and removes them
     assert b"--api-key" in log.read_bytes()
 
 

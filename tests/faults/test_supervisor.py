@@ -1,4 +1,4 @@
-"""The supervisor is killed, told to end, stopped: the attempt is repeated, the study reaches its verdict, nothing is left."""
+"""The supervisor gets SIGKILL, SIGTERM or SIGSTOP: the attempt is repeated, the study reaches its verdict, nothing is left."""
 
 import signal
 import time
@@ -10,7 +10,7 @@ from tests.faults.stub_study import StubStudy, is_alive, pids_in
 
 pytestmark = pytest.mark.thorough
 
-# Trial 1 gathers a family round it and waits, the first time.
+# In its first attempt, trial 1 starts a family of processes and waits.
 STUCK_ONCE = """
 progress('init'); progress('steady', 3)
 if spec['trial'] == 1 and not os.path.exists('been_here'):
@@ -36,7 +36,7 @@ def test_supervisor_ended_in_a_trial_costs_one_attempt_and_no_more(study, number
     study.start()
     pids = pids_in(study.wait_for("trials/0001/pids"))
     supervisor = study.supervisor
-    time.sleep(1.5 * LOOK_S)  # a daemon without mark and parent is known by having been seen alone
+    time.sleep(1.5 * LOOK_S)  # a daemon without mark and parent is recognised because it was seen before
     supervisor.send_signal(number)
     code, output = study.wait()
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""Tracking stores that are down, slow, full or lie: nothing is lost, nothing is there twice, and somebody says so."""
+"""Tracking stores that are down, slow, full or wrong: nothing is lost or duplicated, and the user is told."""
 
 import os
 import random
@@ -25,7 +25,7 @@ from autotune.trackers.sync import LAST_S, standing, sync
 from tests.trackers.conftest import empty_store, new_server, no_server_of_the_user, runs, server  # noqa: F401
 from tests.trackers.servers import Listener, Mirror, Proxy, free_port
 
-# MLflow's own use of SQLAlchemy and pydantic warns of deprecations, and leaves connections to the garbage collector
+# MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
 
@@ -63,11 +63,11 @@ def hanging():
 
 @pytest.fixture
 def study(runs, request) -> StudyFolder:  # noqa: F811
-    """A study of a name of its own: the server is shared."""
+    """Makes a study with a unique name, because the tests share one server."""
     return make_study(runs, f"s{random.randrange(10**9)}")
 
 
-# The server is not there ---------------------------------------------------------------------------------------------------
+# The server is down --------------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_server_is_said_in_one_line_with_the_command_that_completes_it(study, server):  # noqa: F811
@@ -129,7 +129,7 @@ def test_a_server_that_is_killed_in_the_middle_is_used_again_by_the_same_process
     assert "up to date again" in said
 
 
-# The server is there and does not do as it should --------------------------------------------------------------------------
+# The server answers wrongly ------------------------------------------------------------------------------------------------
 
 
 def test_answers_that_are_lost_make_nothing_twice(study, server):  # noqa: F811
@@ -200,7 +200,7 @@ def test_a_store_that_somebody_locks_is_said_and_completed_later(study):
 
 def test_a_full_disk_is_said_and_completed_later(study):
     runs = study.path.parent  # noqa: F811
-    size_bytes = store.store_file(runs).stat().st_size  # no file of the process may grow larger than the store is
+    size_bytes = store.store_file(runs).stat().st_size  # limit for the process's files: the store must not grow
 
     def no_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
@@ -227,7 +227,7 @@ def test_a_folder_that_is_read_only_is_said(study):
     assert sync(study).is_complete
 
 
-# Who writes to it ----------------------------------------------------------------------------------------------------------
+# Several writers -----------------------------------------------------------------------------------------------------------
 
 KILLED_AT_RANDOM = """
 import os, random, signal, sys, time
@@ -291,10 +291,10 @@ def test_the_tracker_ends_by_itself_when_its_tuner_is_killed(runs, hanging, kind
     tuner = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
     follower = psutil.Process(int(tuner.stdout.readline()))
     if kind == "hanging":
-        wait_for(lambda: hanging.num_accepted)  # in the middle of waiting for an answer
+        wait_for(lambda: hanging.num_accepted)  # it now waits for an answer
     tuner.kill()
     tuner.communicate()
-    gone, alive = psutil.wait_procs([follower], timeout=LAST_S + 20)  # it has the lowest priority, and its own limit
+    gone, alive = psutil.wait_procs([follower], timeout=LAST_S + 20)  # it runs at the lowest priority, for at most LAST_S
     assert gone, f"still there: {alive}"
     assert sync(folder, store.embedded_uri(runs)).is_complete
     assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []

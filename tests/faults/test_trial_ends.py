@@ -1,4 +1,4 @@
-"""Everything that can go wrong in a trial, in studies that live on: each fault once, for real, beside healthy trials."""
+"""Everything that can go wrong in a trial, each fault once and for real, between healthy trials; the studies continue."""
 
 import re
 
@@ -8,8 +8,8 @@ from tests.faults.trial_studies import start
 
 pytestmark = pytest.mark.thorough
 
-# What goes wrong -> how the trial ends, and what its reason says.
-ENDS = {  # every other one in each of two studies, evenly by what they take
+# What goes wrong -> (outcome of the trial, part of its reason).
+ENDS = {  # two studies take turns with the faults, so that both take about as long
     "hangs in a step": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; user code at faulty\.py:\d+ in hang"),
     "worker is killed": ("crash", r"^a loader worker died: .*DataLoader worker \(pid \d+\) is killed by signal: Killed"),
     "prints a gigabyte": ("ok", ""),
@@ -34,13 +34,13 @@ ENDS = {  # every other one in each of two studies, evenly by what they take
     "saves checkpoints": ("ok", ""),
 }
 RETRIED = ("worker is killed", "is killed", "segfaults")
-NUM_STUDIES = 2  # side by side: one per core
+NUM_STUDIES = 2  # run in parallel, one per core
 PRECIOUS = b"precious\0" * 1000
 
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Studies that have run, with all the faults between them; and fault -> (study, trial of `show --json`)."""
+    """Runs studies that contain all the faults; returns them, and {fault: (study, trial of `show --json`)}."""
     running = []
     for part in range(NUM_STUDIES):
         cwd = tmp_path_factory.mktemp(f"faults{part}")

@@ -1,4 +1,4 @@
-"""Trials that hang, in each place where they can: every one started at once, none of them ends by itself."""
+"""Trials that hang, in every place where they can. All are started at once, and none of them ends by itself."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.thorough
 FAULTY = [sys.executable, str(PROGRAMS / "faulty.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
 START, STEP = Deadlines(start_s=15), Deadlines(start_s=60, step_s=3)
-# What hangs -> its limits, the kind of hang, what the reason says.
+# What hangs -> (limits of the trial, kind of hang, part of the reason).
 HANGS = {
     "hangs before import": (
         Deadlines(start_s=3),
@@ -40,7 +40,7 @@ COMMANDS = {"waits for a rank": [*TORCHRUN, str(PROGRAMS / "ranks.py")]}
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Fault -> (outcome, reason, evidence, process ids)."""
+    """Returns {fault: (outcome, reason, evidence, process ids)}."""
     launcher, launches, running = LocalLauncher(), {}, {}
     for fault, (limits, _, _) in HANGS.items():
         folder = tmp_path_factory.mktemp("hang") / "runs" / "study" / "trials" / "0007"

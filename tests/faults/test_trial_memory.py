@@ -1,4 +1,4 @@
-"""Memory that runs out, for real: under device.memory_limit, and in a small /dev/shm."""
+"""Memory really runs out: under device.memory_limit, and in a small /dev/shm."""
 
 import pytest
 
@@ -14,11 +14,11 @@ SMALL = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16M tmpfs /dev/shm
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Two studies side by side: one a part of whose batch sizes does not fit, one in a small /dev/shm (None without root)."""
+    """Two studies in parallel: in one, large batches do not fit; the other has a small /dev/shm (None without root)."""
     limited = start(
         tmp_path_factory.mktemp("limited"),
         "memory.py",
-        {"loader.batch_size": [2, 4, 2000, 4000]},  # what fits and differs is slower: there is nothing for the finals to do
+        {"loader.batch_size": [2, 4, 2000, 4000]},  # sizes that fit are slower than the baseline, so the finals are short
         f"device.memory_limit={LIMIT}",
         "study.budget.minutes=null",
     )

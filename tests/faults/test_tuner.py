@@ -1,4 +1,4 @@
-"""The tuner is killed, told to end, loses its terminal: nothing it started lives on, nothing measured is lost."""
+"""The tuner gets SIGKILL or SIGTERM, or loses its terminal: none of its processes lives on, and no measurement is lost."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.stub_study import StubStudy, is_alive, pids_in, wait_until
 
-# Trial 0 answers; trial 1 gathers a family round it and never ends.
+# Trial 0 writes a result; trial 1 starts a family of processes and never ends.
 STUCK_SECOND = """
 progress('init'); progress('steady', 3)
 if spec['trial'] == 0:
@@ -30,7 +30,7 @@ def study(tmp_path):
 
 
 def in_second_trial(study, **how):
-    """Starts the tuner; returns the processes of its second trial, and its supervisor, once all are there."""
+    """Starts the tuner, waits for its second trial, and returns that trial's processes and the supervisor."""
     study.start(**how)
     pids = pids_in(study.wait_for("trials/0001/pids"))
     assert all(is_alive(pid) for pid in pids)
@@ -39,7 +39,7 @@ def in_second_trial(study, **how):
 
 def assert_nothing_left(study, pids):
     assert [pid for pid in pids if is_alive(pid)] == []
-    wait_until(lambda: not study.processes(), "the end of what ends by itself")  # the keeper of the user's files, last of all
+    wait_until(lambda: not study.processes(), "the end of what ends by itself")  # the keeper ends last
 
 
 def test_tuner_killed_in_a_trial_leaves_no_process(study):
@@ -85,7 +85,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
 
     def take_terminal():
         os.setsid()
-        os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # a session's first terminal becomes the one that hangs up
+        os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # makes this the controlling terminal, whose hang-up sends SIGHUP
 
     study.start(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
     os.close(theirs)
@@ -95,7 +95,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     def is_in_second_trial():
         nonlocal screen
         with contextlib.suppress(BlockingIOError):
-            screen += os.read(ours, 1 << 16)  # or the tuner waits for somebody to read
+            screen += os.read(ours, 1 << 16)  # otherwise the tuner's output blocks
         return (study.path / "trials" / "0001" / "pids").exists()
 
     wait_until(is_in_second_trial, "the second trial")

@@ -1,4 +1,4 @@
-"""Studies whose trials go wrong: real ones, run by `autotune run` as a user would, and read by `autotune show --json`."""
+"""Runs real studies whose trials fail, by `autotune run` as a user would, and reads them by `autotune show --json`."""
 
 import json
 import os
@@ -29,14 +29,14 @@ QUICK = [
 
 @dataclass
 class Study:
-    """A study under way in a folder of its own."""
+    """A running study in its own folder."""
 
     cwd: Path
     process: subprocess.Popen
     num_peak_bytes: int = 0
 
     def finish(self) -> None:
-        """Waits, and follows the tuner's memory meanwhile."""
+        """Waits for the study's end, and watches the tuner's memory meanwhile."""
         while self.process.poll() is None:
             self._look()
             time.sleep(0.05)
@@ -52,11 +52,11 @@ class Study:
 
     @property
     def said(self) -> str:
-        """What the terminal shows."""
+        """The terminal's content."""
         return (self.cwd / "said").read_text()
 
     def summary(self) -> dict:
-        """Returns what `show --json` prints."""
+        """Returns the document that `show --json` prints."""
         shown = run(self.cwd, "show", "--json")
         assert shown.returncode == 0, shown.stderr
         return json.loads(shown.stdout)
@@ -70,7 +70,7 @@ class Study:
         return next(self.cwd.glob(f"runs/*/trials/{number:04d}"))
 
     def left_running(self) -> list[str]:
-        """Returns the command lines of processes of this study that are still there."""
+        """Returns the command lines of this study's processes that still run."""
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -107,12 +107,12 @@ def start(
     """Starts a study.
 
     Args:
-        cwd: its folder.
-        program: file in PROGRAMS; copied there.
+        cwd: the study's folder.
+        program: file in PROGRAMS, which is copied there.
         space: knob -> values to try.
-        overrides: beside QUICK.
-        arguments: of the program.
-        within: command that autotune is run by.
+        overrides: overrides in addition to QUICK.
+        arguments: arguments of the program.
+        within: words before the autotune command.
         starter: words between the interpreter and the program.
     """
     shutil.copy(PROGRAMS / program, cwd)
@@ -133,5 +133,5 @@ def start(
 
 
 def is_root() -> bool:
-    """Whether mount namespaces can be had."""
+    """Whether this user may create mount namespaces."""
     return os.geteuid() == 0 and shutil.which("unshare") is not None

@@ -1,4 +1,4 @@
-"""A training script that waits for its input: 2 ms of sleep a sample, so that workers pay whatever else the machine does."""
+"""A training script that waits for its input. Each sample sleeps for 2 ms, so workers pay off on a busy machine, too."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The main job, end to end, on a program whose interpreter has no autotune: tuned, tracked, shown, exported, used again."""
+"""A program whose interpreter lacks autotune is tuned, tracked, reported, exported and run again, end to end."""
 
 import json
 import os
@@ -16,23 +16,23 @@ from mlflow import MlflowClient
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
     pytest.mark.thorough,
-]  # MLflow's own use of SQLAlchemy
+]  # MLflow uses deprecated parts of SQLAlchemy
 PROGRAM = Path(__file__).with_name("loader_bound.py")
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory) -> Path:
-    """An interpreter with this one's torch and without autotune, unlike where the tuner runs."""
+    """An interpreter that has this one's torch, but not autotune."""
     place = tmp_path_factory.mktemp("bare")
     venv.create(place, symlinks=True, with_pip=False)
     own = next(place.glob("lib/python*/site-packages"))
-    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # .pth files found there are not followed
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Python does not read .pth files there
     return place / "bin" / "python"
 
 
 def autotune(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # Not through PYTHONPATH, which the program would inherit: its interpreter must not find autotune.
+    # PYTHONPATH is removed because the program would inherit it, and its interpreter must not find autotune.
     environment = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")}
     start = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from autotune.cli.main import main; sys.exit(main())"
     return subprocess.run(
@@ -48,7 +48,7 @@ def autotune(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def study(bare_python, tmp_path_factory) -> Path:
-    """The folder in which a study of the program has been run."""
+    """The folder of a finished study of the program."""
     place = tmp_path_factory.mktemp("user")
     shutil.copy(PROGRAM, place / "train.py")
     options = ["search_space=loader", "loader.num_workers=choice(0,2)", "threads.intra=1", "study.budget.minutes=1"]
@@ -135,7 +135,7 @@ def test_the_winner_s_claim_holds_when_it_is_measured_again(study, bare_python):
 
 @pytest.mark.thorough
 def test_a_claim_that_the_program_has_outgrown_is_refused(study, bare_python):
-    quick = (study / "train.py").read_text().replace("time.sleep(0.002)", "pass")  # workers have nothing left to wait for
+    quick = (study / "train.py").read_text().replace("time.sleep(0.002)", "pass")  # workers gain nothing now
     (study / "outgrown.py").write_text(quick.replace("optimizer.step()", "optimizer.step(); time.sleep(0.005)"))
     ended = verified(study, bare_python, "outgrown.py")
     assert ended.returncode == 4, ended.stdout + ended.stderr

@@ -1,4 +1,4 @@
-"""Trains a small network; with --break-at N, step N does what poisons the CUDA context: it looks beyond the end of a tensor."""
+"""Trains a small network. With --break-at N, step N indexes beyond the end of a tensor, which poisons the CUDA context."""
 
 import argparse
 

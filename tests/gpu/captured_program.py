@@ -1,4 +1,4 @@
-"""Trains a small network by the replays of a CUDA graph that holds the whole step, as torch's notes on CUDA graphs show it."""
+"""Trains a small network by replaying a CUDA graph of the whole step, as in torch's notes on CUDA graphs."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ inputs, targets = torch.randn(BATCH, 256, device="cuda"), torch.randint(0, 10, (
 
 
 def step() -> torch.Tensor:
-    """Makes a step, or records one."""
+    """Runs a step, or captures it."""
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.cross_entropy(model(inputs), targets)
     loss.backward()

@@ -1,7 +1,7 @@
-"""Tests that need a CUDA device; without one each is skipped, and says what stays unknown.
+"""Tests that need a CUDA device. Without one, each test is skipped and names what it could not check.
 
-They run as `python -m pytest tests/gpu`, and as stage `smoke` of `python -m tests.benchmarks.gpu_campaign`, which writes down
-what they record. The test process itself leaves the device alone: everything is measured in processes of its own.
+`python -m pytest tests/gpu` runs them, and so does stage `smoke` of `python -m tests.benchmarks.gpu_campaign`, which saves what
+they record. The test process itself never uses the device. It starts a process for each measurement.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.benchmarks.trials import Bench, Measured
 RULES = MeasureRules(warmup_min_device_s=0.3, warmup_max_s=20.0, min_s=0.5, max_s=2.0, slow_max_s=4.0, promoted_max_s=2.0)
 SMALL = ("model=resnet18", "model.image_size=64", "model.num_classes=10")
 WARM = ("torch", "torchvision")
-# Takes so many MiB of the device, says so, and computes until it is ended.
+# Takes the given MiB of the device, reports it, and computes until it is killed.
 HOLDER = """
 import sys, torch
 held = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")
@@ -47,7 +47,7 @@ def _device(request: pytest.FixtureRequest) -> None:
 
 
 class Trials:
-    """Trials of one program, warm where they can be; the baseline is measured first."""
+    """Trials of one program, with warm starts where possible. The baseline is measured first."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -57,12 +57,12 @@ class Trials:
         assert self.baseline.result.memory["kind"] == "cuda", "it trained on the CPU"
 
     def measure(self, knobs: Knobs, *, rules: MeasureRules = RULES, is_fresh: bool = False) -> Measured:
-        """Returns what a configuration gave."""
+        """Measures a configuration."""
         is_fresh = is_fresh or any(knob(key).needs_fresh_start(value) for key, value in knobs.items())
         return self.bench.measure(knobs, rules, warm=() if is_fresh else WARM)
 
     def works(self, knobs: Knobs, **options: Any) -> Measured:
-        """Returns the same; checks that all took effect, that it trained, and that its loss is a number."""
+        """Measures a configuration; checks that all its knobs took effect, that it trained, and that its loss is finite."""
         measured = self.measure(knobs, **options)
         assert measured.rate_per_s, f"{measured.outcome}: {measured.reason}"
         assert not measured.not_applied
@@ -76,7 +76,7 @@ Make = Callable[..., Trials]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Composed, dict[str, Any]], Trials]]:
-    """Returns a function that makes trials of a program; the same for the same program, for all tests of a file."""
+    """Returns a function that makes the trials of a program. The tests of a file share the trials of the same program."""
     with contextlib.ExitStack() as open_ones:
         there: dict[str, Trials] = {}
 
@@ -94,13 +94,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Compose
 
 @pytest.fixture(scope="module")
 def recipe(made: Callable[[Composed, dict[str, Any]], Trials]) -> Make:
-    """Returns a function that makes trials of a recipe."""
+    """Returns a function that makes the trials of a recipe."""
     return lambda *overrides, **options: made(compose(list(overrides), command=None), options)
 
 
 @pytest.fixture(scope="module")
 def program(made: Callable[[Composed, dict[str, Any]], Trials]) -> Make:
-    """Returns a function that makes trials of a command; without a file of its own, of tests/benchmarks/image_program.py."""
+    """Returns a function that makes the trials of a script; the default is tests/benchmarks/image_program.py."""
 
     def make(*words: str, file: Path = PROGRAM, **options: Any) -> Trials:
         return made(compose([], command=[sys.executable, str(file), *words]), options)
@@ -110,7 +110,7 @@ def program(made: Callable[[Composed, dict[str, Any]], Trials]) -> Make:
 
 @pytest.fixture
 def monitor() -> Iterator[DeviceMonitor]:
-    """The first device through NVML."""
+    """The NVML monitor of the first device."""
     opened = open_device()
     yield opened
     opened.close()
@@ -118,7 +118,7 @@ def monitor() -> Iterator[DeviceMonitor]:
 
 @pytest.fixture
 def holder() -> Callable[[int], Any]:
-    """Returns a context in which another process holds so many MiB of the device and computes."""
+    """Returns a context manager. Within it, another process holds the given MiB of the device and computes."""
 
     @contextlib.contextmanager
     def holding(mib: int) -> Iterator[subprocess.Popen[str]]:

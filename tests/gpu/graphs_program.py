@@ -1,4 +1,4 @@
-"""Trains a small network and says, after 40 steps, how many CUDA graphs torch.compile has recorded for it."""
+"""Trains a small network and prints, after 40 steps, how many CUDA graphs torch.compile has recorded for it."""
 
 import torch
 from torch import nn

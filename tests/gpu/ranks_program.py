@@ -1,4 +1,4 @@
-"""Trains a small network under DistributedDataParallel, all ranks on the first GPU, with the backend that it is given."""
+"""Trains a small network under DistributedDataParallel with a given backend. All ranks use the first GPU."""
 
 import sys
 

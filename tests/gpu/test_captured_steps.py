@@ -1,4 +1,4 @@
-"""A program that captures its whole step as a CUDA graph goes on, and the graph's replays are its steps."""
+"""A program that captures its whole step as a CUDA graph keeps training, and each replay counts as a step."""
 
 from collections.abc import Callable
 from pathlib import Path

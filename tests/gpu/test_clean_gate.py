@@ -1,4 +1,4 @@
-"""The gate before a trial waits until the device's memory is free again, and names what holds it."""
+"""The gate before a trial waits until the device's memory is free again, and names the process that holds it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""torch.compile's modes take effect on a GPU: Triton's kernels, and CUDA graphs where the mode asks for them."""
+"""torch.compile's modes take effect on a GPU: Triton kernels, and CUDA graphs in the modes that use them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""NVML counts what a program does to the device: utilisation, memory, clock, power, energy, slowdowns."""
+"""NVML reports the device's utilisation, memory, clock, power, energy and slowdowns while a program runs."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""CUDA events, one a step, tell the same time as the wall, and what the device alone would do."""
+"""CUDA events, one per step, agree with the wall clock, and give the rate of the device alone."""
 
 from collections.abc import Callable
 

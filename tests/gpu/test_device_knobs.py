@@ -1,4 +1,4 @@
-"""Every knob that only a GPU shows takes effect in a real process on one: transfers, allocators, kernels."""
+"""Each knob that needs a GPU (transfers, allocators, kernels) takes effect in a real process on a GPU."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""CUDA's own out of memory is told as such, a limit holds, and the next trial has the device to itself."""
+"""A CUDA out-of-memory error is reported as one, a memory limit holds, and the next trial has the device to itself."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""bf16, fp16 with scaled losses and TF32 take effect and the loss stays a number."""
+"""bf16, fp16 with loss scaling, and TF32 take effect, and the loss stays finite."""
 
 from collections.abc import Callable
 

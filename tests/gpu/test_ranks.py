@@ -1,4 +1,4 @@
-"""Ranks that share one GPU over gloo, and NCCL with one rank: what communication costs, and that all ranks end together."""
+"""Ranks that share one GPU over gloo, and one rank with NCCL: communication is measured, and all ranks end together."""
 
 import sys
 from collections.abc import Callable

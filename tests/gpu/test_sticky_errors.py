@@ -1,4 +1,4 @@
-"""An error that poisons the CUDA context ends its trial alone: it is known, the device goes on, and so does the study."""
+"""An error that poisons the CUDA context is recognised and ends only its own trial; device and study carry on."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A warm start on a GPU: the server has nothing of CUDA, its fork trains on the device at the rate of a fresh start."""
+"""Warm starts on a GPU: the server does not touch CUDA, and its fork trains as fast as a freshly started process."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 def test_a_fork_trains_and_its_server_holds_no_device_memory(
     monitor: DeviceMonitor, recipe: Make, record_property: Callable[[str, object], None]
 ) -> None:
-    gate = MemoryGate(monitor, slack_bytes=64 * 2**20)  # a CUDA context alone takes more
+    gate = MemoryGate(monitor, slack_bytes=64 * 2**20)  # a CUDA context takes more than this
     trials = recipe(*SMALL, "data=synthetic")
     fresh, warm, again = trials.works({}, is_fresh=True), trials.works({}), trials.works({})
     assert [trial.start for trial in (fresh, warm, again)] == ["fresh", "warm", "warm"]

@@ -1,4 +1,4 @@
-"""Runs a small program under the harness as a launcher would, with thresholds so short that a trial takes seconds."""
+"""Runs a small program under the harness as a launcher would. Thresholds are short, so a trial takes seconds."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from tests.harness.forks import Forks, of_ranks
 REPOSITORY = Path(__file__).resolve().parents[2]
 INJECT = REPOSITORY / "autotune" / "harness" / "inject"
 PROGRAMS = Path(__file__).parent / "programs"
-SCRIPTS = REPOSITORY / "tests" / "programs" / "scripts"  # the matrix's, which serve here, too
+SCRIPTS = REPOSITORY / "tests" / "programs" / "scripts"  # shared with the tests of programs
 RULES = protocol.MeasureRules(
     warmup_min_device_s=0.1,
     warmup_max_s=3.0,
@@ -52,7 +52,7 @@ Trial = Callable[..., Run]
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """The process whose forks become programs; started by the first that is asked for."""
+    """The process whose forks become programs. It starts when a test first needs it."""
     made = Forks(environment({"PYTHONPATH": ""}))
     yield made
     made.close()
@@ -62,8 +62,8 @@ def forks() -> Iterator[Forks]:
 def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Trial:
     """Returns a function that runs a program of `programs/` (or a whole command) as one trial.
 
-    For speed it is a fork, or one for each of `ranks`; what libraries read when they are loaded, and how the harness gets in,
-    takes `is_fresh=True`, an interpreter of its own.
+    For speed, each rank is a fork of a process that has imported torch. Pass `is_fresh=True` for a new interpreter, to test
+    what happens at an interpreter's start or when libraries are loaded.
     """
     number = 0
 
@@ -97,7 +97,7 @@ def plain(tmp_path: Path, forks: Forks) -> Trial:
 
 
 def environment(added: dict[str, str]) -> dict[str, str]:
-    """Returns the environment of a program: the tests' own without what is about trials."""
+    """Returns the environment of a program: that of the tests, without autotune's variables and PYTHONPATH."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTUNE", "PYTHONPATH"))}
     return {**own, "OMP_NUM_THREADS": "1", **added}
 
@@ -116,6 +116,6 @@ def execute(argv: list[str], folder: Path, added: dict[str, str]) -> Run:
 
 
 def baseline_then(trial: Trial, program: str, *words: str, knobs: dict[str, Any], **options: Any) -> tuple[Any, Any]:
-    """Returns the results of the baseline and of a trial that turns `knobs` at the loader the baseline has found."""
+    """Returns the results of the baseline and of a trial that sets `knobs` on the loader that the baseline has found."""
     baseline = trial(program, *words, mode="inspect", **options).result()
     return baseline, trial(program, *words, knobs=knobs, target=baseline.target, **options).result()

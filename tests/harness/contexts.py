@@ -1,16 +1,16 @@
-"""A trial's context for handlers that are tested by themselves."""
+"""A stand-in for a trial's context, for tests of single knob handlers."""
 
 from types import SimpleNamespace
 from typing import Any
 
 
 def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: Any) -> Any:
-    """Returns a context in which these knobs are asked for.
+    """Returns the context of a trial with these knobs.
 
     Args:
         knobs: key -> value.
-        device: the program trains on.
-        more: attributes of the context; those of its spec under `spec`.
+        device: the type of device that the program trains on.
+        more: further attributes of the context; `spec` holds those of its spec.
     """
     spec = {
         "knobs": knobs or {},

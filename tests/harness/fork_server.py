@@ -1,9 +1,9 @@
-"""Runs programs in forks of one process that has imported torch, which is what takes the time; started by `forks.py`.
+"""Runs programs in forks of one process that has already imported torch, to save the import; `forks.py` starts it.
 
-A line of JSON a program on standard input, {"argv": [script or -m module, ...], "env": [of each rank, ...], "folder": ...,
-"logs": [standard output, standard error]}; a line with the exit status of each rank comes back. Nothing is computed before the
-fork, so that a program begins as it would in an interpreter of its own, and it ends as there. Where its environment names a
-trial, the harness gets in as it does at an interpreter's start.
+Each line of standard input asks for one program: {"argv": [script or -m module, ...], "env": [variables of each rank, ...],
+"folder": ..., "logs": [standard output, standard error]}. The answer is a line with the exit status of each rank. The server
+computes nothing before it forks, so a program begins and ends as in a new interpreter. If the environment names a trial, the
+harness is loaded as at an interpreter's start.
 """
 
 import atexit
@@ -13,18 +13,18 @@ import runpy
 import signal
 import sys
 
-_status = None  # of the program, once it has ended by itself
+_status = None  # the program's exit status, once it has ended by itself
 
 
 def _leave():
-    """Ends a program once it has done all that it does at its end: taking torch apart would take seconds."""
+    """Ends a program after its other exit handlers, without tearing torch down, which would take seconds."""
     if _status is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_status)
 
 
-atexit.register(_leave)  # before all others, which go first
+atexit.register(_leave)  # registered first, so that it is called last
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402, F401  (the first optimizer would import it)
@@ -34,7 +34,7 @@ LIMIT_S = 120
 
 def become(job: dict, added: dict[str, str]) -> None:
     """Turns this process into a program."""
-    globals()["__name__"] = "fork_server"  # the main module is the program's
+    globals()["__name__"] = "fork_server"  # the program becomes the main module
     signal.alarm(LIMIT_S)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's has read ahead)
@@ -54,7 +54,7 @@ def become(job: dict, added: dict[str, str]) -> None:
 
 
 def serve() -> "tuple[dict, dict[str, str]] | None":
-    """Forks for each program that is asked for; returns what a fork is to become, None once nobody asks any more."""
+    """Forks for each program. In a fork, returns the program and its environment; in the server, None when input ends."""
     for line in sys.stdin:
         job = json.loads(line)
         children = []
@@ -69,7 +69,7 @@ def serve() -> "tuple[dict, dict[str, str]] | None":
 
 if __name__ == "__main__":
     asked = serve()
-    if asked is not None:  # from here on whatever happens is the program's: the interpreter ends as it does after any
+    if asked is not None:  # the program's exceptions pass through, so the interpreter ends as after any program
         try:
             become(*asked)
             _status = 0

@@ -1,7 +1,7 @@
-"""A loader's workers and training steps on shared cores, in simulated time: what a trial would see, and what is true.
+"""Simulates a loader's workers and the training steps on shared cores: what a trial would see, and the true long-run rate.
 
-Cores are shared evenly among what can run. Worker w makes batches w, w + W, w + 2 W, ... and is given a new one when the steps
-take one, as torch does it; steps take them in order.
+All runnable threads get an equal share of the cores. Of W workers, worker w makes batches w, w + W, w + 2 W, ... The steps take
+the batches in order. As in torch, a worker may begin a new batch when a step has taken one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from autotune.harness.worker import Counters
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program.
+    """One simulated program.
 
     Attributes:
-        workers, prefetch: of its loader.
-        batch_sleep_s, batch_cpu_s: what a batch takes, on one core.
-        cv: coefficient of variation of a batch, gamma distributed.
-        step_sleep_s: what a step takes of a device.
-        step_cpu_s: processor seconds of a step, spread evenly over its threads.
-        threads: of a step.
-        cores: there are.
-        stall_s: of the first step: a compiler at work.
+        workers, prefetch: the loader's settings.
+        batch_sleep_s, batch_cpu_s: waiting time and processor time of a batch, on one core.
+        cv: coefficient of variation of a batch's times, which follow a gamma distribution.
+        step_sleep_s: device time of a step.
+        step_cpu_s: processor time of a step, split evenly among its threads.
+        threads: number of threads of a step.
+        cores: number of cores of the machine.
+        stall_s: extra time of the first step, as if a compiler worked.
     """
 
     workers: int
@@ -44,7 +44,7 @@ class Program:
 
 @dataclass
 class Worker:
-    """One worker: the batch in hand, and what it has counted."""
+    """A loader worker: the batch that it is making, and its counters."""
 
     batch: int
     sleep_s: float = 0.0
@@ -59,7 +59,7 @@ class Worker:
 
 @dataclass
 class Simulation:
-    """The program at work."""
+    """A run of the program in simulated time."""
 
     program: Program
     seed: int = 0
@@ -73,7 +73,7 @@ class Simulation:
         self._chance = random.Random(self.seed)
 
     def steps(self) -> Iterator[float]:
-        """Yields the moment at which each step ends."""
+        """Yields the time at which each step ends."""
         program = self.program
         while True:
             while self.taken not in self.ready:
@@ -90,7 +90,7 @@ class Simulation:
             work_s -= self._advance(work_s, threads)
 
     def _advance(self, work_s: float, threads: int) -> float:
-        """Goes on to the next event and returns how much of `work_s` was done, by each of so many threads (0: it sleeps)."""
+        """Advances to the next event; returns how much of `work_s` each of the step's threads did (0 threads: it sleeps)."""
         outstanding = self.taken + self.program.workers * self.program.prefetch
         for worker in self.workers:
             if not worker.is_busy and worker.batch < outstanding:
@@ -135,7 +135,7 @@ class Simulation:
         counters = [
             Counters(
                 w.made,
-                w.busy_s - (self.now_s - w.began_s if w.is_busy else 0.0),  # a batch is counted when it is done
+                w.busy_s - (self.now_s - w.began_s if w.is_busy else 0.0),  # counts only finished batches
                 w.used_s,
                 w.delay_s,
                 w.began_s if w.is_busy else 0.0,

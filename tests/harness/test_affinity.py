@@ -1,4 +1,4 @@
-"""Who is bound to which cores: planned on machines that are made up, seen by the kernel on this one."""
+"""Which process is bound to which cores: the plan on made-up machines, and the kernel's view on this one."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from autotune.harness.knobs.affinity import AFFINITY, OWN_CORES, Core, part, pla
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 
-# Two sockets of two cores of two hyperthreads, numbered as Linux does: the second hyperthreads last.
+# Two sockets with two cores each and two hyperthreads per core. As on Linux, the second hyperthreads get the last numbers.
 TWO_SOCKETS = sorted(Core(number // 2 % 2, number // 2 % 2, number % 2, number) for number in range(8))
 CORES = sorted(os.sched_getaffinity(0))
 

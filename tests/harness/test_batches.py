@@ -1,4 +1,4 @@
-"""How many samples a batch holds, from its shape, from what its sampler asked for, and from what the command line says."""
+"""The number of samples in a batch: from its shape, from its sampler's indices, or from the command line."""
 
 import dataclasses
 from collections import UserDict, namedtuple
@@ -20,7 +20,7 @@ class Batch:
 
 
 class Graph:
-    """As graph libraries have them: keys by a method or a list, values by index."""
+    """A graph as graph libraries define it: a method or a list gives its keys, and an index gives a value."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys

@@ -1,4 +1,4 @@
-"""Blocks that are run again in the backward pass, and the kernels of their attention: seen, and nothing else changes."""
+"""Activation checkpointing of blocks and the choice of attention kernels take effect and change nothing else."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
+COMPILE, SCOPE = "compile.mode", "compile.scope"
 CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
 
 
@@ -56,7 +57,7 @@ def runs(trial: Trial) -> Any:
 def test_checkpointed_blocks_run_again_and_nothing_else_is_another(runs: Any) -> None:
     (plain, told), (found, other) = runs(), runs(knobs={CHECKPOINTING: True})
     assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].observed) == (APPLIED, True)
-    assert other == told  # losses, and statistics that have seen each batch once
+    assert other == told  # the losses; and the running statistics, which include each batch only once
     assert plain.observed[CHECKPOINTING] is False
     assert CHECKPOINTING not in plain.applicability
 
@@ -67,6 +68,22 @@ def test_a_model_without_repeated_blocks_is_not_checkpointed(runs: Any) -> None:
     assert found.applicability[CHECKPOINTING] == checkpointing.NO_BLOCKS
 
 
+@pytest.mark.parametrize(("words", "compiled"), [((), "Block Block Block"), (("single",), "Net")])
+def test_blocks_are_compiled_one_by_one_where_they_repeat(runs: Any, words: tuple[str, ...], compiled: str) -> None:
+    found, told = runs(*words, "eager", knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert told.splitlines()[0] == compiled
+    assert (SCOPE in found.applicability) == bool(words)
+
+
+@pytest.mark.thorough
+def test_blocks_that_differ_in_their_weights_share_one_compilation(runs: Any) -> None:
+    found, _ = runs(knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert {found.knobs[key].status for key in (COMPILE, SCOPE)} == {APPLIED}
+    assert found.compiled["graphs"] == 2, "of three blocks: the first one's input needs no gradient"
+    single, _ = runs("single", knobs={COMPILE: "default", SCOPE: "blocks"})
+    assert (single.knobs[SCOPE].status, single.knobs[SCOPE].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
+
+
 @pytest.mark.parametrize(("asked", "kernels"), [("flash", {"flash"}), ("math", set()), ("default", {"flash"})])
 def test_the_kernels_of_attention_are_those_asked_for(runs: Any, asked: str, kernels: set[str]) -> None:
     found, _ = runs(knobs={SDPA: asked})
@@ -75,7 +92,7 @@ def test_the_kernels_of_attention_are_those_asked_for(runs: Any, asked: str, ker
 
 
 def test_a_kernel_that_takes_no_such_inputs_is_said_to(runs: Any) -> None:
-    found, _ = runs(knobs={SDPA: "mem_efficient"})  # on the CPU there is none
+    found, _ = runs(knobs={SDPA: "mem_efficient"})  # the CPU has no such kernel
     assert found.knobs[SDPA].status == NOT_APPLICABLE
     assert attention.UNSEEN in found.knobs[SDPA].reason
 
@@ -89,7 +106,7 @@ def test_fused_kernels_are_read_from_the_graph() -> None:
 
 
 class FakeRuntime:
-    """What is called of the CUDA runtime library; a GPU's own has not been asked yet."""
+    """The functions of the CUDA runtime library that the harness calls. No real library has been tested yet."""
 
     def __init__(self, *, keeps: bool = True) -> None:
         self.limits, self._keeps = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps

@@ -1,4 +1,4 @@
-"""Getting in: the hook is not used up, is not left behind, and harms nobody who does not train."""
+"""How the harness gets into a process: its import hook survives early look-ups, is removed, and harms no other process."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def init(project=None, mode=None):
 
 
 def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
-    """Returns the run of a program that names its own account and server, and the store that its environment names."""
+    """Runs a program that names its own account and server; returns the run and the store that its environment names."""
     (place / "wandb.py").write_text(WANDB)
     store = place / "mlruns"
     quiet = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
@@ -53,7 +53,7 @@ def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_nam
     assert found.result().status == "measured", found.stderr
     assert "client: ['mine', 'Default']" in found.stdout
     assert "modes: ['offline', 'offline', 'disabled']" in found.stdout
-    assert "finders left: 1" in found.stdout  # that for torch
+    assert "finders left: 1" in found.stdout  # the one for torch
     assert len(list(store.glob("*/*/metrics/loss"))) == 1
 
 

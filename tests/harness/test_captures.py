@@ -1,4 +1,4 @@
-"""Steps that a program records as a CUDA graph and replays, on a fake of torch's graphs: only a GPU has them."""
+"""Steps that a program captures as a CUDA graph and replays. The graphs are fakes, so no GPU is needed."""
 
 import pytest
 

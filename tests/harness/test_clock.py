@@ -1,4 +1,4 @@
-"""The clock of a GPU, with events that happen when the test says so."""
+"""The clock of a GPU, with fake events whose times the test sets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +32,14 @@ class Event:
 
 
 class Device:
-    """Stands in for torch.cuda: every recorded event is 10 ms of work."""
+    """A fake of torch.cuda. Each recorded event stands for 10 ms of work."""
 
     now_s = queued_s = 0.0
     is_capturing = False
 
     def __init__(self) -> None:
-        self.streams: list[Any] = []  # that events were recorded on
-        self.waited: list[Any] = []  # devices that were waited for
+        self.streams: list[Any] = []  # streams on which events were recorded
+        self.waited: list[Any] = []  # devices that the host waited for
 
     def Event(self, enable_timing: bool) -> Event:
         return Event(self)
@@ -97,7 +97,7 @@ def test_the_device_rate_counts_from_the_first_forward() -> None:
     clock = clock_of(device)
     for _ in range(3):
         clock.batch_is_there()
-        clock.batch_is_there()  # a second forward of the step
+        clock.batch_is_there()  # the step's second forward pass
         clock.mark(8, 0.0, False)
     device.synchronize()
     assert [(round(s.step_s, 6), round(s.busy_s, 6)) for s in clock.finished()] == [(0.02, 0.01)] * 2

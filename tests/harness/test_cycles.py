@@ -1,4 +1,4 @@
-"""Steps that alternate with something else: whole cycles are measured, and nothing else is taken for one."""
+"""Training that alternates with other work is measured in whole cycles, and mere noise is not taken for cycles."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ BASELINE = MeasureRules(min_s=6.0)
 
 
 def alternating(step_s: float, num: int, pause_s: float, *, phase: float = 0.0) -> Iterator[float]:
-    """Yields steps of 3 % noise; the first of each `num` comes after a pause."""
+    """Yields step times with 3 % noise. A pause precedes every `num`-th step."""
     chance = random.Random(round(100 * phase))
     for number in itertools.count(int(phase * num)):
         yield step_s * (1 + chance.uniform(-0.03, 0.03)) + (0 if number % num else pause_s)
@@ -161,7 +161,7 @@ def test_gaps_of_a_smaller_kind_divide_no_cycle() -> None:
 
 
 def rolling_out(meter: Meter, num: int, pause_s: float, most: int) -> protocol.Window:
-    """Returns the window of updates of 10 ms between which the model is evaluated."""
+    """Returns the window of a program that evaluates its model between updates of 10 ms."""
     for number in range(1, most):
         if number % num:
             meter.feed(0.01, 8)
@@ -199,6 +199,6 @@ def test_a_real_program_s_rollouts_are_measured_as_its_own_clock_has_them(trial:
     assert window is not None
     assert window.cycles >= 2
     assert (window.is_steady, window.steps) == (True, 100 * window.cycles)
-    at = json.loads((run.folder / "rollouts.json").read_text())  # the window's are the last that it has made
+    at = json.loads((run.folder / "rollouts.json").read_text())  # the window covers the last ones
     own_s = at[-1] - at[-1 - window.cycles]
     assert window.rate_per_s == pytest.approx(16 * 100 * window.cycles / own_s, rel=0.03)

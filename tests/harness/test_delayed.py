@@ -1,6 +1,6 @@
-"""Images that stay bytes until they are on the device: the same values whatever is done with them, in real programs and alone.
+"""Images that stay bytes until they are on the device have the same values, whatever a program does with them.
 
-What a device does is shown on torch's meta device, which has shapes and no values; the values of a GPU are a test of their own.
+Transfers are tested on torch's meta device, which has shapes but no values. Another test compares the values on a GPU.
 """
 
 import copy
@@ -62,7 +62,7 @@ CONVERTED = {
 
 @pytest.fixture
 def fetching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Returns a function that does something as in a fetch of a worker of the training loader."""
+    """Returns a function that calls another as if a worker of the training loader fetched a batch."""
     for name in ("to", "float"):
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     state = delayed.State()
@@ -82,7 +82,7 @@ def fetching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two tensors are the same to the last bit, in class and layout, too."""
+    """Whether two tensors are bit-for-bit equal and have the same class, dtype and strides."""
     is_same = type(one) is type(other) and one.dtype is other.dtype and one.stride() == other.stride()
     return is_same and torch.equal(torch.Tensor(one), torch.Tensor(other))
 

@@ -1,4 +1,4 @@
-"""Gradients gathered over batches in two ranks over gloo: exchanged once to a step, and the same training."""
+"""Gradient accumulation in two ranks over gloo: gradients are exchanged once per step, and the training is the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from tests.harness.conftest import Run, Trial
 from tests.harness.contexts import context
 
 KEY = "step.accumulation"
-ASKED, STEPS = 6, 8  # rank 0 announces the last step two ahead
+ASKED, STEPS = 6, 8  # rank 0 announces the last step two steps in advance
 
 
 class Job:
-    """Two ranks that have run the program of gradients: what rank 0 found, and what they told."""
+    """A finished run of gradients.py in two ranks: rank 0's result, and the files that the ranks wrote."""
 
     def __init__(self, run: Run) -> None:
         self._folder, self.result = run.folder, run.result()
@@ -25,14 +25,14 @@ class Job:
         self.exchanges = [int(line) for line in told[0].splitlines()]
 
     def weights(self, rank: int = 0) -> list[torch.Tensor]:
-        """Returns the weights a rank began with and those after each step but the last, within which it is ended."""
+        """Returns a rank's initial weights and those after each step except the last, during which the trial ends."""
         lines = (self._folder / f"weights{rank}.txt").read_text().splitlines()
         return [torch.tensor([float.fromhex(word) for word in line.split()]) for line in dict.fromkeys(lines)]
 
 
 @pytest.fixture
 def job(trial: Trial) -> Callable[..., Job]:
-    """Returns a function that runs the program of gradients in two ranks under the harness."""
+    """Returns a function that runs gradients.py in two ranks under the harness."""
 
     def run(words: str, **options: Any) -> Job:
         return Job(trial("gradients.py", *words.split(), ranks=2, mode="parity", seed=3, max_steps=ASKED, **options))
@@ -40,7 +40,7 @@ def job(trial: Trial) -> Callable[..., Job]:
     return run
 
 
-HALF = [1, 2, 3, 4, *range(6, 2 * STEPS + 1, 2)]  # all while the program is being found out, then every other one
+HALF = [1, 2, 3, 4, *range(6, 2 * STEPS + 1, 2)]  # each batch while the harness observes the program, then every other one
 CASES = ["", pytest.param("static clip momentum", marks=pytest.mark.thorough)]
 
 
@@ -93,7 +93,7 @@ def test_only_wrappers_that_the_program_lets_exchange_are_held_back() -> None:
     wrappers = ParallelKnobs(context())
     for wrapper in (free, quiet):
         wrappers.add(wrapper)
-    assert wrappers.hold_back() == []  # the program's own word
+    assert wrappers.hold_back() == []  # the program's own setting
     wrappers.is_due = lambda: True
     assert wrappers.hold_back() == []
     wrappers.is_due = lambda: False

@@ -1,4 +1,4 @@
-"""The passes of mode "explain": what they find of planted programs, and that they leave nothing behind."""
+"""The passes of mode "explain" find what was planted in programs, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def document(run: Run, which: str, rank: int = 0) -> dict[str, Any]:
 
 
 def line_of(text: str) -> int:
-    """Returns the number of the program's line that holds a text."""
+    """Returns the number of the program's line that contains a text."""
     return next(number for number, line in enumerate((PROGRAMS / PROGRAM).read_text().splitlines(), 1) if text in line)
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of a step against counts by hand, and what is measured of this device: products in two precisions, and peaks."""
+"""FLOPs of a step against counts by hand; matrix products in two precisions and the peaks, measured on this device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHIN = 0.02
 
 
 def counted(model: nn.Module, x: torch.Tensor, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> StepFlops:
-    """Returns what is counted of one step."""
+    """Counts the FLOPs of one step."""
     counter = StepFlops()
     counter.begin()
     loss_of(model(x)).backward()
@@ -49,7 +49,7 @@ def test_flops_of_resnet18() -> None:
 
 
 def transformer(tokens: int, width: int, *, hidden: int) -> int:
-    """Returns the forward FLOPs of a block, for one sample: projections, attention, and the two layers after it."""
+    """Returns the forward FLOPs of a block for one sample: projections, attention and the two layers of the MLP."""
     projections = 2 * tokens * width * (3 * width + width)
     attention = 2 * 2 * tokens**2 * width
     return projections + attention + 2 * 2 * tokens * width * hidden
@@ -67,7 +67,7 @@ def test_flops_of_a_tiny_vision_transformer() -> None:
 
 
 class Gpt(nn.Module):
-    """A decoder of GPT-2's kind, with its attention in one call of torch."""
+    """A decoder like GPT-2, whose attention is a single torch call."""
 
     def __init__(self, width: int, depth: int, heads: int, vocabulary: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_flops_of_a_small_gpt() -> None:
     counter = counted(Gpt(width, depth, 4, vocabulary), torch.randint(0, vocabulary, (batch, tokens)), mean)
     head, attention = 2 * tokens * width * vocabulary, 2 * 2 * tokens**2 * width
     forward = batch * (depth * transformer(tokens, width, hidden=4 * width) + head)
-    # The backward pass makes the scores of the attention once more instead of keeping them.
+    # The backward pass recomputes the attention scores instead of storing them.
     assert counter.total == pytest.approx(3 * forward + batch * depth * attention / 2, rel=WITHIN)
 
 
@@ -120,7 +120,7 @@ def test_peaks_of_this_device_are_rates() -> None:
 
 
 class Queue:
-    """A GPU's clock and the host's: a call takes 30 us there and 5 us here, a wait 10 us more than what is queued."""
+    """Simulated clocks of GPU and host. A call takes 30 us on the GPU and 5 us on the host; a wait adds 10 us to the queue."""
 
     now_s = busy_until_s = 0.0
 

@@ -1,4 +1,4 @@
-"""Passes leave a program as it is: its losses to the last bit, and torch as it was once a pass is over."""
+"""Passes change nothing: the losses are bit-for-bit the same, and torch is as before once a pass is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.syncs import SyncSites
 from tests.harness.conftest import REPOSITORY, Trial
 
-LEAST_STEPS = 10  # that a pass lets a program make on a busy machine, too
+LEAST_STEPS = 10  # a program makes at least this many steps within a pass, on a busy machine, too
 
 
 @pytest.mark.parametrize(("which", "words"), [(LINES, ()), (LINES, ("workers",)), (TRACE, ()), (MEMORY, ())])
@@ -38,7 +38,7 @@ def test_losses_under_a_pass_are_those_of_the_plain_program(trial: Trial, plain:
 
 
 def train(num_steps: int) -> list[str]:
-    """Returns the losses of a small program, to the last bit."""
+    """Trains a small model; returns its losses as exact hexadecimal numbers."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -62,14 +62,14 @@ def state() -> dict[str, Any]:
 
 
 def test_a_process_is_bit_for_bit_as_before_once_lines_were_looked_at() -> None:
-    # In a process of its own: what other tests patched, or torch completed since, is not to be judged here.
+    # A new process, because other tests may have patched torch, and torch completes some classes at their first use.
     code = "from tests.harness.test_explain_leaves import look_at_lines; look_at_lines()"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def look_at_lines() -> None:
-    """Trains before, under and after the pass "lines", and compares what the pass may have left."""
+    """Trains before, during and after the pass "lines"; compares the losses and the state that the pass may have changed."""
     alone = train(50)  # first, because torch completes some of its classes when they are first used
     before = state()
     context: Any = SimpleNamespace(device="cpu", modules=SimpleNamespace(num_graphs=lambda: 0))

@@ -1,4 +1,4 @@
-"""Gradients gathered over batches and scaled, in programs of every kind: the same training, or a reason why not."""
+"""Gradient accumulation and loss scaling, in programs of every kind: the same training, or a reason why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARITY: dict[str, Any] = {"mode": "parity", "seed": 3, "max_steps": STEPS}
 
 
 class Trained:
-    """A run of the program: what the harness found, and the weights after each real step."""
+    """A run of the program: the harness's result, and the weights after each optimizer step."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -35,7 +35,7 @@ class Trained:
 
 @pytest.fixture
 def trained(forks: Forks, tmp_path: Path) -> Any:
-    """Returns a function that runs the program of gradients under the harness, in a folder of its own."""
+    """Returns a function that runs gradients.py under the harness, each time in a new folder."""
     number = 0
 
     def run(words: str, **options: Any) -> Trained:
@@ -61,9 +61,9 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
     assert (parts.report.status, parts.report.observed) == (APPLIED, 4)
     assert parts.result.detected["num_steps"] == whole.result.detected["num_steps"] == STEPS
     assert parts.result.steps["samples"] == whole.result.steps["samples"]
-    if words != "functional":  # nobody sees a loss there
+    if words != "functional":  # the harness cannot see its loss
         assert parts.result.loss["curve"] == pytest.approx(whole.result.loss["curve"], rel=1e-4)
-    assert len(whole.weights) == STEPS  # those it begins with, and all but the last, within which it is ended
+    assert len(whole.weights) == STEPS  # the initial ones, and those after each step but the last, during which the trial ends
     for one, other in zip(whole.weights, parts.weights, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -132,7 +132,7 @@ def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, wor
     assert (half.result.knobs[AMP].status, half.result.knobs[AMP].observed) == (APPLIED, "fp16")
     assert half.report.status == APPLIED
     assert half.result.scaling["scale"] >= 1024
-    assert half.result.scaling["skipped"] <= 4  # until the scale is found
+    assert half.result.scaling["skipped"] <= 4  # steps are skipped until the scale fits
     assert half.result.loss["curve"] == pytest.approx(plain.result.loss["curve"], rel=0.2)
     assert half.result.loss["curve"][0] == pytest.approx(plain.result.loss["curve"][0], rel=1e-2)
 
@@ -151,4 +151,4 @@ def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str,
     assert found.knobs[AMP].status == NOT_APPLICABLE
     assert reason in found.knobs[AMP].reason
     assert found.loss["is_finite"]
-    assert found.loss["last"] < 2  # it goes on in float32, from weights that are none the worse
+    assert found.loss["last"] < 2  # training continues in float32 from undamaged weights

@@ -1,4 +1,4 @@
-"""Whether workers that import the main module would train, as it is seen in programs with guards of every spelling."""
+"""Detects whether workers that import the main module would train, in programs with main guards of every spelling."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ GUARDED = {
 
 
 def found(folder: Path, body: str, *words: str, name: str = "train.py") -> str:
-    """Returns what is said of a program that reaches its loader in `main()`."""
+    """Returns the verdict on a program that makes its loader in `main()`."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(TOP.format(repository=str(REPOSITORY)) + body + "\n")
     done = subprocess.run(

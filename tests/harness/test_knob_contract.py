@@ -1,4 +1,4 @@
-"""The contract of every knob: two values, each applied in a real process and read back there, whatever the other was."""
+"""The contract of every knob: each of two values is applied in a real process and read back there."""
 
 import json
 from typing import Any
@@ -9,8 +9,8 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
 
-# knob -> two values. Read back from where the process keeps them: the loader that yields, the weights' strides, the optimizer's
-# flags, torch's settings. For pin_memory, cudnn_benchmark and matmul that is the setting; what it does to speed takes a GPU.
+# knob -> two values. They are read back from the loader that yields, the weights' strides, the optimizer's flags, or torch's
+# settings. For pin_memory, cudnn_benchmark and matmul, only the setting is checked: its effect on speed needs a GPU.
 CONTRACT: dict[str, tuple[Any, Any]] = {
     "loader.batch_size": (8, 32),
     "loader.num_workers": (1, 2),
@@ -31,7 +31,7 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "threads.interop": (3, 2),
     "threads.omp": (2, 1),
     "threads.mkl": (2, 1),
-    # Environment variables, read back in the process. What NCCL makes of them takes GPUs: not measured on a GPU yet.
+    # Environment variables, read back in the process. NCCL's use of them needs GPUs and has not been measured yet.
     "nccl.algo": ("allreduce:tree", "Ring"),
     "nccl.proto": ("Simple", "^LL128"),
     "nccl.min_nchannels": (4, 8),
@@ -45,23 +45,25 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "nccl.socket_ifname": ("=eth0", "^docker"),
     "nccl.cross_nic": (0, 1),
 }
-# In test_blocks.py, where a model has what they need; the last with a fake of the CUDA runtime: it takes a GPU.
+# Tested in test_blocks.py, whose model has blocks. The last one needs a GPU, so that test fakes the CUDA runtime.
 BLOCKS = {
     "memory.activation_checkpointing": (True, False),
     "backend.sdpa": ("flash", "math"),
     "backend.l2_fetch_granularity": (128, 64),
 }
-# Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
+# These need a GPU; test_memory.py and test_transfer.py test them on fakes.
 ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
-# What a library, ranks, a second core or images must be there for: in tests of their own, test_memory.py, test_affinity.py,
-# test_delayed.py and test_metrics.py.
+# These need a library, ranks, a second core or images; test_memory.py, test_affinity.py, test_delayed.py and test_metrics.py
+# test them.
 ELSEWHERE = {
     *("memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"),
     "step.metrics_sync_interval",
 }
-COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
+COSTLY = {  # in separate tests
+    "compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto"), "compile.scope": ("blocks", "model"),
+}  # fmt: skip
 
-# With two ranks: knob -> two values, and what the program sees of each.
+# Tested with two ranks: knob -> (two values, a key of the program's report, what the program reports for each value).
 OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
     "parallel.bucket_cap_mb": ((1, 100), "buckets", (4, 1)),
     "parallel.static_graph": ((True, False), "is_static", (True, False)),
@@ -70,8 +72,8 @@ OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
 }
 
 
-# In test_sharding.py, with two ranks that share a model out: values, and what the program sees of each: the part of a weight
-# that a rank keeps, the gatherings of a step.
+# Tested in test_sharding.py with two ranks that shard a model: knob -> (two values, a key of the program's report, what it
+# reports for each value). `share` is the part of a weight that a rank keeps, `gathers` the number of all-gathers in a step.
 OF_SHARES = {
     "parallel.strategy": (("fsdp", "ddp"), "share", (0.5, 1.0)),
     "parallel.reshard_after_forward": ((True, False), "gathers", (7, 4)),
@@ -113,5 +115,5 @@ def test_each_value_takes_effect_in_every_rank(trial: Trial, which: int) -> None
         assert {name: seen[name] for _, name, _ in OF_RANKS.values()} == {
             name: effects[which] for _, name, effects in OF_RANKS.values()
         }
-        assert [found[key].status for key in elsewhere] == [APPLIED, OVERRIDDEN, APPLIED]  # nobody has set NCCL_PROTO
+        assert [found[key].status for key in elsewhere] == [APPLIED, OVERRIDDEN, APPLIED]  # NCCL_PROTO was not set before
         assert (seen["environment"], seen["threads"]) == ("Ring", 2)

@@ -1,4 +1,4 @@
-"""Every knob is applied and seen, or its report says why not."""
+"""Every knob is applied and verified, or its report says why not."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a module's memory format is read back as."""
+"""How a module's memory format is read back."""
 
 import pytest
 import torch

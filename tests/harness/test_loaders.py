@@ -1,4 +1,4 @@
-"""Which loader trains, what its knobs do, and what its workers can sustain."""
+"""Which loader feeds the training, what its knobs do, and what rate its workers can sustain."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> N
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
     rates = found.window.block_rates_per_s
-    assert min(rates) > 0.08 * max(rates)  # a block of 20 ms with the evaluation in it would be at 5 %
+    assert min(rates) > 0.08 * max(rates)  # if a block of 20 ms included the evaluation, its rate would be 5 %
 
 
 @pytest.mark.thorough
@@ -91,7 +91,7 @@ def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str
     truth_per_s = 2 * 8 / 0.04
     assert found.loader_rate_per_s == pytest.approx(truth_per_s, rel=0.1)
     assert found.throughput_per_s <= truth_per_s * 1.1
-    if kind == "slow":  # the other one waits at the end of each short epoch
+    if kind == "slow":  # `slow_epochs` waits at the end of each short epoch
         assert found.throughput_per_s == pytest.approx(truth_per_s, rel=0.1)
 
 
@@ -100,7 +100,7 @@ def test_workers_that_compute_share_the_cores_and_those_that_wait_do_not(trial: 
     one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable]
     busy = trial("loaders.py", "busy", argv=one_core).result()
     assert busy.regime == SHARED
-    assert busy.device_rate_per_s is None  # what is seen of the step is slower than it would be alone
+    assert busy.device_rate_per_s is None  # the step is slowed by the workers, so its own rate is unknown
     assert 0 < busy.throughput_per_s < 1.1 * 8 / 0.01  # one core makes no more than 100 batches a second
     waiting = trial("loaders.py", "slow", argv=one_core).result()
     assert waiting.regime == SEPARATE

@@ -1,4 +1,4 @@
-"""Which losses are kept: one a step, whatever the program does between two steps, and the same twice under one seed."""
+"""One loss is kept per step, whatever the program does between two steps, and the same seed gives the same losses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind
     found = curve(trial(f"{SCRIPTS}/{kind}.py", **PARITY))
     assert len(found) == 12
     assert all(math.isfinite(loss) for loss in found)
-    if kind == "closure":  # each step begins where the last one ended: at a loss that has fallen
+    if kind == "closure":  # each step begins at the loss that the last one has reached
         assert found[-1] < found[0]
 
 
@@ -67,7 +67,7 @@ def test_a_scaled_loss_is_kept_as_it_was_before(trial: Trial) -> None:
     found = curve(trial("kinds.py", "scaler", **PARITY))
     assert len(found) == 5
     assert [loss is None for loss in found] == [False, True, False, True, False]
-    assert all(loss < 4 for loss in found if loss is not None)  # scaled it would begin at twice that and be halved twice
+    assert all(loss < 4 for loss in found if loss is not None)  # a loss that is still scaled would exceed 4
 
 
 def test_a_program_that_hides_its_loss_has_none(trial: Trial) -> None:
@@ -91,7 +91,7 @@ def test_a_loss_whose_memory_the_next_step_reuses_keeps_its_value() -> None:
         patch.uninstall()
     loss = torch.ones((), requires_grad=True) * 2
     watch._see(loss)
-    loss.data.fill_(float("nan"))  # as torch.compile's CUDA graphs do with what a compiled module returned
+    loss.data.fill_(float("nan"))  # torch.compile's CUDA graphs overwrite a module's output like this
     found = watch.summary()
     assert found is not None
     assert (found["first"], found["last"]) == (2.0, 2.0)

@@ -1,4 +1,4 @@
-"""What is read of a program's objects, and what is set on them, without calling what they may have overridden."""
+"""The harness reads and sets attributes of a program's objects without calling methods that the program may override."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,7 @@ from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
 from tests.harness.contexts import context
 
-# Tensors of our own, though they stand for a program's: (file, call).
+# Calls on tensors that the harness has made itself, though they replace a program's: (file, call).
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
@@ -34,7 +34,7 @@ class OfAllRanks(nn.Module):
         self.space.weight.data = self.space.weight.data.to(memory_format=torch.channels_last_3d)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        torch.empty(0).to(*args, **kwargs)  # keeps a note of where it is, say
+        torch.empty(0).to(*args, **kwargs)  # stands for any side effect
         return super().to(*args, **kwargs)
 
 
@@ -105,7 +105,7 @@ def test_methods_that_programs_override_are_called_by_torch_s_own_name() -> None
 
 
 def calls(path: Path) -> list[str]:
-    """Returns the calls of a file whose method is one of a module or an optimizer, on something that is not torch's."""
+    """Returns a file's calls of methods that modules and optimizers have, except on what is imported from torch."""
     found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     odd = [node for node in found if isinstance(node.func, ast.Attribute) and node.func.attr in OF_MODULES | OF_OPTIMIZERS]
     return [ast.unparse(node) for node in odd if ast.unparse(node.func).split(".")[0] not in OF_TORCH]

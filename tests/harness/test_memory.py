@@ -1,4 +1,4 @@
-"""The host's allocator in real processes; the device's on a fake of torch's, since only a GPU has one."""
+"""The host's allocator in real processes, and the device's allocator on a fake of torch.cuda, so no GPU is needed."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ ON_CUDA: dict[str, Any] = {
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A library that is called like an allocator and is none: what is tested is that it gets into the process."""
+    """A library with an allocator's name but no allocator in it: the tests check only that it is loaded into the process."""
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("no compiler to make a library with")
     path = tmp_path / "libjemalloc.so.2"
@@ -80,11 +80,11 @@ def test_the_plain_build_is_taken_and_the_first_folder_counts(tmp_path: Path) ->
     }
 
 
-INDEX = 1  # of the GPU that trains; another one is the current device
+INDEX = 1  # the GPU that trains; it is not the current device
 
 
 class FakeCuda:
-    """What torch.cuda says of an allocator that read a configuration; as in torch 2.14."""
+    """A fake of torch.cuda whose allocator has read a configuration, as in torch 2.14."""
 
     def __init__(self, text: str) -> None:
         asked = dict(part.split(":") for part in text.split(",") if part)
@@ -139,12 +139,12 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
         knobs.on_activate()
         assert fake.fraction == fraction
         assert knobs.verify()["memory.fraction"].status == APPLIED
-        fake.fraction = 1.0  # the program's own word
+        fake.fraction = 1.0  # as if the program set it
         assert knobs.verify()["memory.fraction"].status == OVERRIDDEN
 
 
 class Statistics:
-    """What torch.cuda says of two GPUs' memory, in bytes; of the second, that it trains."""
+    """A fake of torch.cuda's memory statistics for two GPUs, in bytes. The second GPU trains."""
 
     def __init__(self) -> None:
         self.reserved, self.retries = [0, 800], 0
@@ -167,7 +167,7 @@ class Statistics:
 
     def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
         size = self.reserved[index]
-        reserved = {"current": size, "peak": size, "allocated": 0, "freed": 0}  # as cudaMallocAsync has it
+        reserved = {"current": size, "peak": size, "allocated": 0, "freed": 0}  # as with cudaMallocAsync
         return {"reserved_bytes": {"all": reserved}, "segment": {"all": {"allocated": 0}}, "num_alloc_retries": self.retries}
 
     def memory_stats(self, index: int) -> dict[str, int]:
@@ -176,7 +176,7 @@ class Statistics:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Statistics, MemoryWatch]:
-    """Two GPUs, and the memory watch of a program that trains on the second."""
+    """Statistics of two GPUs, and the memory watch of a program that trains on the second."""
     statistics, watch = Statistics(), MemoryWatch()
     monkeypatch.setattr(torch, "cuda", statistics)
     monkeypatch.setattr(process, "LOOK_S", 0.0)
@@ -194,7 +194,7 @@ def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, Memory
         "capacity_bytes": 2000,
         "alloc_retries": 0,
     }
-    statistics.reserved = [900, 800]  # a model on both
+    statistics.reserved = [900, 800]  # both hold a part of the model
     assert watch.summary()["capacity_bytes"] == 1000
 
 

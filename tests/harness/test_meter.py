@@ -1,4 +1,4 @@
-"""The meter, fed step series whose truth is known; no torch."""
+"""The meter, fed with series of step times whose true rate is known. Needs no torch."""
 
 import random
 import subprocess
@@ -30,7 +30,7 @@ def feed_until(meter: Meter, step_s: float, phase: str, limit: int = 100_000) ->
 
 @pytest.mark.parametrize(
     ("step_s", "least"),
-    [(0.001, 1000), (0.01, 100), (0.1, 10)],  # a second of work
+    [(0.001, 1000), (0.01, 100), (0.1, 10)],  # one second of steps
 )
 def test_warm_up_ends_after_a_second_of_equal_steps(step_s: float, least: int) -> None:
     assert feed_until(Meter(MeasureRules()), step_s, STEADY) == pytest.approx(least, abs=1)
@@ -67,7 +67,7 @@ def test_noise_of_a_compiler_starts_warm_up_anew() -> None:
 
 def test_a_rate_that_still_moves_is_no_steady_state() -> None:
     meter = Meter(MeasureRules(warmup_max_s=5.0))
-    while meter.phase == WARMUP:  # the rate of each block of five steps is half or double the last one's
+    while meter.phase == WARMUP:  # each block of five steps is twice or half as fast as the last one
         meter.feed(0.02 if meter.warmup_steps // 5 % 2 else 0.01, 8)
         assert meter.warmup_steps < 10_000
     assert meter.is_steady is False
@@ -86,16 +86,16 @@ def test_compiling_inside_the_window_begins_it_anew() -> None:
     num_before = meter.warmup_steps
     feed(meter, 0.01, 50)
     assert meter.feed(3.0, 8, is_quiet=False) == WARMUP
-    left = meter.window()  # what there is if the program ends now
+    left = meter.window()  # what is reported if the program ends now
     assert left is not None
     assert (left.steps, left.is_steady, left.reason) == (50, False, "a graph was compiled inside the window")
-    assert meter.warmup_steps == num_before  # of the window that is told
-    assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # a second of work again
+    assert meter.warmup_steps == num_before  # counted before the reported window
+    assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # another second of steps
     feed_until(meter, 0.02, DONE)
     assert meter.warmup_steps >= num_before + 51 + 49
     window = meter.window()
     assert window is not None
-    assert (window.is_steady, window.rate_per_s) == (True, pytest.approx(400.0))  # nothing of the steps before
+    assert (window.is_steady, window.rate_per_s) == (True, pytest.approx(400.0))  # the earlier steps are left out
 
 
 def test_a_program_that_compiles_in_every_window_is_not_steady() -> None:
@@ -125,7 +125,7 @@ def test_a_queue_that_empties_is_waited_for_so_long_and_no_longer() -> None:
 def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:
     workers = 4
     meter = Meter(MeasureRules(), width=workers)
-    # 25 ms per step in truth, 5 ms in the median
+    # The mean step takes 25 ms, the median step 5 ms.
     bursts = (0.085 if number % workers == 0 else 0.005 for number in range(10**6))
     for step_s in bursts:
         if meter.feed(step_s, 1) == DONE:
@@ -147,7 +147,7 @@ def test_a_window_cut_off_counts_whole_blocks_only() -> None:
 
 
 def test_a_window_cut_off_while_a_queue_empties_is_not_steady() -> None:
-    """Its rate is that of samples made before, which the next would not find."""
+    """Such a window consumes samples that were made in advance, so its rate cannot last."""
     found = []
     for is_draining in (False, True):
         meter = Meter(MeasureRules(race_min_s=0.2))
@@ -184,7 +184,7 @@ def test_measuring_stops_at_its_cap_or_when_the_interval_no_longer_shrinks() -> 
 
 
 def test_a_window_whose_blocks_depend_on_each_other_goes_on() -> None:
-    waves = (0.01 * (1 + 0.02 * (number // 100 % 2)) for number in range(10**6))  # a second slow, a second fast
+    waves = (0.01 * (1 + 0.02 * (number // 100 % 2)) for number in range(10**6))  # one second slow, one second fast
     meter = Meter(MeasureRules())
     for step_s in waves:
         if meter.feed(step_s, 8) == DONE:
@@ -233,7 +233,7 @@ def test_spread_needs_five_blocks() -> None:
 
 
 def test_many_blocks_are_merged_so_that_neighbours_do_not_count_twice() -> None:
-    rates = [90.0] * 50 + [110.0] * 50  # one slow wave: a hundred blocks are not a hundred opinions
+    rates = [90.0] * 50 + [110.0] * 50  # one slow wave, so the blocks are not independent
     merged, naive = spread_frac(rates), spread_frac(rates[::3][:MERGED_BLOCKS])
     assert merged is not None
     assert naive is not None
@@ -299,7 +299,7 @@ def test_slow_steps_race_too() -> None:
 
 def test_what_would_win_is_hardly_ever_raced_away() -> None:
     lost = 0
-    for seed in range(300):  # as fast as the limit allows and a quarter faster, with steps that hang together
+    for seed in range(300):  # a quarter faster than the limit, with correlated steps
         meter, source, drift = (
             Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0),
             random.Random(seed),

@@ -1,6 +1,6 @@
-"""How often metrics are read: by a library's loop, which is told, a recipe's, which is asked, a program's own, left alone.
+"""How often metrics are read: libraries' loops are set, recipes' loops are asked, and a program's own loop is left alone.
 
-Real Trainers of transformers and Lightning are in the matrix of programs.
+tests/programs tests real Trainers of transformers and Lightning.
 """
 
 import gc
@@ -44,7 +44,7 @@ def test_a_recipe_reads_its_loss_as_often_as_asked(trial: Trial, asked: int, tol
     assert (found.knobs[KEY].status, found.observed[KEY]) == (status, told)
     assert KEY not in found.applicability
     steps = [int(line.split()[3]) for line in run.stdout.splitlines() if " loss " in line]
-    assert set(steps) == {step for step in range(1, 12) if step % told == 0}  # eleven steps an epoch
+    assert set(steps) == {step for step in range(1, 12) if step % told == 0}  # eleven steps per epoch
 
 
 def test_a_program_s_own_loop_is_left_alone(trial: Trial) -> None:
@@ -60,7 +60,7 @@ def test_a_recipe_that_gathers_gradients_reads_as_often_as_asked_too(trial: Tria
 
 
 def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[MetricKnobs, Any]:
-    """Returns a watch that waits for no library and counts no tensor, and its context."""
+    """Returns a watch that neither waits for libraries nor counts tensors, and its context."""
     monkeypatch.setattr(adapters, "METRIC_READERS", {})
     session = context(knobs, spec={"passed": passed}, gradients=SimpleNamespace(every=1, gathered=0))
     return MetricKnobs(session), session
@@ -69,8 +69,8 @@ def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("read_at", "asked", "observed"),
     [
-        ([1, 4, 7, 10, 12, 15, 18, 21, 23], 3, 3),  # eleven steps an epoch, counted from nought in each
-        ([10, 20, 27, 37], 10, 10),  # one more at an epoch's end
+        ([1, 4, 7, 10, 12, 15, 18, 21, 23], 3, 3),  # eleven steps per epoch; each epoch counts from zero
+        ([10, 20, 27, 37], 10, 10),  # an additional reading at the epoch's end
         (range(1, 40), 3, 1),
         ([10, 20, 30], 100, 10),
         ([10], 10, None),
@@ -86,7 +86,7 @@ def test_a_loop_s_own_readings_are_told_by_the_longest_time_without_one(
 
 
 class Trainer(SimpleNamespace):
-    """One that there can be weak references to."""
+    """A trainer that allows weak references."""
 
 
 def of_transformers(**changed: Any) -> Any:
@@ -126,7 +126,7 @@ def test_a_bar_that_reads_at_every_batch_is_the_reason_why_not(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("changed", "own", "asked", "after"),
     [
-        ({}, 1, 100, 500),  # the filter looks at every step
+        ({}, 1, 100, 500),  # the filter reads the loss of every step
         ({"logging_steps": 5}, 1, 100, 100),
         ({"logging_steps": 5, "logging_nan_inf_filter": False}, 5, 100, 100),
         ({"logging_steps": 5}, 1, 1, 1),
@@ -149,7 +149,7 @@ class TQDMProgressBar:
 
 
 class RichProgressBar:
-    refresh_rate, is_enabled = 100, True  # a second
+    refresh_rate, is_enabled = 100, True  # 100 per second
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ class RichProgressBar:
         (TQDMProgressBar(), [], 1, 100),
         (None, [1], 50, 100),
         (None, [], None, None),
-        (RichProgressBar(), [1], 1, 1),  # overridden: it looks at every batch
+        (RichProgressBar(), [1], 1, 1),  # the overridden bar reads every batch
     ],
 )
 def test_a_trainer_of_lightning_reads_for_its_log_and_for_its_bar(

@@ -31,7 +31,7 @@ def test_ddp_is_compiled_with_channels_last_and_bf16_and_both_ranks_end(trial: T
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     in_shell = {"nccl.algo": "allreduce:tree", "nccl.nvls": False, "env.SOME_SWITCH": "on"}
     environment = {"NCCL_ALGO": "allreduce:tree", "NCCL_NVLS_ENABLE": "0", "SOME_SWITCH": "on"}
-    knobs |= in_shell  # variables reach every rank; what NCCL makes of its own takes GPUs
+    knobs |= in_shell  # every rank gets the variables; their effect on NCCL needs GPUs
     run = trial(f"{SCRIPTS}/ddp.py", argv=torchrun, knobs=knobs, env=environment)
     assert run.returncode == 0, run.stderr
     assert "caught" not in run.stdout

@@ -1,4 +1,4 @@
-"""What a step is, and what it holds."""
+"""What counts as a step, and how many samples a step holds."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     found = trial("kinds.py", kind).result()
     assert found.status == "measured"
     assert (found.unit, found.unit_source) == ("samples", source)
-    assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: an optimizer that took over
+    assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: another optimizer took over
 
 
 def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
@@ -36,12 +36,12 @@ def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tupl
     found = trial("kinds.py", "scaler", *flags).result()
     assert (found.status, found.detected["num_steps"]) == ("ended", 5)
     assert set(found.steps["samples"]) == {12}
-    skipped = 0 if flags else 2  # a fused optimizer skips inside itself: its scale tells
+    skipped = 0 if flags else 2  # a fused optimizer skips internally, which only the scale shows
     assert found.scaling == {"scale": 0.5, "skipped": skipped, "skipped_in_window": skipped}
 
 
 class Counter(torch.Tensor):
-    """A step counter of a checkpoint, which notes where it is moved."""
+    """A step counter from a checkpoint. It records to which devices it is moved."""
 
     moves: list[str] = []
 

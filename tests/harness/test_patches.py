@@ -1,4 +1,4 @@
-"""Functions of torch and of the program are replaced in one place, and can all be given back."""
+"""One module replaces functions of torch and of the program, and can restore all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.harness.patches import Patches
 from tests.harness.conftest import REPOSITORY
 
 HARNESS = REPOSITORY / "autotune" / "harness"
-# Those that set what is no function: an exception's note, a norm's momentum, the interpreter's state of a fork.
+# Files that set attributes other than functions: an exception's note, a norm's momentum, a fork's interpreter state.
 SET_BY_NAME = {"patches.py", "knobs/base.py", "checkpointing.py", "warm_server.py"}
 
 
@@ -76,7 +76,7 @@ def test_what_the_program_has_put_over_ours_stays(patches: Patches) -> None:
         assert not patch.uninstall()
         assert not patch.is_active
         assert Owner().method() == "theirs(ours(own))"
-        patch.install()  # it is still below: once is enough
+        patch.install()  # it is still called, so it is not installed twice
         assert Owner().method() == "theirs(ours(own))"
         assert patches.uninstall_all() == ["Owner.method"]
     finally:
@@ -134,7 +134,7 @@ def test_a_process_is_bit_for_bit_unpatched_afterwards() -> None:
 
 
 def run(body: str) -> str:
-    """Returns what a process prints that has a session with all knobs that replace something."""
+    """Runs code in a process whose session has all knobs that replace functions; returns what it prints."""
     script = SESSION + "\n".join(line.removeprefix("        ") for line in body.splitlines())
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -204,7 +204,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def _is_of(target: ast.expr, imported: set[str]) -> bool:
-    """Whether an attribute of something imported is assigned, or any by `setattr`."""
+    """Whether an assignment's target is an attribute of something imported, or a call is `setattr`."""
     if isinstance(target, ast.Name):
         return target.id == "setattr"
     while isinstance(target, ast.Attribute):

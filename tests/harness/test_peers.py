@@ -1,4 +1,4 @@
-"""Several processes that train without torch.distributed: counted together where they share one model, else refused."""
+"""Several processes that train without torch.distributed are measured together if they share a model, else refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGER = dataclasses.replace(RULES, min_s=1.0, max_s=3.0)
 
 
 def own_steps(folder: Path, number: int, span: list[float]) -> list[float]:
-    """Returns the samples of the steps that a process itself has noted in a span of the monotonic clock."""
+    """Returns the samples of each step that a process itself wrote down, within a span of the monotonic clock."""
     notes = [line.split() for line in (folder / f"steps{number}.txt").read_text().splitlines()]
     return [float(note[1]) for note in notes if len(note) == 2 and span[0] <= float(note[0]) <= span[1]]
 

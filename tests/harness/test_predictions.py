@@ -1,4 +1,4 @@
-"""What a short trial predicts against what is true in the long run, in simulated time: the same steps, counters and rules."""
+"""A short trial's prediction against the true long-run rate, in simulated time, with the harness's own rules."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ LONG_STEPS = 6000
 
 
 def predicted(program: Program, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[float, str | None, Meter]:
-    """Returns the samples per second that a trial ends with, its regime, and its meter: fed as the session feeds it."""
+    """Runs a simulated trial, fed as a session feeds its meter; returns its samples per second, its regime and its meter."""
     simulation = Simulation(program, seed)
     training = SimpleNamespace(num_workers=program.workers, counters_file="x", total_samples=BATCH, total_batches=1)
     found, rules = Supply(SimpleNamespace(training=training)), MeasureRules()
@@ -58,13 +58,13 @@ def true_per_s(program: Program, seed: int = 1) -> float:
         Program(workers=1, prefetch=8, batch_sleep_s=0.02, step_sleep_s=0.012),
         Program(workers=2, prefetch=4, batch_sleep_s=0.044, step_sleep_s=0.02),
         Program(workers=4, prefetch=4, batch_sleep_s=0.1, step_sleep_s=0.011),
-        Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # drains for 600 steps
+        Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # it drains for 600 steps
         Program(workers=8, prefetch=16, batch_sleep_s=0.2, step_sleep_s=0.02),
         Program(workers=2, batch_sleep_s=0.01, step_sleep_s=0.02),  # device-bound
         Program(
             workers=2, batch_sleep_s=2.4, step_sleep_s=1.05
         ),  # slow steps, and the queue is not empty before the window ends
-        Program(workers=2, prefetch=8, batch_sleep_s=0.03, batch_cpu_s=0.01, step_cpu_s=0.012),  # cores enough
+        Program(workers=2, prefetch=8, batch_sleep_s=0.03, batch_cpu_s=0.01, step_cpu_s=0.012),  # enough cores
     ],
 )
 def test_predictions_hold_where_workers_have_cores_of_their_own(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +80,14 @@ def test_predictions_hold_where_workers_have_cores_of_their_own(program: Program
         Program(workers=1, prefetch=4, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2),
         Program(workers=1, prefetch=16, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2),
         Program(workers=2, prefetch=8, batch_cpu_s=0.03, step_cpu_s=0.03, threads=2),
-        Program(workers=1, prefetch=300, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2, stall_s=9.0),  # drains for half a minute
+        Program(workers=1, prefetch=300, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2, stall_s=9.0),  # it drains for 30 s
         Program(workers=2, prefetch=300, batch_cpu_s=0.06, step_cpu_s=0.03, threads=2, stall_s=25.0),
         Program(workers=4, prefetch=2, batch_cpu_s=0.02, step_cpu_s=0.04, threads=2),
         Program(workers=4, prefetch=32, batch_cpu_s=0.02, step_cpu_s=0.01, threads=2),
         Program(workers=2, prefetch=8, batch_sleep_s=0.02, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2),
         Program(workers=1, prefetch=8, batch_cpu_s=0.06, step_cpu_s=0.02, threads=2),  # one worker alone is too slow
         Program(workers=8, prefetch=4, batch_cpu_s=0.1, step_sleep_s=0.02, step_cpu_s=0.004, cores=4),  # a GPU's host
-        Program(workers=2, prefetch=2, batch_cpu_s=0.004, step_cpu_s=0.06, threads=2),  # device-bound all the same
+        Program(workers=2, prefetch=2, batch_cpu_s=0.004, step_cpu_s=0.06, threads=2),  # device-bound nevertheless
         Program(workers=2, prefetch=1, batch_cpu_s=0.9, step_cpu_s=0.9, threads=2),  # slow steps
     ],
 )

@@ -1,4 +1,4 @@
-"""Two real ranks over gloo: what reaches each of them, and what they are found to cost each other."""
+"""Two real ranks over gloo: which settings reach each rank, and the measured cost of communication."""
 
 import pytest
 from torch import nn
@@ -46,7 +46,7 @@ def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status
 
 
 def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
-    class Wrapper:  # what torch's reducer in Python leaves of it
+    class Wrapper:  # as with torch's Python reducer
         def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
             raise AttributeError("reducer")
 
@@ -58,7 +58,7 @@ def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
 
 
 class Work:
-    """A collective of NCCL's, done when it was asked for the third time."""
+    """A fake NCCL collective, which is finished at the third query."""
 
     def __init__(self, done_at: int = 3) -> None:
         self.done_at, self.num_asked = done_at, 0
@@ -75,7 +75,7 @@ class Work:
 def test_a_collective_on_a_gpu_is_timed_without_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     await_end(work, "cuda")
-    assert (work.num_asked, work.waited) == (3, [None])  # with a timeout, NCCL's wait() sleeps between two looks
+    assert (work.num_asked, work.waited) == (3, [None])  # no timeout: with one, NCCL's wait() polls and sleeps
     monkeypatch.setattr(ranks, "PROBE_S", 0.01)
     with pytest.raises(RuntimeError, match="has not ended"):
         await_end(Work(done_at=10**9), "cuda")

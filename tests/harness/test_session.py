@@ -1,4 +1,4 @@
-"""How a trial begins and ends, seen from real programs."""
+"""How a trial begins and ends in real programs."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial,
         assert found.status == "measured"
         assert found.window is not None
         assert found.window.is_steady
-        # Whole blocks count, and the first rank ends the window of all: the others' may be shorter by a few steps.
+        # Only whole blocks count. Rank 0 ends all ranks' windows, so the others' may be a few steps shorter.
         least_s = endless.race_min_s - endless.block_min_s if rank == 0 else endless.race_min_s / 2
         assert least_s <= found.window.seconds < endless.min_s
         assert found.throughput_per_s
@@ -65,7 +65,7 @@ def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
     assert found.compiled["graphs"] == 2
     assert found.window is not None
     assert found.window.is_steady, found.window.reason
-    assert found.window.samples == 2 * found.window.steps  # the new shape's alone
+    assert found.window.samples == 2 * found.window.steps  # all have the new shape
     assert found.steps["warmup"] + found.window.steps <= len(found.steps["end_s"]) + 1
 
 

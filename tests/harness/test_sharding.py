@@ -1,4 +1,4 @@
-"""Modules that a program shards with FSDP2, in two ranks over gloo: what is kept, gathered again, left alone."""
+"""Knobs of a program that shards its modules with FSDP2, in two ranks over gloo: shares and all-gathers are counted."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ from tests.harness.contexts import context
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
-KEPT, AGAIN = 4, 7  # gatherings of a step: three blocks and the rest, each once, or the blocks twice
+KEPT, AGAIN = 4, 7  # all-gathers in a step: three blocks and the rest, once each, or the blocks twice
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
-    """Returns what a rank wrote down."""
+    """Returns what a rank reported."""
     return dict(json.loads((run.folder / f"seen{rank}.json").read_text()))
 
 
@@ -31,7 +31,7 @@ def test_parameters_are_kept_or_gathered_again_as_asked(trial: Trial, asked: boo
         assert (found.observed[STRATEGY], found.observed[RESHARD]) == ("fsdp", asked is None)
         assert RESHARD not in found.applicability
         assert "{parallel.strategy=ddp}" in found.applicability[STRATEGY]
-        assert "contiguous" not in str(found.applicability)  # no convolutions
+        assert "contiguous" not in str(found.applicability)  # the model has no convolutions
         assert "DistributedDataParallel" in found.applicability["parallel.bucket_cap_mb"]
         assert asked is None or (found.knobs[RESHARD].status, found.knobs[RESHARD].observed) == (APPLIED, asked)
 

@@ -1,4 +1,4 @@
-"""Which of a real run's loaders the study's knobs belong to."""
+"""To which of a real run's loaders the study's knobs apply."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What ended loader workers leave among the temporary files."""
+"""Sockets that killed loader workers leave among the temporary files."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ time.sleep(600)
 
 @pytest.fixture
 def holder():
-    """Returns a process that hands descriptors over at a socket, and the socket's folder."""
+    """Returns a process that shares file descriptors through a socket, and the socket's folder."""
     with subprocess.Popen([sys.executable, "-c", HOLDS_A_SOCKET], stdout=subprocess.PIPE, text=True) as process:
         yield process, Path(process.stdout.readline().strip())
         process.kill()
@@ -59,7 +59,7 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
 
 
 def test_a_measured_trial_with_workers_leaves_no_sockets(trial: Trial) -> None:
-    with tempfile.TemporaryDirectory() as place:  # a socket's path is 107 characters long at most
+    with tempfile.TemporaryDirectory() as place:  # a socket's path has at most 107 characters
         run = trial("basic.py", "workers=2", is_fresh=True, env={"TMPDIR": place})
         assert run.result().status == "measured"
         assert [name for name in os.listdir(place) if name.startswith(sockets.FOLDER)] == []

@@ -1,4 +1,4 @@
-"""What can last, from counters that a queue of known truth would leave behind; no torch, no clock of its own."""
+"""The rate that can last, computed from the counters of a simulated queue whose true rates are known."""
 
 import os
 import time
@@ -20,7 +20,7 @@ BATCH = 8
 
 
 class Queue:
-    """Workers that make, and steps that take, at rates that are known; `at` returns what would be read then."""
+    """A queue that workers fill and steps empty, at known rates; `at` returns the counters at a given time."""
 
     def __init__(self, *, workers: int, make_per_s: float, take_per_s: float, full: float, **cpu: float) -> None:
         self.workers, self.make_per_s, self.take_per_s, self.full = workers, make_per_s, take_per_s, full
@@ -47,7 +47,7 @@ def followed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> tuple[Supply, Sim
 
 
 def window(queue: Queue, monkeypatch: pytest.MonkeyPatch, *, begin_s: float = 1.0, end_s: float = 3.0) -> tuple[Supply, float]:
-    """Returns a Supply with a window measured, and the samples per second consumed in it."""
+    """Measures a window; returns the Supply, and the samples consumed per second of the window."""
     found, clock = followed(queue, monkeypatch)
     clock.now_s = begin_s
     found.open_window()
@@ -73,11 +73,12 @@ def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monk
 def test_where_they_share_the_cores_steps_wait_for_what_they_lack_at_the_loader_s_own_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Two cores, three threads: a step of 30 ms of them takes 22.5 ms, and the worker, 20 ms a batch, makes 33.3 a second.
+    # Three threads share two cores. A step of 30 ms processor time takes 22.5 ms. The worker needs 20 ms of processor time for
+    # a batch and makes 33.3 batches per second.
     queue = Queue(workers=1, make_per_s=100 / 3, take_per_s=1 / 0.0225, full=1000, step_cpu_s=0.03, batch_cpu_s=0.02)
     found, rate = window(queue, monkeypatch)
     assert found.regime(2) == SHARED
-    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # then waits 5 ms for a quarter of a batch
+    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # and 5 ms of waiting for 1/4 batch
 
 
 def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_sleeping_workers_share_nothing_however_many(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("full", "take_per_s", "is_waited_for"),
-    [(100, 60, True), (1000, 60, False), (100, 40.5, False), (1, 60, False)],  # empty in 5 s, in 50, never in effect, empty now
+    [(100, 60, True), (1000, 60, False), (100, 40.5, False), (1, 60, False)],  # empty in 5 s, in 50 s, practically never, now
 )
 def test_a_falling_queue_is_waited_for_when_it_will_soon_be_empty(
     full: float, take_per_s: float, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
@@ -122,14 +123,14 @@ def test_a_worker_counts_what_it_does_and_the_next_epoch_s_goes_on(tmp_path: Pat
     worker.create(path, 2)
     fetcher: Any = fetch._MapDatasetFetcher(list(range(100)), True, lambda items: time.sleep(0.02), False)
     own, iterable = fetch._MapDatasetFetcher.fetch, fetch._IterableDatasetFetcher.fetch
-    for _ in range(2):  # an epoch each: torch starts a new process, whose fetchers are as torch made them
+    for _ in range(2):  # two epochs; for each, torch starts a process with unpatched fetchers
         monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", own)
         monkeypatch.setattr(fetch._IterableDatasetFetcher, "fetch", iterable)
         worker.WorkerInit(path, None)(1)
         for number in range(3):
             fetcher.fetch([number])
         with pytest.raises(IndexError):
-            fetcher.fetch([100])  # the data set's own trouble is no batch
+            fetcher.fetch([100])  # a data set's own error does not count as a batch
     idle, counters = worker.read(path)
     assert idle == Counters(0.0, 0.0, 0.0, 0.0, 0.0)
     assert counters.batches == 6
@@ -141,7 +142,7 @@ def test_a_worker_counts_what_it_does_and_the_next_epoch_s_goes_on(tmp_path: Pat
 
 def test_a_batch_in_hand_counts_by_the_part_that_is_done() -> None:
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 9.0)]).made == 4.5
-    assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # late: one at most
+    assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # an overdue batch counts as at most one
     assert Reading(10.0, 0, 0, [Counters(0.0, 0.0, 0.0, 0.0, 9.0)]).made == 0.0
 
 

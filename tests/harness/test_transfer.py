@@ -1,4 +1,4 @@
-"""Batches on their way to the device, on a fake: torch's meta device, which has shapes and no streams. Not seen on a GPU."""
+"""Transfers of batches to the device. torch's meta device, which has shapes but no streams, stands for a GPU."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ DEVICE = "meta"
 
 
 class FakeStreams:
-    """Notes what is copied ahead and handed over, by the value of the tensor's first element."""
+    """Records which tensors are copied ahead and which are passed to the program, by their first elements."""
 
     def __init__(self) -> None:
         self.began: list[float] = []
@@ -31,7 +31,7 @@ class FakeStreams:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `non_blocking` the copies to the device are made with."""
+    """The values of `non_blocking` with which copies to the device are made."""
     seen: list[Any] = []
     to = torch.Tensor.to
 
@@ -71,7 +71,7 @@ def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, ask
         assert x.to(DEVICE, torch.float64, own).dtype is torch.float64
         assert y.to(device=DEVICE, non_blocking=own).device.type == DEVICE
         assert y.to(torch.int64).device.type == "cpu"
-        (y * 2).to(device=torch.device(DEVICE), non_blocking=own)  # the program's own
+        (y * 2).to(device=torch.device(DEVICE), non_blocking=own)  # the program's own argument wins
     assert asked == [value, value, own] * 6
     assert found.verify()[NON_BLOCKING].status == APPLIED
 
@@ -91,9 +91,9 @@ def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers
     seen = []
     for x, y in loader(workers):
         assert x.to(DEVICE).device.type == DEVICE
-        seen.append((float(x), float(y)))  # both are still on the host, and y is never moved
+        seen.append((float(x), float(y)))  # x is not moved in place, and y is never moved
     assert seen == [(float(n), float(n) * 10) for n in range(1, 7)]
-    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # seen with the first, fetched with the second
+    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # from the third on: the first shows what is moved
     assert found.verify()[AHEAD].status == APPLIED
 
 

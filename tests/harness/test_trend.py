@@ -1,4 +1,4 @@
-"""A window whose step time keeps changing is told from one that is only noisy: by simulation, seeds fixed."""
+"""A trend in a window's step times is distinguished from mere noise. The step times are simulated under fixed seeds."""
 
 import math
 import random
@@ -19,14 +19,14 @@ def independent(step_s: float, cv: float, chance: random.Random) -> Steps:
 
 
 def autocorrelated(step_s: float, cv: float, chance: random.Random) -> Steps:
-    state = chance.gauss(0, 1)  # at stationarity
+    state = chance.gauss(0, 1)  # the stationary distribution
     while True:
         yield step_s * math.exp(cv * state)
         state = 0.7 * state + math.sqrt(1 - 0.7**2) * chance.gauss(0, 1)
 
 
 def bursty(step_s: float, cv: float, chance: random.Random) -> Steps:
-    while True:  # four workers: three batches are there, one is waited for
+    while True:  # four workers: three batches are ready, and the step waits for the fourth
         yield from (0.1 * step_s, 0.1 * step_s, 0.1 * step_s, chance.gammavariate(1 / cv**2, 3.7 * step_s * cv**2))
 
 
@@ -54,7 +54,7 @@ def test_steady_programs_are_hardly_ever_called_moving(
 @pytest.mark.parametrize("step_s", [0.005, 0.05, 0.6])
 def test_a_growing_step_time_is_flagged_with_how_much(step_s: float) -> None:
     chance = random.Random(2)
-    growth = 1 + 0.08 * step_s  # 8 % a second
+    growth = 1 + 0.08 * step_s  # 8 % per second
     meter = measured(step_s * growth**number * math.exp(0.03 * chance.gauss(0, 1)) for number in range(10**6))
     assert is_flagged(meter)
     assert "keeps growing: +" in meter.reason

@@ -1,4 +1,4 @@
-"""How workers are started and how their tensors travel, as the workers themselves see it."""
+"""How loader workers are started and how they share tensors, as the workers themselves report it."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str,
     assert found.applicability[CONTEXT].startswith(reason)
     report = found.knobs[CONTEXT]
     assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, found.applicability[CONTEXT], "fork")
-    assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the training process' own
+    assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the worker is a fork of the training process
 
 
 def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> None:
@@ -65,7 +65,7 @@ def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> 
         [int(line.rsplit(" ", 1)[1]) for line in run.stdout.splitlines() if line.startswith(f"slow batch {word} number")]
         for word in ("is", "was")
     )
-    assert any(late > planned for planned, late in zip(due, came, strict=False))  # the other worker's have overtaken it
+    assert any(late > planned for planned, late in zip(due, came, strict=False))  # the other worker's batches overtook it
 
 
 @pytest.mark.thorough

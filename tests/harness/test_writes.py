@@ -1,4 +1,4 @@
-"""Steps without an optimizer of torch.optim: which writes are steps, and what is refused and how to go on."""
+"""Steps without an optimizer of torch.optim: which writes count as steps, and which programs are refused and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from autotune.harness import protocol, writes
 from tests.harness.conftest import Trial
 
-FOUND_OUT_IN = 4  # steps, at most, that are over when the first is counted
+FOUND_OUT_IN = 4  # at most this many steps pass before the first one is counted
 
 
 @pytest.mark.parametrize(

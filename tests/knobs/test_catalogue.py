@@ -1,4 +1,4 @@
-"""The contract every knob keeps: documented, typed, with a domain of allowed values on every host."""
+"""The contract of every knob: it is documented and typed, and has a domain of allowed values on every host."""
 
 from __future__ import annotations
 

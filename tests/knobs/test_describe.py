@@ -1,4 +1,4 @@
-"""`autotune knobs [NAME]`."""
+"""The output of `autotune knobs [NAME]`."""
 
 from __future__ import annotations
 

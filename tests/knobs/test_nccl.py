@@ -1,4 +1,4 @@
-"""NCCL's knobs are offered where the topology lets them matter, and are refused with the reason elsewhere."""
+"""NCCL's knobs are offered if they matter for the topology, and otherwise refused with a reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def offered(machine: HostContext) -> set[str]:
         (CARDS, EVERYWHERE | {"nccl.p2p_level"}),
         (TWO_NODES, {*VARIABLES} - {"nccl.p2p_level"}),
         (replace(CARDS, num_nodes=2, world_size=8), EVERYWHERE | {"nccl.p2p_level"}),
-        (replace(HOPPERS, topology=Topology()), EVERYWHERE),  # NVML tells nothing
+        (replace(HOPPERS, topology=Topology()), EVERYWHERE),  # NVML does not report the topology
         (replace(HOPPERS, world_size=None, num_nodes=None, collectives=""), {*VARIABLES} - {"nccl.p2p_level"}),
     ],
 )

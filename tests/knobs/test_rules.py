@@ -1,4 +1,4 @@
-"""Domain, block and expert rules on machines this one is not."""
+"""Domain, block and expert rules on machines that differ from this one."""
 
 from __future__ import annotations
 

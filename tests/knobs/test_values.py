@@ -1,4 +1,4 @@
-"""Reading a knob's value from what people write."""
+"""How a knob's value is read from the spellings that people use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = HostContext(num_cores=2)
 @pytest.mark.parametrize(
     ("key", "raw", "expected"),
     [
-        ("precision.amp", False, "off"),  # a bare `off` in YAML 1.1
+        ("precision.amp", False, "off"),  # an unquoted `off` in YAML 1.1
         ("precision.amp", "False", "off"),
         ("compile.mode", False, "off"),
         ("compile.mode", "max-autotune", "max-autotune"),

@@ -1,4 +1,4 @@
-"""A launcher whose agent is a plain process of this machine: what an engine would start, without the engine."""
+"""A launcher that starts its agent as a plain process on this machine, without Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Pipes(Transport):
 
 
 class PipeLauncher(RemoteLauncher):
-    """Counts the agents that it has started in `started`."""
+    """A launcher whose agents are plain processes; `started` lists them."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class PipeLauncher(RemoteLauncher):
 
 
 def place(folder: Path) -> Place:
-    """Returns a place that this machine sees: working directory and runs folder are `folder`."""
+    """Returns a place on this machine, with `folder` as the working directory and runs folder."""
     return Place(cwd=str(folder), program=sys.executable, runs_dir=str(folder), device=("cpu", 0, 1))
 
 
 def ready(launcher: Launcher, within_s: float = 30.0) -> Launcher:
-    """Waits for the launcher's slot."""
+    """Waits until the launcher has a slot."""
     give_up_s = time.monotonic() + within_s
     while not launcher.slots():
         assert time.monotonic() < give_up_s, launcher.why_waiting()
@@ -90,7 +90,7 @@ def ready(launcher: Launcher, within_s: float = 30.0) -> Launcher:
 
 
 def environment(launcher: Launcher, folder: Path, **env: str) -> dict[str, str]:
-    """Returns the environment of a trial, with the study's folder as STUDY."""
+    """Returns the environment of a trial, in which STUDY replaces the path of the study's folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     found = wait(launcher.start(a_launch(folder, program("result(detected=dict(os.environ))"), env=env))).results[0].detected
     return dict(json.loads(json.dumps(found).replace(str(folder.parent.parent), "STUDY")))
@@ -99,7 +99,7 @@ def environment(launcher: Launcher, folder: Path, **env: str) -> dict[str, str]:
 def environments(
     launcher: Launcher, folder: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the environment of a local trial, and that of one by the launcher."""
+    """Returns the environments of a trial by the local launcher and of one by the given launcher."""
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OF_THE_USER", "ü")
@@ -110,14 +110,14 @@ def environments(
 
 
 def trial_folder(tmp_path: Path) -> Path:
-    """Returns a trial's folder that does not exist yet."""
+    """Returns the path of a trial's folder, which does not exist yet."""
     study = tmp_path / "runs" / "study"
     (study / "trials").mkdir(parents=True)
     return study / "trials" / "0007"
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, after a little while at most."""
+    """Whether a process ends within 15 seconds."""
     give_up_s = time.monotonic() + 15
     while is_alive(pid) and time.monotonic() < give_up_s:
         time.sleep(0.05)

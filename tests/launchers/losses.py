@@ -1,4 +1,4 @@
-"""What tests of lost nodes share: a program that is hard to end, and how to see that a loss was told and nothing is left."""
+"""Helpers for tests of lost nodes: a program that is hard to end, and checks that a loss is reported and no process is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.testing.launcher_contract import is_alive, marked_processes
 from autotune.testing.stub_programs import IGNORES_SIGTERM
 from tests.faults.quick_study import QuickStudy, kill, measured
 
-# A program with a child in a session of its own that ignores SIGTERM.
+# A program whose child ignores SIGTERM and has its own session.
 FAMILY = f"""
 child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
@@ -24,7 +24,7 @@ progress("warmup", 1); time.sleep(600)
 
 
 def agents(variable: str, value: str) -> list[psutil.Process]:
-    """Returns the agents whose engine started them with a variable of that value; other engines may be tested beside it."""
+    """Returns the agents whose environment has this value of a variable. Agents of tests that run in parallel are left out."""
     return [one for one in psutil.process_iter() if _is_agent(one, variable, value)]
 
 
@@ -36,7 +36,7 @@ def _is_agent(process: psutil.Process, variable: str, value: str) -> bool:
 
 
 def lost(running: Running, within_s: float) -> Ended:
-    """Returns how a trial ended whose node is lost."""
+    """Waits until a trial ends because its node is lost; returns how it ended."""
     give_up_s = time.monotonic() + within_s
     while (ended := running.poll()) is None:
         assert time.monotonic() < give_up_s, "the loss was not noticed"
@@ -45,7 +45,7 @@ def lost(running: Running, within_s: float) -> Ended:
 
 
 def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[object]], within_s: float) -> bool:
-    """Returns whether no process is left, of the study, among `pids`, and in what `more` returns, after a while at most."""
+    """Waits up to `within_s`; returns whether all processes of the study and of `pids` are gone and `more` returns nothing."""
     give_up_s = time.monotonic() + within_s
     while left := [*marked_processes(study), *more(), *filter(is_alive, pids)]:
         if time.monotonic() > give_up_s:
@@ -56,12 +56,12 @@ def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[o
 
 
 def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:
-    """Kills a study's tuner, resumes the study, and checks that nothing is left, lost or repeated.
+    """Kills a study's tuner, resumes the study, and checks that no process is left and no trial is lost or repeated.
 
     Args:
         study: the study, not started yet.
-        is_idle: whether the engine runs nothing.
-        overrides: keys that choose the engine.
+        is_idle: returns whether Slurm or Ray runs nothing.
+        overrides: the configuration that chooses Slurm or Ray.
     """
     process = study.start(*overrides, "explain.auto=false")
     study.wait_for_trial(1, process)

@@ -1,4 +1,4 @@
-"""Which tests of an engine run always: each starts a job of its own, and rows of a table show little more about an engine."""
+"""Marks later rows of parametrized tests as thorough: each starts a job on Slurm or Ray, and they show little more about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def mark_later_rows(items: Sequence[pytest.Item], folder: Path, names: Sequence[str]) -> None:
-    """Marks as thorough all but the first row of the tests in a folder whose names contain one of some words."""
+    """Marks all rows but the first as thorough, for each test in a folder whose name contains one of `names`."""
     seen: set[str] = set()
     for item in items:
         name = getattr(item, "originalname", "")

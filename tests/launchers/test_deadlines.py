@@ -7,7 +7,7 @@ from autotune.launchers.deadlines import passed
 from autotune.launchers.progress_file import ProgressFile
 
 LIMITS = Deadlines(start_s=10, compile_s=20, step_s=5, total_s=100)
-PAST_S = -1000.0  # the monotonic clock of a machine is never here, so no line lies in the future
+PAST_S = -1000.0  # before any real monotonic time, so that no line lies in the future
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def progress(tmp_path):
     [
         ([], 10, "start:"),
         ([(1, "import"), (9, "first_batch")], 10, "start:"),  # several phases share one limit
-        ([(9, "compile"), (15, "compile")], 29, "compile:"),  # from entering it, whatever is said meanwhile
+        ([(9, "compile"), (15, "compile")], 29, "compile:"),  # counts from the first line of the phase
         ([(9, "compile"), (20, "warmup"), (24, "warmup")], 29, "step:"),
         ([(9, "warmup"), (96, "steady")], 100, "total:"),
     ],

@@ -1,4 +1,4 @@
-"""Every name that `launcher=` allows makes a launcher."""
+"""Each value of `launcher=` makes a launcher."""
 
 import pytest
 

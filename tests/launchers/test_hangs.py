@@ -1,4 +1,4 @@
-"""What stacks say of a hang: real ones, shortened; and who is asked for his at all."""
+"""What the stacks of processes reveal about a hang, on shortened real stacks; and which processes are asked for theirs."""
 
 import re
 import subprocess
@@ -132,7 +132,7 @@ def test_the_main_thread_is_the_last_that_is_written():
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts Python programs whose standard error is a log, and ends them."""
+    """Starts Python programs that write standard error to a log, and ends them after the test."""
     processes = []
 
     def start(code, name="stderr.log"):

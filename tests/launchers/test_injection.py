@@ -1,4 +1,4 @@
-"""The harness stays in front on PYTHONPATH, and a program that it cannot get into is told so."""
+"""The harness stays first on PYTHONPATH. If a program does not load the harness, the reason is found."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def test_a_python_path_among_the_command_s_words_keeps_the_harness_in_front():
 
 @pytest.fixture
 def start(monkeypatch):
-    """Starts a Python that sleeps; returns its process."""
+    """Returns a function that starts a sleeping Python process."""
     monkeypatch.setattr(injection, "YOUNG_S", -60.0)
     started = []
 
@@ -29,7 +29,7 @@ def start(monkeypatch):
         program = subprocess.Popen([sys.executable, *options, "-c", SLEEP], env=environment)
         started.append(program)
         while SLEEP not in psutil.Process(program.pid).cmdline():
-            pass  # it is not Python yet
+            pass  # `exec` has not happened yet
         return psutil.Process(program.pid)
 
     yield start_python

@@ -1,4 +1,4 @@
-"""The link: what one side sends arrives at the other, whole and in order, and each side notices when the other is gone."""
+"""The link delivers messages whole and in order, and each side notices when the other is gone."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from autotune.launchers.link import Link, LinkLost
 
 @pytest.fixture
 def pipes():
-    """Returns the descriptors of two pipes, (read, write) for each side, and closes those that are still open."""
+    """Returns file descriptors (read, write) for each of two connected sides; closes those that are still open."""
     there, back = os.pipe(), os.pipe()
     yield (back[0], there[1]), (there[0], back[1])
     for descriptor in (*there, *back):
@@ -43,7 +43,7 @@ def test_messages_arrive_in_order_and_unchanged(links):
 
 
 def test_large_messages_cross_each_other(links):
-    large = {"text": "x" * (4 << 20)}  # many times what a pipe holds
+    large = {"text": "x" * (4 << 20)}  # much more than a pipe's buffer
     senders = [threading.Thread(target=one.send, args=(large,)) for one in links]
     for sender in senders:
         sender.start()
@@ -99,9 +99,9 @@ def test_a_side_that_does_not_read_is_given_up(pipes, monkeypatch):
 def test_beats_are_heard_and_silence_is_counted(pipes, monkeypatch):
     monkeypatch.setattr(link, "BEAT_S", 0.05)
     ours, theirs = Link(*pipes[0]), Link(*pipes[1])
-    assert ours.receive(0.5) is None  # a beat is no message
+    assert ours.receive(0.5) is None  # heartbeats are not messages
     assert ours.silent_s < 0.4
-    theirs._is_closed = True  # its thread ends at the next beat, as if the process were stopped
+    theirs._is_closed = True  # its thread ends at the next heartbeat, as if the process were stopped
     theirs._thread.join()
     assert ours.receive(0.5) is None
     assert ours.silent_s > 0.4

@@ -1,4 +1,4 @@
-"""The local launcher: the contract, and what only it promises."""
+"""The local launcher: the contract of all launchers, and its own promises."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ class TestLocalLauncher(LauncherContract):
         body = "open('pids', 'w').write(str(os.getpid())); os.rename('pids', folder + '/pids'); time.sleep(600)"
         (pid,) = self.killed_tuner(folder, body)
         for _ in range(500):
-            if not marked_processes(folder.parent.parent):  # the supervisor ends the program, and itself after it
+            if not marked_processes(folder.parent.parent):  # the supervisor ends the program and then itself
                 break
             signal.sigtimedwait([], 0.02)
         assert not is_alive(pid)

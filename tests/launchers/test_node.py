@@ -1,4 +1,4 @@
-"""The agent and the launcher at the tuner's end, with a plain process instead of an engine's job."""
+"""The agent on a node and the launcher at the tuner, with a plain process instead of a job on Slurm or Ray."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes launchers, and closes them."""
+    """Makes launchers, and closes them after the test."""
     made = []
 
     def make_launcher(**how):
@@ -75,7 +75,7 @@ def test_a_trial_has_the_environment_of_a_local_one_and_only_the_engine_s_device
 def test_the_end_of_a_window_is_on_the_node_s_clock(launcher, folder):
     launch = a_launch(folder, program("result(detected={'left_s': spec['end_s'] - time.monotonic()})"))
     launch.spec.end_s = launcher.clock.monotonic() + 100
-    launcher.clock._paused_s += 50  # as after waiting for a node: the study's clock is no machine's clock
+    launcher.clock._paused_s += 50  # as after a wait for a node: the study's clock differs from the machine's
     launch.spec.end_s -= 50
     left_s = wait(launcher.start(launch)).results[0].detected["left_s"]
     assert 80 < left_s <= 100
@@ -163,7 +163,7 @@ def test_an_agent_without_a_tuner_ends_its_trial(make, folder):
     launcher.start(a_launch(folder, program(SLEEP)))
     pid = int(wait_for(folder / "pid"))
     link = launcher.started[0].link
-    link._is_closed = True  # it says nothing more, and does not close the pipes either
+    link._is_closed = True  # it sends nothing more, but keeps the pipes open
     os.eventfd_write(link._wake, 1)
     link._thread.join()
     assert gone(pid)

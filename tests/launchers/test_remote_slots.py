@@ -56,7 +56,7 @@ def test_a_lost_agent_is_replaced_and_the_other_slot_is_left_alone(launcher, par
     wait_for(study / "trials" / "0001" / "here")
     psutil.Process(parts[0].started[0].process.pid).send_signal(signal.SIGKILL)
     assert wait(one).evidence["node_lost"]
-    again = launcher.beside()[0].start(launch_of(study, 3, "result()"))  # its agent sweeps this very machine
+    again = launcher.beside()[0].start(launch_of(study, 3, "result()"))  # its agent sweeps the same machine
     assert wait(again).cause == "result"
     assert wait(other).cause == "result"
     assert [len(part.started) for part in parts] == [2, 1]

@@ -1,4 +1,4 @@
-"""Slots of this machine: real processes in parallel, on cores, GPUs and TMPDIRs of their own."""
+"""Slots of this machine: real processes in parallel, each with its own cores, GPUs and TMPDIR."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the supervisor process promises beyond the launcher's contract: its own death, its siblings, what is left in memory."""
+"""The supervisor process beyond the launcher's contract: its own death, its siblings, and leftovers in shared memory."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def supervisor_of(study):
 
 
 def started(launcher, folder, body=SLEEP):
-    """Starts a trial and returns it with the id it wrote down."""
+    """Starts a trial; returns it and the process id that it wrote."""
     running = launcher.start(a_launch(folder, program(body)))
     return running, int(wait_for(folder / "pid"))
 
@@ -88,7 +88,7 @@ def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launc
     running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
     assert running.poll() is None
     supervisor_of(study).kill()
-    for _ in range(500):  # the kernel ends the trial before the tuner looks
+    for _ in range(500):  # the kernel ends the trial; the tuner has not polled yet
         if not is_alive(pid):
             break
         time.sleep(0.02)
@@ -148,7 +148,7 @@ def test_what_the_tuner_knows_stays_out_of_sight(launcher, folder, study):
 
 
 def test_memory_segments_of_a_worker_that_was_killed_are_removed(launcher, folder):
-    # The worker dies in the middle of things and is reaped by its parent, so that only its name tells of it.
+    # The worker is killed and reaped by its parent, so only the segment's name shows whose it was.
     worker = (
         "import os, sys, time; open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w'); print(os.getpid()); sys.stdout.flush(); "
     )

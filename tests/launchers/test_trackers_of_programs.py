@@ -1,4 +1,4 @@
-"""Programs with trackers of their own: what a trial logs goes to the trial's scratch folder, not to the user's records."""
+"""Programs that use a tracker: a trial logs to its scratch folder, not to the user's records."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ run = wandb.init(project="mine")
 run.log({"loss": 1.0})
 run.finish()
 """
-# As the library reads its variables, for machines without it.
+# Reads the same variables as wandb, for machines without wandb.
 LIKE_WANDB = """
 import os
 assert os.environ["WANDB_MODE"] == "offline" and "WANDB_RUN_ID" not in os.environ
@@ -36,7 +36,7 @@ pathlib.Path("runs/Nov21_host/events.out").write_text("123")
 
 @pytest.fixture
 def trial(tmp_path, monkeypatch):
-    """Runs code as a trial's program, in `work`; returns (what it left there, the trial's scratch folder)."""
+    """Runs code as a trial's program in `work`; returns the files that it left there and the trial's scratch folder."""
     work, place = tmp_path / "work", tmp_path / "work" / "runs" / "train" / "trials" / "0000"
     (place / "scratch").mkdir(parents=True)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/users.db")
@@ -45,7 +45,7 @@ def trial(tmp_path, monkeypatch):
 
     def run(code: str) -> tuple[dict[str, int], Path]:
         environment = trial_environment(a_launch(place, []))
-        del environment["PYTHONPATH"], environment["AUTOTUNE_SPEC"]  # nothing is measured here
+        del environment["PYTHONPATH"], environment["AUTOTUNE_SPEC"]  # so that no harness starts
         files = UserFiles()
         files.begin([], str(work), place)
         try:

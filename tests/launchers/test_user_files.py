@@ -1,4 +1,4 @@
-"""The user's files beside trials: with real files, a real keeper, and real processes that write, of the trial and of others."""
+"""Trials do not change the user's files: tested with real files, a real keeper and real processes that write."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def run(cwd, code, *words, is_trial=True):
 
 
 def trial(files, cwd, code, file, argv=()):
-    """Runs a program as a trial; returns the report."""
+    """Runs a program as a trial; returns the keeper's report."""
     files.begin(argv, str(cwd), place_of(cwd))
     run(cwd, code, file)
     return files.end()
@@ -108,7 +108,7 @@ def test_where_there_are_no_leases_the_harness_keeps_what_it_can(cwd, code):
 
 
 def test_what_the_trial_saves_itself_is_its_own(files, cwd):
-    """It can be saved again, read, and removed."""
+    """The trial may overwrite, read and remove such files."""
     code = SAVE + "\nfor n in range(9): torch.save(torch.full((1,), float(n)), 'own.pt')\n"
     code += "assert torch.load('own.pt').item() == 8; torch.save(1, 'gone.pt'); os.remove('gone.pt')"
     report = trial(files, cwd, code, cwd / "own.pt")
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_whole_at_every_moment(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     program = start(cwd, "for _ in range(200): open('best.pt', 'wb').write(b'worthless')")
     while program.poll() is None:
-        assert path.stat().st_size == len(PRECIOUS)  # a descriptor from before the trial opened it sees what the trial writes
+        assert path.stat().st_size == len(PRECIOUS)  # also while the trial writes
     assert path.read_bytes() == PRECIOUS
     assert files.end().kept == [str(path)]
 
@@ -161,7 +161,7 @@ def test_two_programs_that_save_in_turn_each_have_their_own(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     for number in range(1, 20):
         run(cwd, f"import os; open('mine', 'wb').write(b'{number:04d}'); os.replace('mine', 'best.pt')", is_trial=False)
-        time.sleep(0.05)  # the keeper guards what is new at once, but not in the same instant
+        time.sleep(0.05)  # the keeper needs a moment to guard a new file
         run(cwd, WRITE, path)
         assert path.read_bytes() == f"{number:04d}".encode()
     assert files.end().kept == [str(path)]
@@ -169,7 +169,7 @@ def test_two_programs_that_save_in_turn_each_have_their_own(files, cwd):
 
 @pytest.mark.parametrize("whose", ["tuner", "supervisor"])
 def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
-    """A program that saves when it is told to end must not save over the user's file then."""
+    """A program that saves on SIGTERM must not overwrite the user's file."""
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     saving = "import signal, sys, time\ndef save(*_):\n    open('best.pt', 'wb').write(b'worthless'); sys.exit()\n"
@@ -219,7 +219,7 @@ def test_trials_of_two_studies_in_one_folder_both_leave_it(files, cwd):
 
 
 def test_a_save_that_comes_while_the_trial_waits_is_not_lost(files, cwd):
-    """The keeper is stopped for a moment: both wait for its lease then."""
+    """While the keeper is stopped, both writers wait for its lease."""
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
@@ -272,7 +272,7 @@ def test_files_beyond_those_that_can_be_guarded_are_named(files, cwd):
         (cwd / f"step{number:02d}.pt").write_bytes(b"x")
         os.utime(cwd / f"step{number:02d}.pt", (number, number))
     report = trial(files, cwd, READ, "step00.pt")
-    assert sorted(report.unguarded) == [str(cwd / f"step{number:02d}.pt") for number in range(6)]  # the oldest
+    assert sorted(report.unguarded) == [str(cwd / f"step{number:02d}.pt") for number in range(6)]  # the six oldest
 
 
 def test_a_keeper_that_ends_in_the_middle_is_told(files, cwd):
@@ -383,7 +383,7 @@ def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
 
 
 def test_a_real_run_that_saves_is_not_slowed(files, cwd):
-    """Another program's save waits for one answer of the keeper, not for a copy."""
+    """Another program's save waits for an answer of the keeper, but not for a copy."""
     path = cwd / "large.pt"
     path.write_bytes(b"x" * 50_000_000)
     before = path.stat().st_ino

@@ -1,4 +1,4 @@
-"""Warm starts: the launcher's contract once more, and that a program cannot tell how it was started."""
+"""Warm starts fulfil the launcher's contract, and a program cannot tell how it was started."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/p
 
 
 class WarmLauncher(LocalLauncher):
-    """Starts all it can from a warm server; programs that are given as code become scripts first."""
+    """Uses warm starts wherever possible. A program given as code is written to a script first."""
 
     def __init__(self, scripts):
         super().__init__(SHORT)
@@ -69,7 +69,7 @@ def server_of(study):
 
 
 def started(launcher, folder, body=SLEEP):
-    """Starts a trial and returns it with the id it wrote down."""
+    """Starts a trial; returns it and the process id that it wrote."""
     running = launcher.start(a_launch(folder, program(body)))
     return running, int(wait_for(folder / "pid"))
 
@@ -136,10 +136,10 @@ def dump(launcher, study, number, *, modules, argv, env):
     launch = a_launch(folder, [sys.executable, *argv], env=env)
     launch.cwd, launch.warm, launch.spec.trial = str(study.parent), modules, number
     ended = wait(LocalLauncher.start(launcher, launch))
-    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # with a result it is not waited for
+    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # after a result, nothing waits for the exit
     assert ended.start == ("warm" if modules else "fresh")
     found = json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
-    for result in ended.results:  # of the steps it made
+    for result in ended.results:  # leave out what depends on its steps
         told = ("observed", "applicability", "target", "detected", "unit", "unit_source", "world_size", "status")
         found["seen"]["result"] = {name: getattr(result, name) for name in told}
         facts = {name: value for name, value in result.facts.items() if name != "startup"}
@@ -225,7 +225,7 @@ def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
         assert ended.start == ("warm" if modules else "fresh")
         lines = [line for line in ended.evidence["log_tail"].splitlines() if "warm_server" not in line]
         seen.append((ended.cause, ended.exit_code, ended.signal, ended.evidence["stdout_tail"], lines))
-    if argv[0] == "-m" or "KeyboardInterrupt" in source:  # frames of the way there
+    if argv[0] == "-m" or "KeyboardInterrupt" in source:  # ignore runpy's frames
         seen = [(*one[:4], one[4][-1]) for one in seen]
     assert seen[0] == seen[1]
 
@@ -252,7 +252,7 @@ def test_study_s_folder_may_be_given_relative_to_the_tuner_s(launcher, folder, t
     assert wait(launcher.start(launch)).start == "warm"
 
 
-# Nothing is left
+# No process is left
 
 
 def test_trials_share_one_server_that_goes_with_the_launcher(launcher, folder, study):
@@ -303,7 +303,7 @@ def test_nothing_is_left_when_everybody_is_killed_but_the_trial(launcher, folder
     children = psutil.Process(pid).children()
     assert len(children) == 1
     supervisor = server.parent()
-    supervisor.suspend()  # it ends nothing any more
+    supervisor.suspend()  # it can no longer end anything
     supervisor.kill()
     server.kill()
     assert is_alive(pid)

@@ -1,4 +1,4 @@
-"""The local launcher with the real harness and torch: how real failures end. The stubs of the contract cannot show that."""
+"""The local launcher with the real harness and torch: how trials end that really fail. The contract tests use stubs."""
 
 import json
 import sys

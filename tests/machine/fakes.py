@@ -1,6 +1,6 @@
-"""NVML as a fake, the only one: under NVML's own names, a function, a value or an error for each.
+"""The only fake of NVML in the tests. It maps each NVML name to a function, a value or an error.
 
-It misses the timing and the quirks of a real driver.
+It does not imitate a real driver's timing and quirks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 MIB = 2**20
-MISSING: Any = object()  # an answer that this release of NVML does not have
+MISSING: Any = object()  # stands for a function that this release of NVML lacks
 
 
 class NVMLError(Exception):
-    """What NVML raises; `value` is its number."""
+    """An error of NVML; `value` is its number."""
 
     def __init__(self, value: Any = None) -> None:
         super().__init__(value)
@@ -21,7 +21,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """As much of pynvml as is asked: `asked` holds the names. What has no answer is not there, as in an older release."""
+    """A fake of pynvml; `asked` lists the names used. A name without an answer is missing, as in an older release."""
 
     NVML_CLOCK_SM = 1
     NVMLError = NVMLError
@@ -59,12 +59,12 @@ class FakeNvml:
 
     @property
     def shutdowns(self) -> list[str]:
-        """The calls that gave NVML back."""
+        """The calls of nvmlShutdown."""
         return [name for name in self.asked if name == "nvmlShutdown"]
 
 
 def fake_nvml(**changes: Any) -> FakeNvml:
-    """Returns a machine with two GPUs."""
+    """Returns the NVML of a machine with two GPUs."""
     calls = {
         "nvmlSystemGetDriverVersion": "580.1",
         "nvmlDeviceGetCount": 2,

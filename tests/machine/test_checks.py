@@ -1,4 +1,4 @@
-"""What doctor says of machines this one is not: good ones, bad ones, and those that do not tell."""
+"""The verdicts of `doctor` on simulated machines: good ones, bad ones, and ones that reveal nothing."""
 
 from __future__ import annotations
 

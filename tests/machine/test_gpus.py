@@ -1,4 +1,4 @@
-"""GPUs through NVML, with a public fake of it: no GPU is needed."""
+"""GPUs through a fake of NVML, so no GPU is needed."""
 
 from __future__ import annotations
 

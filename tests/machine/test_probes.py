@@ -1,4 +1,4 @@
-"""Probes are processes: one that hangs, dies or talks nonsense ends as a reason. What each of them sees, here and in fakes."""
+"""Probes run as processes; one that hangs, dies or prints nonsense is reported. Tested on this machine and on fakes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None
     answer = ask(code, limit_s=1.5)
     assert answer.problem == "no answer within 1.5 s"
     assert time.monotonic() - begun_s < 60
-    if mark.exists() and mark.read_text():  # on a slow machine it had not started yet
+    if mark.exists() and mark.read_text():  # on a slow machine, it may not have started
         for _ in range(100):
             if (
                 not Path(f"/proc/{mark.read_text()}/cmdline").exists()
@@ -173,7 +173,7 @@ def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
 
 def test_a_folder_named_torch_is_not_torch(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
-    argv = [sys.executable, "-S", *interpreters("", with_import=False)[1:]]  # without site-packages, where the real one is
+    argv = [sys.executable, "-S", *interpreters("", with_import=False)[1:]]  # without the real torch
     with Probe(argv, limit_s=60, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}) as probe:
         found = probe.answer().facts
     assert found["torch"] is None
@@ -208,7 +208,7 @@ def test_where_nothing_reads_past_the_cache_a_file_of_our_own_is_dropped_from_it
     found = data.look(str(tmp_path))
     assert (found["method"], found["read_bytes"]) == (data.OWN_FILE, 2 * data.MIB)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    monkeypatch.setattr(data, "SPARE_BYTES", 1 << 60)  # no room
+    monkeypatch.setattr(data, "SPARE_BYTES", 1 << 60)  # more space than the disk has
     assert data.look(str(tmp_path))["method"] == data.CACHED
 
 

@@ -1,4 +1,4 @@
-"""How a machine is connected, through a fake NVML and a fake /sys: an HGX board, cards on PCIe, and what does not tell."""
+"""How GPUs are connected, read from a fake NVML and a fake /sys: an HGX board, PCIe cards, and machines that do not tell."""
 
 from __future__ import annotations
 

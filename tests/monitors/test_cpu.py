@@ -89,7 +89,7 @@ def test_only_the_cores_we_may_use_are_counted(tmp_path, monkeypatch):
     cores = [(900, 0, 0, 0, 0, 0, 0, 0, 0, 0), (100, 20, 30, 400, 50, 7, 7, 5, 60, 0)]
     found = machine(tmp_path, stat_of(*cores)).look(0.0)
     assert found.num_cores == 1
-    assert found.busy_s * cpu.TICKS_PER_S == pytest.approx(150)  # guests are in user already, interrupts are the machine's
+    assert found.busy_s * cpu.TICKS_PER_S == pytest.approx(150)  # user time includes guests; interrupts do not count
     assert found.idle_s * cpu.TICKS_PER_S == pytest.approx(450)
     assert found.steal_s * cpu.TICKS_PER_S == pytest.approx(5)
 
@@ -141,7 +141,7 @@ def test_names_with_anything_in_them_are_read(tmp_path):
 def test_this_machine_s_processes_are_read_and_a_stranger_found():
     hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
     try:
-        monitor = CpuMonitor(root=2**22 + 1)  # nobody's: all are strangers
+        monitor = CpuMonitor(root=2**22 + 1)  # no such process, so all processes are foreign
         waiting = WaitingWatch()
         before = monitor.look(time.monotonic())
         waiting.look(time.monotonic(), [hog.pid])
@@ -168,7 +168,7 @@ def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_
     waiting = [sys.executable, "-c", "print('started', flush=True); input()"]
     study = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
-        assert study.stdout.readline()  # before its first line the kernel may not show its environment yet
+        assert study.stdout.readline()  # before that, the kernel may not show its environment
         said = describe(plain.pid)
         assert "hunter2" not in said
         assert "test_cpu.py" in said
@@ -193,10 +193,10 @@ def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
     watch.look(0.0, [5, 404])
     write(5, 10**9)
     write(6, 2 * 10**9)
-    write(7, 9 * 10**9)  # new: what it waited before is not of this span
+    write(7, 9 * 10**9)  # new: its earlier waiting does not count
     watch.look(4.0, [5])
     assert watch.waiting_cores(4.0) == pytest.approx(0.5)
-    assert watch.waiting_cores(10.0) is None  # of the larger part nothing is known
+    assert watch.waiting_cores(10.0) is None  # most of this span is unknown
 
 
 def test_what_has_ended_tells_nothing_of_the_time_in_which_it_was_gone(tmp_path):
@@ -216,12 +216,12 @@ def test_the_trial_is_below_the_supervisor_and_the_helpers_are_not_of_it():
 
 
 def times(*, busy_s, idle_s=0.0):
-    """Returns what the cores have done by a moment, core by core."""
+    """Returns each core's (busy, idle, stolen) seconds."""
     return {core: (busy, idle_s, 0.0) for core, busy in enumerate(busy_s)}
 
 
 def on_core(monitor, after, *, busy_s, cores, seconds=4.0):
-    """Returns what happened on these cores of a machine of several, to processes that all were there at first."""
+    """Returns the use of some of a machine's cores. All processes were there from the beginning."""
     before = {pid: process(one.parent, 0.0, is_kernel=one.is_kernel, core=one.core) for pid, one in after.items()}
     first, last = (
         CpuLook(time_s=s, num_cores=2, busy_s=0.0, idle_s=0.0, steal_s=0.0, processes=found, by_core=times(busy_s=busy))

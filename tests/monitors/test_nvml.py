@@ -1,4 +1,4 @@
-"""The monitor of a device, on the fake of NVML."""
+"""The monitor of a device, on a fake of NVML."""
 
 import os
 from types import SimpleNamespace
@@ -176,7 +176,7 @@ def field(nanoseconds, status=0):
 
 
 def with_fields(nvml):
-    """Gives the fake the names of the counters that newer drivers have."""
+    """Adds the names of the counters of newer drivers to the fake."""
     for number, name in enumerate(name for names in SLOWDOWN_FIELDS.values() for name in names):
         setattr(nvml, name, number)
     return nvml

@@ -67,7 +67,7 @@ def test_leftovers_wait_for_a_trial_that_still_runs(tmp_path):
     environment = {**os.environ, "AUTOTUNE_MARK": f"{tmp_path.resolve()}:0"}
     running = subprocess.Popen(["sleep", "600"], env=environment)
     try:
-        while not Path(f"/proc/{running.pid}/environ").read_bytes():  # the kernel shows it a moment after `exec` has begun
+        while not Path(f"/proc/{running.pid}/environ").read_bytes():  # it is empty at the beginning of `exec`
             time.sleep(0.01)
         seal_leftovers(tmp_path, SECRETS)
         assert (folder / "stdout.log").read_bytes() == b"0123456789abc"

@@ -1,4 +1,4 @@
-"""The devices of several ranks, on NVML's fake: not measured on a GPU yet."""
+"""The devices of several ranks, on a fake of NVML. Not tested on GPUs yet."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from tests.monitors.test_nvml import Clock, used
 
 @pytest.fixture
 def pair():
-    """Returns two devices' NVMLs, and both devices watched as one."""
+    """Returns the fake NVMLs of two devices, and one monitor of both devices."""
     nvmls = [FakeNvml(nvmlDeviceGetUUID=f"GPU-{n}", nvmlDeviceGetDefaultApplicationsClock=2000) for n in (1, 2)]
     return nvmls, as_one([NvmlDevice(nvml, "handle", Clock()) for nvml in nvmls])
 

@@ -1,4 +1,4 @@
-"""What trials on other slots use is neither foreign nor the watched trial's."""
+"""Processor time of trials on other slots counts neither as foreign nor as the watched trial's."""
 
 import os
 import subprocess

@@ -1,10 +1,9 @@
-"""Secrets are taken out of a compressed trace when the tuner takes it over."""
+"""Secrets are removed from a compressed trace when the tuner collects it."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,7 @@ def sealed(made: Kineto, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("block_bytes", [3, 64, 1 << 20])
-def test_names_paths_and_arguments_are_masked_and_the_rest_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    monkeypatch.setattr(trace_sealing, "BLOCK_BYTES", block_bytes)
+def test_names_paths_and_arguments_are_masked_and_the_rest_stays(tmp_path: Path) -> None:
     given = {"name": 'login "€"\n {}', "path": "/data/{}/x.py", "argument": "--password hunter2 {}"}
     made = traced(**{key: text.format(SECRET) for key, text in given.items()})
     found = sealed(made, tmp_path)
@@ -83,29 +78,12 @@ def test_nothing_is_kept_of_what_is_no_trace(tmp_path: Path, content: bytes) -> 
     assert gzip.decompress(path.read_bytes()) == b""
 
 
-def test_a_string_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_sealing, "MAX_STRING_CHARS", 1 << 20)
-    path = tmp_path / "trace.rank0.json.gz"
-    path.write_bytes(gzip.compress(b'{"name": "' + b'\\"' * (3 << 20)))
+def test_a_trace_that_is_too_large_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_sealing, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(trace_sealing, "MAX_TEXT_BYTES", 200)
+    path = traced(name=SECRET).write(tmp_path / "trace.rank0.json.gz")
     seal(tmp_path, SECRETS)
-    assert gzip.decompress(path.read_bytes()) in (b"", b'{"name": ')
-
-
-def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace.rank0.json.gz"
-    event = json.dumps({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2.0, "args": {"x": "y" * 2_000}})
-    with gzip.open(path, "wt", compresslevel=1) as out:
-        out.write('{"traceEvents": [')
-        for number in range(15_000):
-            out.write(f'{event}, {{"name": "{number} {SECRET}"}}, ')
-        out.write("{}]}")
-    tracemalloc.start()
-    seal(tmp_path, Secrets([SECRET]))
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    with gzip.open(path, "rt") as file:
-        assert json.load(file)["traceEvents"][29_999]["name"] == "14999 ***"
-    assert peak_bytes < 15 << 20  # the text has 31 MiB
+    assert 150 < len(gzip.decompress(path.read_bytes())) <= 256
 
 
 def test_what_was_not_written_to_its_end_is_removed(tmp_path: Path) -> None:

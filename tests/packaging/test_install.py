@@ -1,7 +1,7 @@
 """conf/ and search_spaces/ are found from an installed wheel and from an editable install.
 
-Both are built by hatchling's own hooks, as pip calls them, and installed by pip into a fresh virtual environment that borrows
-the running one's libraries: no network, no second copy of torch.
+hatchling's hooks, which pip calls, build both. pip installs them into a new virtual environment that uses the libraries of the
+running one, so the tests need neither the network nor a second copy of torch.
 """
 
 import os
@@ -34,7 +34,7 @@ def build(hook: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["build_wheel", "build_editable"])
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the interpreter of a virtual environment that autotune was installed into, from a wheel or editable."""
+    """Returns the interpreter of a virtual environment with autotune, installed from a wheel or as editable."""
     folder = tmp_path_factory.mktemp(request.param)
     wheel = build(request.param, folder / "dist")
     place = folder / "venv"

@@ -1,9 +1,9 @@
 """The wheel installed by pipx and by uv, as a command and into an environment, runs outside the checkout.
 
-pipx and uv come from the package index, into an environment of the test's own. torch and the other dependencies are 6 GB, so
-empty wheels of the same names and versions stand for them, and their modules are borrowed from the running environment. So this
-proves that the installers accept the wheel and its requirements, put the command where it is found, and that autotune with its
-configuration, recipes and harness works from there. It does not prove that what the index has fits together: .ci/run does.
+The test installs pipx and uv from the package index into a new environment. The real dependencies, such as torch, have 6 GB, so
+empty wheels of the same names and versions replace them, and their modules come from the running environment. The test proves
+that the installers accept the wheel and its requirements and put the command on the path, and that autotune's configuration,
+recipes and harness work there. It does not prove that the real packages fit together: .ci/run does.
 """
 
 import os
@@ -31,10 +31,10 @@ class Place:
 
     Attributes:
         path: the folder.
-        tools: where the commands `pipx` and `uv` are.
-        wheel: the wheel.
-        stand_ins: folder of empty wheels that stand for its dependencies.
-        commands: where installed commands go.
+        tools: folder of the commands `pipx` and `uv`.
+        wheel: path of autotune's wheel.
+        stand_ins: folder of the empty wheels that replace autotune's dependencies.
+        commands: folder of the installed commands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Place:
         _stand_ins(self.stand_ins)
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """Returns what a command printed; its environment names nothing of the running one."""
+        """Runs a command, whose environment refers to nothing of the running one; returns its output."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
         own = {
             "HOME": self.path, "PIPX_HOME": self.path / "pipx", "PIPX_BIN_DIR": self.commands,
@@ -102,7 +102,7 @@ def _uv_pip(place: Place) -> Path:
 
 
 def _borrow(command: Path) -> Path:
-    """Lets an installed command's interpreter find the running environment's libraries, after its own; returns it."""
+    """Makes the running environment's libraries visible to an installed command's interpreter; returns the interpreter."""
     python = Path(command.read_text().split()[0].removeprefix("#!"))
     (own,) = (python.parent.parent / "lib").glob("python3.*/site-packages")
     (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")

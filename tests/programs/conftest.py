@@ -1,4 +1,4 @@
-"""Runs the programs of the matrix, two at a time, ahead of the tests that look at them."""
+"""Runs the programs of `expectations.py`, two at a time, before the tests that examine them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ NUM_AT_ONCE = 2
 
 @pytest.fixture(scope="session")
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Program], Seen]]:
-    """Returns a function that returns what was seen of a program; those of the tests selected are started at once."""
+    """Returns a function that returns a program's three runs. The programs of all selected tests are started in advance."""
     chosen = [item.callspec.params.get("program") for item in request.session.items if hasattr(item, "callspec")]
     folder, started, here = tmp_path_factory.mktemp("matrix"), [], threading.local()
 

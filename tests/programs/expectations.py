@@ -1,11 +1,11 @@
-"""What is expected of each program of `scripts/`: what the harness finds in it, which knobs hold, and which do not and why."""
+"""Expectations for each program in `scripts/`: what the harness detects, which knobs take effect, and why others do not."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 
-# The fact of its journal by which a program sees a knob: (fact, value of the knob -> what it sees then).
+# knob -> (the fact in a program's journal that shows it, value of the knob -> value of the fact if the two differ).
 SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
     "loader.batch_size": ("batch", {}),
     "loader.num_workers": ("workers", {}),
@@ -30,25 +30,25 @@ NO_LAYOUT = (NOT_APPLICABLE, "no module that trains has convolution weights of f
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program, and what is to be found in it.
+    """One program, and what the harness should detect in it.
 
     Attributes:
-        name: of the row.
-        argv: the command after the interpreter, `{scripts}` and `{folder}` filled in; or the whole of it, by `starter`.
-        starter: what starts it, `{python}` filled in.
-        plain: the command after the interpreter that is the same without its starter; `argv` where empty.
-        ranks: processes that train together.
-        batch_size: of the training loader; None where there is no loader, or none with a size of its own.
+        name: the name of the row.
+        argv: the command after `starter`. `{scripts}` and `{folder}` are replaced.
+        starter: the beginning of the command, usually the interpreter. `{python}` is replaced.
+        plain: the command after the interpreter that does the same without `starter`; if empty, it is `argv`.
+        ranks: number of processes that train together.
+        batch_size: the training loader's batch size; None if there is no loader or it has no `batch_size`.
         has_loader: whether a DataLoader feeds the steps.
         modules: class names of the modules that train.
         optimizers: class names, in the order of construction.
-        samples: of nearly all steps; None where they differ from step to step.
-        unit, source: what is counted, and where it is read.
-        blocked: knob -> part of the reason why it cannot be turned, as the run without knobs finds it.
-        knobs: asked for in the second run.
-        refused: knob -> (status, part of the reason) of those that do not hold; all others do.
-        saw: facts of its journal with the knobs, besides those of the knobs themselves.
-        uncounted: its first steps that are not counted: those in which it is found out what a step is.
+        samples: number of samples in almost every step; None if it varies.
+        unit, source: the unit that is counted, and its source.
+        blocked: knob -> part of the reason why it cannot be turned, according to the run without knobs.
+        knobs: the knobs of the second run.
+        refused: knob -> (status, part of the reason), for knobs that do not take effect. All others do.
+        saw: facts in its journal in the run with knobs, besides those in `SEEN_AS`.
+        uncounted: number of first steps that are not counted, because the harness still finds out what a step is.
     """
 
     name: str
@@ -81,7 +81,7 @@ BY_HAND: dict[str, Any] = {
 
 
 def script(name: str, *words: str, **expected: Any) -> Program:
-    """Returns the row of a script of that name, started as `python NAME.py WORDS`."""
+    """Returns the row of a script that is started as `python NAME.py WORDS`."""
     return Program(name="_".join((name, *words)), argv=(f"{{scripts}}/{name}.py", *words), **expected)
 
 
@@ -123,7 +123,7 @@ PROGRAMS = (
         blocked={"compile.mode": "the program compiles its modules itself"},
         knobs={**MODEL, "loader.batch_size": 6, "compile.mode": "default"},
         refused={"compile.mode": (OVERRIDDEN, "the program compiles this module itself")},
-        # Two graphs with and without the harness: its own hook breaks them.
+        # There are two graphs even without the harness, because the program's own hook breaks the graph.
         saw={"graphs": 2, "names": ["body.bias", "body.weight", "head.bias", "head.weight"]},
     ),
     script("late_model", optimizers=("Adam",), knobs=IMAGES, saw={"kept_alive": 0}),
@@ -166,7 +166,7 @@ PROGRAMS = (
         blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
     ),
-    # The second overrides nothing: what holds for it holds for the first.
+    # The second overrides nothing, and the first must give the same results.
     *(script("guarded", *words, optimizers=("Descent",), knobs=BLOCKS) for words in ((), ("open",))),
     script("structures", saw={"outputs": "torch.float32"}),
     script("time_major", optimizers=("Adam",)),

@@ -1,4 +1,4 @@
-"""Starts each program of the matrix three times: plain, with the harness and no knobs, with the harness and knobs."""
+"""Runs each program three times: alone, with the harness but no knobs, and with the harness and knobs."""
 
 import dataclasses
 import json
@@ -15,15 +15,15 @@ from tests.harness.forks import Forks, of_ranks
 from tests.programs.expectations import PYTHON, Program
 
 NUM_PLAIN_STEPS = 80
-# On a busy machine, too, so many steps that what happens once an epoch has happened.
+# Long enough to include what happens once per epoch, even on a busy machine.
 WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
-MAX_LATE = 2  # stamps at an edge of the window
-MAX_LATE_FRAC = 0.01  # of the window: a program's stamp that trails the harness's by this more than nine in ten do is late
+MAX_LATE = 2  # number of late stamps that may be left out at each edge of the window
+MAX_LATE_FRAC = 0.01  # a stamp is late if its delay exceeds the 90 % quantile of delays by this fraction of the window
 
 
 @dataclasses.dataclass
 class Journal:
-    """What a program has told of itself, rank by rank; its first steps may not be counted."""
+    """The journal that a program has written, rank by rank. The harness does not count its first `num_uncounted` steps."""
 
     path: Path
     num_uncounted: int = 0
@@ -43,18 +43,18 @@ class Journal:
         for line in self.lines(rank):
             facts.update(line.get("saw", {}))
         batches = [line["saw"]["batch"] for line in self.lines(rank) if "batch" in line.get("saw", {})]
-        if batches:  # the last of an epoch may be a smaller one
+        if batches:  # an epoch's last batch may be smaller
             facts["batch"] = max(batches[-2:])
         return facts
 
     def window(self, found: RankResult, rank: int | None = None) -> "SameWindow":
-        """Returns the steps of the harness's window, evaluations left out, as both have timed them."""
+        """Returns the steps of the harness's window, without evaluations, as timed by the harness and by the program."""
         assert found.window is not None
         steps, ends = self.steps(rank)[self.num_uncounted :], [0.0, *found.steps["end_s"]]
         training = [number for number in range(1, len(ends)) if number >= len(steps) or not steps[number]["away"]]
         first = found.steps["warmup"]
         inside = training[first : first + found.window.steps]
-        # The program is ended at the end of the last step, before it can tell of it.
+        # The program is ended before it can record the last step.
         told = [number for number in inside if number < len(steps)]
         assert len(told) >= len(inside) - 1
         told_harness_s, told_own_s, jitter_s = seconds_of_both(told, ends, [step["t"] for step in steps])
@@ -70,11 +70,11 @@ class Journal:
 
 
 def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float, float]:
-    """Returns both clocks' seconds of the same steps, and how far apart they may be because two edges are not alike.
+    """Returns both clocks' seconds for the same steps, and how far they may differ because of jitter at the edges.
 
-    The machine may stop a process between the two stamps of one step. That is neither's time, and between two other steps it
-    is in neither's sum; at an edge, up to `MAX_LATE` steps are left out for it. What the harness really misses of a step, all
-    later stamps show.
+    The machine may pause a process between the harness's stamp of a step and the program's. Within the steps, such a pause
+    cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it. If the harness really misses time, all later
+    stamps differ, so the sums differ, too.
     """
     delays_s = [stamp - end for stamp, end in zip(stamps, ends, strict=False)]
     usual_s = statistics.quantiles([delays_s[number] for number in told], n=10)[-1]
@@ -92,7 +92,7 @@ def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SameWindow:
-    """The steps of one window in the harness's records and in the program's own; those the program has told of."""
+    """One window's steps according to the harness and to the program. `told_` values are of steps that the program recorded."""
 
     samples: float
     told_harness_samples: float
@@ -105,7 +105,7 @@ class SameWindow:
 
 @dataclasses.dataclass
 class Seen:
-    """One program's three runs."""
+    """A program's three runs: plain, with the bare harness, and with turned knobs."""
 
     plain: Journal
     bare: Journal
@@ -115,7 +115,7 @@ class Seen:
 
 
 def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
-    """Runs a program plain, then with the harness alone, then with its knobs at the loader that was found."""
+    """Runs a program alone, then with the harness, then with its knobs on the loader that was found."""
     folders = [folder / name for name in ("plain", "bare", "turned")]
     for each in folders:
         each.mkdir(parents=True)
@@ -136,7 +136,7 @@ def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
 
 
 def run_trial(program: Program, folder: Path, forks: Forks | None, **options: Any) -> Run:
-    """Runs a program as a trial: in forks, or, where there are none or another program starts it, from the start."""
+    """Runs a program as a trial: in forks if possible, else (no `forks`, or another starter) in new processes."""
     spec = protocol.Spec(trial=1, nonce="nonce", folder=str(folder), rules=WINDOW, **options)
     protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
     variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}

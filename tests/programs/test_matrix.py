@@ -1,6 +1,6 @@
-"""Programs of every kind, unmodified: what is found in them, what holds, what they see of it, and what their own watch says.
+"""Unmodified programs of many kinds: what the harness detects, which knobs take effect, and whether its timing is right.
 
-`expectations.py` has a row for each program of `scripts/`.
+`expectations.py` has a row for each program in `scripts/`. The programs themselves confirm knobs and timing in their journals.
 """
 
 import re
@@ -18,7 +18,7 @@ from tests.programs.starting import Journal, Seen, run_trial, seconds_of_both
 Look = Callable[[Program], Seen]
 COUNTED = ("num_steps", "num_loaders", "batches_per_step")
 FORKED_AT = re.compile(r"<fork_server\.py:\w+:\w+")
-# What costs most and shows least beside its neighbours: one imports transformers, the other is a row that is there already.
+# Slow rows that show little more than others.
 SLOW = ("hf_trainer", "bystander_from_bash", "late_model")
 EVERY = pytest.mark.parametrize(
     "program",
@@ -57,7 +57,7 @@ def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: 
             assert found.window.samples == pytest.approx(same.samples)
             assert same.told_harness_samples == pytest.approx(same.told_own_samples, rel=0.03)
             assert same.told_harness_s == pytest.approx(same.told_own_s, abs=0.03 * same.told_own_s + same.jitter_s)
-            if not found.regime:  # without workers there is no queue whose fall is allowed for
+            if not found.regime:  # without workers, no correction for a draining queue
                 assert found.throughput_per_s == pytest.approx(found.window.samples / same.harness_s, rel=0.001)
     own = [step["n"] for step in seen(program).bare.steps(ranks_of(program)[0])]
     if program.samples is not None:
@@ -107,7 +107,7 @@ def test_each_knob_is_seen_by_the_program_or_said_not_to_hold(seen: Look, progra
 
 
 def without_fork(targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns where loaders are made, without the line of the fork server that a program's own top level is called from."""
+    """Returns the places where loaders are made, without the fork server's frame."""
     return [{**each, "code": FORKED_AT.sub("", each["code"])} for each in targets]
 
 
@@ -118,7 +118,7 @@ def test_a_program_that_is_started_and_not_forked_is_seen_the_same(seen: Look, p
         pytest.skip("the other tests of this row have started it for real already")
     run, forked = run_trial(program, tmp_path, None), seen(program).bare_run.result()
     found = run.result()
-    counted = dict.fromkeys(COUNTED, 0)  # how far each of the two came
+    counted = dict.fromkeys(COUNTED, 0)  # the two runs end after different numbers
     assert {**found.detected, **counted} == {**forked.detected, **counted}
     assert (found.target, found.applicability) == (without_fork(forked.target), forked.applicability)
     started, own = Journal(tmp_path / "journal").losses(), seen(program).plain.losses()

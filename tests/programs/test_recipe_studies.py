@@ -1,4 +1,4 @@
-"""Whole studies of recipes at sizes for a moment, as a user starts them."""
+"""Whole studies of recipes at tiny sizes, as a user starts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of the recipes beside vision: run by file path, in a process of their own, on sizes for a moment."""
+"""The recipes' programs other than vision, run by file path in separate processes at tiny sizes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def custom() -> ModuleType:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with parts of a user's own."""
+    """A working directory with a user's own recipe parts."""
     package = tmp_path / "mine"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -105,7 +105,7 @@ def test_every_language_model_is_built_as_large_as_asked(text: ModuleType, model
     assert built.config.num_hidden_layers == 1
     tokens = torch.randint(2, 200, (2, 16))
     loss = built(input_ids=tokens, labels=tokens).loss
-    assert loss.item() == pytest.approx(torch.tensor(200.0).log().item(), rel=0.2)  # knows nothing yet
+    assert loss.item() == pytest.approx(torch.tensor(200.0).log().item(), rel=0.2)  # untrained
 
 
 @pytest.mark.parametrize(("model", "millions"), [("gpt2_small", 124.4), ("bert_base", 109.5), ("llama_small", 134.1)])
@@ -156,7 +156,7 @@ def test_samples_are_the_same_in_every_process_and_differ_from_each_other(text: 
 
 def test_a_word_is_the_same_token_everywhere(text: ModuleType) -> None:
     tokens = windows(text, "cat " * 300)[3]["input_ids"].tolist()
-    assert len(set(tokens[2:])) == 2  # the word and the blank; a window may begin inside of a word
+    assert len(set(tokens[2:])) == 2  # the word and the blank; a window may begin within a word
 
 
 def test_only_text_is_read_and_no_more_than_asked(text: ModuleType, books: Path) -> None:

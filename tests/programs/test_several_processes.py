@@ -1,4 +1,4 @@
-"""Studies of programs in several processes reach a verdict: a recipe's, and a Trainer's under the user's own torchrun."""
+"""Studies of multi-process programs reach a verdict: a recipe, and a Trainer under the user's torchrun."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def study(folder: Path, *words: str) -> dict[str, Any]:
-    """Runs `autotune run` with a search of one knob and returns what `show --json` prints."""
+    """Runs `autotune run` with a search over one knob; returns what `show --json` prints."""
     (folder / "space.yaml").write_text('{"parallel.gradient_as_bucket_view": [false, true]}')
     environment = {**own_environment(), "XDG_CACHE_HOME": str(folder / "cache")}
     environment.pop("OMP_NUM_THREADS", None)

@@ -1,4 +1,4 @@
-"""The vision program as a recipe runs it: by file path, in a process of its own."""
+"""The vision program, run as the recipe runs it: by file path, in a separate process."""
 
 import importlib.util
 import os
@@ -67,7 +67,7 @@ def test_two_processes_make_the_photos_once_and_share_them_out(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("making 1024 photos") == 1
     assert [entry.name for entry in cache.iterdir()] == ["vision-photos-v1"]
-    assert len(losses(done.stdout)) == 2 * 64 // (2 * 8)  # one process speaks, of its half
+    assert len(losses(done.stdout)) == 2 * 64 // (2 * 8)  # only one process prints, for its half
 
 
 def test_a_folder_is_trained_whole_unless_told_otherwise(vision: ModuleType, photos: Path) -> None:

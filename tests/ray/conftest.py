@@ -1,4 +1,4 @@
-"""One private Ray for all tests of this folder, or the reason why there is none."""
+"""Starts one private Ray cluster for all tests in this folder; skips them if it cannot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.launchers.agents import SHORT, place, trial_folder
 from tests.launchers.rows import mark_later_rows
 from tests.ray.private import PrivateRay, why_not
 
-# Tests of the contract that run always; the others run with the thorough tests. It is what Ray itself could change.
+# Tests of the contract whose result could depend on Ray. They always run; the others are thorough.
 ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_of_the_way")
 Make = Callable[..., RayLauncher]
 
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[PrivateRay]:
-    """Returns the private Ray."""
+    """The private Ray cluster."""
     if why := why_not():
         pytest.skip(why)
     made = PrivateRay()
@@ -30,13 +30,13 @@ def ray() -> Iterator[PrivateRay]:
 
 
 def launcher_on(ray: PrivateRay, where: Any, **options: Any) -> RayLauncher:
-    """Returns a launcher of a cluster, with the given options of Ray."""
+    """Returns a launcher on a Ray cluster, with the given Ray options."""
     return RayLauncher(RayOptions(**{"address": ray.address, **options}), where, graces=SHORT)
 
 
 @pytest.fixture
 def make(ray: PrivateRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes launchers with the given options of Ray, and closes them. Fails if one of them has started a cluster."""
+    """Makes launchers with the given Ray options; closes them after the test. Fails if a launcher has started a cluster."""
     made: list[RayLauncher] = []
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
@@ -52,13 +52,13 @@ def make(ray: PrivateRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a trial's folder that does not exist yet."""
+    """The path of a trial's folder, which does not exist yet."""
     return trial_folder(tmp_path)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what would take long without showing more about Ray."""
+    """Marks slow tests that show nothing more about Ray as thorough."""
     here = Path(__file__).parent
     mark_later_rows(items, here, ALWAYS)
     for item in items:

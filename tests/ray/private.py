@@ -1,4 +1,4 @@
-"""A Ray cluster of our own on this host, with its ports and files in one folder; nothing of it is known to `address=auto`."""
+"""A private Ray cluster on this host, with all its files in one folder. `address=auto` does not find it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pathlib import Path
 import psutil
 
 START = (sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start", "--block")
-STORE_BYTES = 80_000_000  # little more than Ray's least
+STORE_BYTES = 80_000_000  # little more than Ray's minimum
 
 
 def why_not() -> str:
-    """Returns why there can be no Ray here; "" if there can."""
+    """Returns why Ray cannot run here; "" if it can."""
     return "" if importlib.util.find_spec("ray") else "not installed: ray (pip install ray)"
 
 
 class PrivateRay:
-    """A running cluster. Its head has 4 CPUs and 2 GPUs, which do not exist; further nodes are added by `add`.
+    """A running cluster. Its head pretends to have 4 CPUs and 2 GPUs; `add` adds further nodes.
 
     Attributes:
-        address: of the head.
-        folder: where all of Ray's files are; it is also TMPDIR of its processes, by which they are recognised.
+        address: the head's address.
+        folder: the folder of all Ray files. It is also TMPDIR of Ray's processes, which identifies them.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class PrivateRay:
         _wait_for(lambda: self._is_up("head"), self)
 
     def add(self, name: str, *, cpus: int, apart: Path | None = None) -> None:
-        """Adds a node without GPUs, which is this host as well; it does not see what is in the folder `apart`."""
+        """Adds a node without GPUs. It is also this host, but cannot see the contents of the folder `apart`."""
         argv = [f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0"]
         self._start(name, argv, apart)
         _wait_for(lambda: self._is_up(name), self)
 
     def kill(self, name: str, *only: str) -> None:
-        """Ends a node's daemons the hard way, or only those of a name ("raylet"); what they have started is not touched."""
+        """Kills a node's daemons, or only those named in `only` ("raylet"), but not the processes that they have started."""
         processes = psutil.Process(self._processes[name].pid).children(recursive=True)
         if not only:
             self._processes[name].kill()
@@ -58,28 +58,28 @@ class PrivateRay:
                 process.kill()
 
     def remove(self, name: str) -> None:
-        """Ends a node, or what is left of it."""
+        """Stops a node, or what is left of it."""
         process = self._processes.pop(name)
         process.terminate()
         process.wait(30)
 
     def workers(self) -> list[psutil.Process]:
-        """Returns the processes in which actors run."""
+        """Returns the processes that run actors."""
         return [one for one in self._ours() if "Relay" in " ".join(_cmdline(one))]
 
     def is_idle(self, within_s: float = 10.0) -> bool:
-        """Returns whether no actor is left, after a while at most."""
+        """Whether no actor is left; waits up to `within_s` for the last one to end."""
         give_up_s = time.monotonic() + within_s
         while self.workers() and time.monotonic() < give_up_s:
             time.sleep(0.1)
         return self.workers() == []
 
     def log(self) -> str:
-        """Returns the ends of the nodes' output, for a test that fails."""
+        """Returns the ends of the nodes' logs, for a failing test."""
         return "\n".join(f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in self.folder.glob("*.out"))
 
     def stop(self) -> None:
-        """Ends everything."""
+        """Stops all processes and removes the folder."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         psutil.wait_procs(self._ours(), timeout=5)
@@ -95,7 +95,7 @@ class PrivateRay:
         argv = [*hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "TMPDIR": str(self.folder),
-            "RAY_AUTH_MODE": "disabled",  # whatever token this user has for other clusters
+            "RAY_AUTH_MODE": "disabled",  # ignore the user's token for other clusters
         }
         with open(self.folder / f"{name}.out", "wb") as out:
             self._processes[name] = subprocess.Popen(

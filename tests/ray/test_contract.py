@@ -1,4 +1,4 @@
-"""The contract of all launchers, on a real Ray: every test starts a broker, an actor and an agent."""
+"""The contract of all launchers, on a real Ray cluster. Each test starts a broker, an actor and an agent."""
 
 import pytest
 

@@ -37,20 +37,20 @@ while True:
 
 @pytest.fixture
 def here(ray):
-    """Returns a function that returns the agents that this Ray has started, and its actors."""
+    """Returns a function that lists this Ray cluster's agents and actors."""
     return lambda: [*agents("TMPDIR", str(ray.folder)), *ray.workers()]
 
 
 @pytest.fixture
 def other(ray):
-    """Adds a node, and returns its name."""
+    """A second node's name; the node is removed after the test."""
     ray.add("other", cpus=8)
     yield "other"
     ray.remove("other")
 
 
 def began(launcher, folder):
-    """Starts a family of processes; returns its launch, the running trial and the process ids."""
+    """Starts a trial with a child process; returns its launch, the running trial and the process ids."""
     launch = a_launch(folder, program(FAMILY))
     running = launcher.start(launch)
     return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
@@ -123,7 +123,7 @@ def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, fold
     assert lost(running, 45).evidence["node_lost"]
     assert nothing_left(folder.parent.parent, pids, here, 40)
     again = launcher.start(a_launch(folder, program("result()")))
-    assert again.poll() is None  # it waits for a node like the first, and may be stopped
+    assert again.poll() is None  # it waits for a node, and can be stopped
     again.stop("interrupted by the user")
 
 
@@ -131,7 +131,7 @@ def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, fold
 def test_a_lost_head_ends_the_trial_and_leaves_nothing(folder, tmp_path):
     if why := why_not():
         pytest.skip(why)
-    ray = PrivateRay()  # the cluster of the other tests lives on
+    ray = PrivateRay()  # a new cluster, so that the other tests keep theirs
     try:
         ray.add("other", cpus=8)
         launcher = ready(launcher_on(ray, place(tmp_path), cpus=8))

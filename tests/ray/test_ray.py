@@ -1,4 +1,4 @@
-"""Studies on a real Ray, what trials find there, and what is refused."""
+"""Studies on a real Ray cluster, the environment of their trials, and what is refused."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder,
     assert devices["CUDA_VISIBLE_DEVICES"] in ("0", "1")
 
 
-# What a process inherits besides its environment: signals that are ignored or blocked, cores, limits, priorities.
+# Prints what a process inherits besides its environment: ignored and blocked signals, cores, limits, priorities.
 STATE = """
 import resource
 lines = open("/proc/self/status").read().splitlines()
@@ -57,7 +57,7 @@ def test_a_trial_inherits_neither_priority_nor_signals_of_ray_s_and_no_gpus_that
     here = wait(local.start(a_launch(tmp_path / "runs" / "local" / "trials" / "0007", program(STATE)))).results[0].detected
     local.close()
     there = wait(ready(make()).start(a_launch(folder, program(STATE)))).results[0].detected
-    if os.getuid():  # only root may lower a niceness
+    if os.getuid():  # only root may lower the niceness
         here["state"][-3] = there["state"][-3]
     assert there == {**here, "gpus": ""}
 
@@ -154,7 +154,7 @@ def test_a_call_after_the_end_of_the_connection_starts_no_cluster(ray, tmp_path)
 
 
 def wrapped(folder, *options):
-    """Returns an interpreter that is this one with more options."""
+    """Returns a script that runs this interpreter with the given options."""
     path = folder / "python"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {" ".join(options)} "$@"\n')
     path.chmod(0o755)

@@ -1,10 +1,10 @@
-"""The commands of README.md and docs/: these pages are their only source, for their tests and for .ci/run.
+"""Reads the commands in README.md and docs/, so that the tests and .ci/run use no copies of them.
 
-    python tests/readme/commands.py tests          prints the command that installs and passes the tests
-    python tests/readme/commands.py runnable [M]   prints the other commands, a line each, with budgets of M minutes if given
+    python tests/readme/commands.py tests          prints the command that installs autotune and runs the tests
+    python tests/readme/commands.py runnable [M]   prints the other commands, one per line, with budgets of M minutes if given
 
-What a fence's first line says decides: "sh" runs as it stands, "sh example" needs something that only the reader has,
-"sh server" runs until it is ended.
+The first line of a fence says how its commands are run. "sh" runs unchanged, "sh example" needs something that only the reader
+has, and "sh server" runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ RUN, VERIFY, EXPLAIN = (re.compile(rf"\bautotune {name}\b") for name in ("run", 
 
 @dataclass(frozen=True)
 class Command:
-    """One command line of a page and the kind of fence it stands in."""
+    """A command line of a page, and the kind of its fence."""
 
     kind: str
     line: str
 
 
 def commands(text: str) -> Iterator[Command]:
-    """Yields every command, in order; a line ending in a backslash goes on in the next, comments are left out."""
+    """Yields all commands in order, without comments. A line that ends in a backslash is joined with the next."""
     for kind, body in FENCE.findall(text):
         for line in body.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+#.*$", "", line).strip()
@@ -49,9 +49,9 @@ def command_for_tests(text: str) -> str:
 
 
 def other_commands(text: str, minutes: str | None) -> Iterator[str]:
-    """Yields the other commands that run as they stand, with a lowered budget where `minutes` is given."""
+    """Yields the other commands that run unchanged, with a lowered budget if `minutes` is given."""
     tests = command_for_tests(text)
-    for command in dict.fromkeys(commands(text)):  # one that stands on several pages runs once
+    for command in dict.fromkeys(commands(text)):  # a command that several pages have runs once
         if command.kind == "sh server":
             yield f"timeout --preserve-status --signal=TERM 12 {command.line} || test $? -eq 143"
         elif command.kind == "sh" and command.line != tests:
@@ -59,14 +59,14 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
 
 
 def lowered(line: str, minutes: str) -> str:
-    """Returns a command with a budget of so many minutes, and as few rounds as there can be."""
+    """Returns a command with a budget of `minutes` and the minimum number of rounds."""
     line = RUN.sub(f"autotune run study.budget.minutes={minutes}", line)
     line = EXPLAIN.sub(f"autotune explain --minutes {minutes}", line)
     return VERIFY.sub(f"autotune verify --rounds 2 --minutes {minutes}", line)
 
 
 def main(which: str, minutes: str | None = None) -> None:
-    """Prints what .ci/run asks for."""
+    """Prints the commands for .ci/run."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     print(command_for_tests(text) if which == "tests" else "\n".join(other_commands(text, minutes)))
 

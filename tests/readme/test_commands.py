@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/ are known to .ci/run, and the cheap ones are run here; all links lead somewhere."""
+"""Every fence of README.md and docs/ has a known kind, cheap commands run here, and no link is broken."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.readme.commands import KINDS, PAGES, README, ROOT, Command, command_f
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 COMMANDS = list(commands(TEXT))
 CHEAP = ("knobs", "list", "doctor")
-FOLDERS = ("", "tests/faults", "autotune/search/rates")  # of a file that is named without its folder
+FOLDERS = ("", "tests/faults", "autotune/search/rates")  # where a file may be that a page names without its folder
 
 
 def test_every_fence_of_commands_says_how_it_is_run() -> None:
@@ -70,7 +70,7 @@ RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 
 
 def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composed, not run: what each trains is run in tests/programs."""
+    """Only composes the configurations. tests/programs runs the recipes' programs."""
     (tmp_path / "images" / "cats").mkdir(parents=True)
     (tmp_path / "images" / "cats" / "1.png").touch()
     (tmp_path / "timm.py").write_text("def list_models(): return ['convnextv2_tiny']\n")

@@ -1,4 +1,4 @@
-"""Tables made by a formula, so that the truth of every figure is known."""
+"""Tables made by a formula, so that the true value of every figure is known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OK_S, OOM_S, WINDOW_S = 17.0, 6.0, 8.0
 
 
 def rate_of(knobs: Knobs) -> float:
-    """The truth: a device and a loader that wait for each other."""
+    """Returns the true rate of a configuration, from a device and a loader that wait for each other."""
     batch, workers = float(knobs["loader.batch_size"]), int(knobs["loader.num_workers"])
     device = 60 * batch / (batch + 16)
     device *= (1.8 if knobs["precision.amp"] == "bf16" else 1.0) * (1.3 if knobs["layout.channels_last"] else 1.0)
@@ -36,7 +36,7 @@ def rate_of(knobs: Knobs) -> float:
 
 
 def make_table(*, noise_frac: float = 0.0, repeats: int = 3, has_oom: bool = True, seed: int = 0) -> Table:
-    """Returns a table of all 36 configurations; with `has_oom` those of batch 128 without bf16 run out of memory."""
+    """Returns a table of all 36 configurations. With `has_oom`, a batch of 128 without bf16 runs out of memory."""
     rng, measurements = random.Random(seed), []
     points = [dict(zip(DOMAINS, point, strict=True)) for point in itertools.product(*DOMAINS.values())]
     points.sort(key=lambda knobs: knobs != REFERENCE)  # the baseline first

@@ -1,4 +1,4 @@
-"""`autotune record` and `autotune replay` as they are typed: real processes that are killed, real files."""
+"""`autotune record` and `autotune replay` on the command line, with real files and real processes that are killed."""
 
 import gzip
 import json
@@ -166,7 +166,7 @@ def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
         assert time.monotonic() < give_up_s, started
         started = itself.children(recursive=True)
         time.sleep(0.05)
-    time.sleep(1.0)  # until they are at work
+    time.sleep(1.0)  # let the workers begin
     process.send_signal(end)
     process.communicate(timeout=30)
     assert process.returncode != 0

@@ -86,7 +86,7 @@ def test_figures_of_a_table_are_the_formulas(result):
 def test_ten_random_trials_are_worth_what_chance_gives():
     groups = make_table(has_oom=False).by_configuration()
     rates = sorted(group[0].value for key, group in groups.items() if key)
-    # The best of ten of 35 is at most rates[k] when all ten lie there: the median is the first k with at least half.
+    # The best of ten draws is at most rates[k] if all ten are. The median is the first k where this has probability 1/2.
     size = len(rates)
     below = [math.comb(k + 1, 10) / math.comb(size, 10) for k in range(size)]
     median = next(rates[k] for k in range(size) if below[k] >= 0.5)

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Spec
 from autotune.launchers.base import Deadlines, Launch
-from autotune.replay.launcher import ReplayClock, ReplayLauncher
+from autotune.replay.launcher import ReplayLauncher
 from autotune.replay.world import World
 from tests.replay.tables import BEST, OK_S, OOM_S, WINDOW_S, make_table, rate_of
 
@@ -13,8 +14,8 @@ SLOW = {"loader.batch_size": 8}
 
 @pytest.fixture
 def launched():
-    """Returns what becomes of a configuration, and the seconds that passed."""
-    table, clock = make_table(), ReplayClock()
+    """Returns a function that launches a configuration; it returns how the trial ended, and its seconds."""
+    table, clock = make_table(), VirtualClock(start_s=0.0)
     launcher = ReplayLauncher(table, World(table, table.by_configuration().keys(), seed=0), clock)
 
     def launch(knobs, *, total_s=900.0, **spec):

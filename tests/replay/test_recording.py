@@ -1,4 +1,4 @@
-"""Recordings on a made-up program and a virtual clock; what is on disk becomes a table."""
+"""Recordings of a made-up program on a virtual clock, and the tables made from them."""
 
 import itertools
 
@@ -148,7 +148,7 @@ def test_a_space_that_fits_is_recorded_whole_without_what_means_nothing():
     found, is_whole = configurations(space_of(3), None, most=1000, seed=0)
     assert is_whole
     assert found[0] == space_of(3).baseline
-    # Nine batches, without workers no prefetching: 9 x (1 + 8 x 9).
+    # Nine batch sizes. Without workers, prefetching is inactive; with each of eight worker counts, it has nine values.
     assert len(found) == 9 * (1 + 8 * 9)
 
 

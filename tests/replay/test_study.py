@@ -1,4 +1,4 @@
-"""Whole studies on tables whose truth is a formula."""
+"""Whole studies on tables whose true rates are given by a formula."""
 
 import itertools
 import statistics
@@ -17,11 +17,11 @@ from tests.replay.tables import BEST, DOMAINS, OK_S, REFERENCE, make_table, rate
 
 TABLE = make_table()
 GRID = grid_of(TABLE)
-QUICK = [name for name in STRATEGIES if name != "gp"]  # which imports torch
+QUICK = [name for name in STRATEGIES if name != "gp"]  # gp imports torch, which is slow
 
 
 class Told(Rival):
-    """Is handed the optimum."""
+    """A search that knows the optimum."""
 
     def proposals(self):
         yield self.space.active({**self.space.reference, **BEST}), None
@@ -137,7 +137,7 @@ def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
 
 
 class Insisting(optuna.samplers.RandomSampler):
-    """Asks for the same configuration for ever."""
+    """A sampler that always suggests the same configuration."""
 
     def sample_independent(self, study, trial, name, distribution):
         return distribution.to_external_repr(0.0)

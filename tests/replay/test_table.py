@@ -33,7 +33,7 @@ def test_measurements_are_grouped_by_configuration_and_true_is_not_one():
         gzip.compress(b"not json\n", mtime=0),
         gzip.compress(b"{}\n", mtime=0),
         gzip.compress(b"", mtime=0),
-        gzip.compress(json.dumps({"format": "autotune table", "schema": 99}).encode(), mtime=0),
+        gzip.compress(json.dumps({"format": "autotune table", "schema": 0}).encode(), mtime=0),
         gzip.compress(json.dumps({"format": "autotune table", "schema": 1}).encode(), mtime=0),
         gzip.compress(b"{}\n", mtime=0)[:-4],
     ],

@@ -1,4 +1,4 @@
-"""Folders of studies for tests of reports: run on the fake launcher, with passes that are written by hand."""
+"""Makes study folders for tests of reports: the studies run on the fake launcher, with hand-written results of passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE += "\u202e\x1b[31m\x9b2J"  # characters that turn a text around, colour 
 
 
 def surface(**changes: Any) -> Surface:
-    """Returns a program that bf16 makes 1.8 times as fast, and that runs out of memory above a batch of 64."""
+    """Returns a program that bf16 makes 1.8 times as fast, and that runs out of memory if the batch size exceeds 64."""
     return Surface(**{"gains": {("precision.amp", "bf16"): 1.8}, "max_batch": 64, "documents": _documents, **changes})
 
 
@@ -42,7 +42,7 @@ def bench(folder: Path, *overrides: str, of: Surface | None = None, **given: Any
 
 
 def complete(folder: Path) -> StudyFolder:
-    """Returns the folder of a study that found something, with the tables of all passes for baseline and best."""
+    """Returns the folder of a study with a faster configuration; it has the tables of all passes for baseline and best."""
     made = bench(folder, "explain.auto=true")
     made.run()
     for trial in made.trials:
@@ -52,14 +52,14 @@ def complete(folder: Path) -> StudyFolder:
 
 
 def with_tables(path: Path) -> None:
-    """Writes the documents of all passes into a trial's folder, and the tables that are made from them."""
+    """Writes the documents of all passes and the tables made from them to a trial's folder."""
     write(path, lines(), traced(), memory(timeline=[[0.0, 10, 20], [0.05, 900, 1000], [0.1, 30, 1000]]))
     step_of_the_cpu(path)
     write_tables(explained([path]).tables, path)
 
 
 def large(runs: Path, num_trials: int) -> StudyFolder:
-    """Returns the folder of a study with many trials, each with a long reason and an interval."""
+    """Returns the folder of a study with many trials. Each has a long reason and an interval."""
     folder = make_study(runs, "large")
     first, pattern = folder.read_trials()[0], folder.read_trials()[5]
     records = [first, *(_like(pattern, number) for number in range(1, num_trials))]
@@ -97,7 +97,7 @@ def _json(record: TrialRecord) -> str:
 
 
 def hostile(folder: Path) -> StudyFolder:
-    """Returns the folder of a study in which every text that a program or a user chooses is an attack on the page."""
+    """Returns the folder of a study in which each text that a program or a user controls attacks the page."""
     made = complete(folder)
     summary = _poisoned(made.read_summary())
     for trial in made.read_trials():

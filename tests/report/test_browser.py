@@ -1,4 +1,4 @@
-"""The report in Debian's Chromium: it loads nothing, says nothing on the console, is accessible, fits a phone, and prints."""
+"""The report in Chromium: it makes no requests, logs nothing to the console, is accessible, fits a phone, and prints."""
 
 import io
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium: misses what a browser makes of the report (apt-get install chromium)"
 )
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1440, "height": 900}
-# What MLflow's page of an artifact does with HTML (ShowArtifactHtmlView in its sources).
+# Shows HTML as MLflow's artifact page does (see ShowArtifactHtmlView in its sources).
 FRAMED = """<!doctype html><html lang="en"><title>t</title><body><iframe id="html" title="report" width="900" height="700"
 sandbox="allow-scripts"></iframe><script>const text = %s;
 document.getElementById("html").src = URL.createObjectURL(new Blob([text], {type: "text/html"}));</script></body></html>"""
@@ -35,7 +35,7 @@ def browser():
 
 
 class Looked:
-    """A page that was opened: what it requested, and what it said."""
+    """An open page, its requests, and its messages."""
 
     def __init__(self, browser, file: Path, **context) -> None:
         self.page = browser.new_context(**{"viewport": DESK, **context}).new_page()
@@ -55,7 +55,7 @@ KINDS = ("complete", "interrupted", "beside", "hostile", "large")
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory, complete):
-    """Files of reports: of a complete study, an interrupted one, two beside each other, a hostile one, and a large one."""
+    """Report files: of a complete study, an interrupted one, two side by side, a hostile one, and a large one."""
     place = tmp_path_factory.mktemp("reports")
     runs = place / "runs"
     (place / "hostile").mkdir()
@@ -118,7 +118,7 @@ def test_it_prints_with_every_table_open(browser, reports, tmp_path):
     assert pdf.startswith(b"%PDF-")
     assert 3 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type/Page") <= 40
     looked.page.emulate_media(media="print")
-    looked.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet
+    looked.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet of paper
     assert hidden.bounding_box()["height"] > 0
     assert looked.overflow_px() == 0
     rights = looked.page.evaluate("[...document.querySelectorAll('table')].map(each => each.getBoundingClientRect().right)")
@@ -199,4 +199,4 @@ def test_a_picture_of_the_top_is_a_small_png(reports, tmp_path):
         assert (taken.format, taken.size) == ("PNG", (width_px, 900))
         assert 5_000 < len(content) < 150_000
         below = taken.convert("L").crop((0, 850, width_px, 900))
-        assert below.getextrema()[0] < 128  # the page goes on below; nothing was cut off
+        assert below.getextrema()[0] < 128  # the page fills the picture down to its lower edge

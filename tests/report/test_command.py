@@ -1,4 +1,4 @@
-"""`autotune report` as users run it."""
+"""`autotune report` on the command line."""
 
 import html
 import json
@@ -78,7 +78,7 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
     assert "--output: a record of the study 'resnet18'" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
     (here / "file").touch()
     assert "--output: cannot be written" in refused(capsys, "resnet18", "-o", "file/x.html")
-    assert "standard output takes no picture" in refused(capsys, "resnet18", "-o", "-", "--open")
+    assert "--picture and --open need a file, not standard output" in refused(capsys, "resnet18", "-o", "-", "--open")
     assert "--picture: not a PNG, got 'x.jpg'. Give FILE.png." in refused(capsys, "resnet18", "--picture", "x.jpg")
     assert "--width: out of range, got '100'. Allowed: whole numbers from 320 to 4000." in refused(
         capsys, "resnet18", "--picture", "x.png", "--width", "100"

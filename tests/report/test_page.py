@@ -1,4 +1,4 @@
-"""What a report says, read from its HTML."""
+"""The contents of a report, read from its HTML."""
 
 import dataclasses
 import html
@@ -19,7 +19,7 @@ from tests.report import made
 
 
 def text_of(page_html: str) -> str:
-    """Returns what a reader sees: the text without tags, styles and hidden titles."""
+    """Returns the text that a reader sees, without tags, styles and hidden titles."""
     body = re.sub(r"<style>.*?</style>|<title>.*?</title>", "", page_html, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
@@ -34,7 +34,7 @@ def whole(complete):
 
 
 def part(page_html: str, key: str) -> str:
-    """Returns the text of one figure, or of the line that says why it is absent."""
+    """Returns the text of a figure, or of the line that says why the figure is absent."""
     pattern = rf'<figure id="{key}".*?</figure>|<li>(?:(?!</li>).)*?<b id="{key}">.*?</li>'
     found = re.search(pattern, page_html, flags=re.DOTALL)
     assert found, key

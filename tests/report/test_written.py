@@ -1,4 +1,4 @@
-"""Every study leaves a report, however it ends, and never fails because of one."""
+"""Every study writes a report, however it ends. A failure to write one does not fail the study."""
 
 import pytest
 

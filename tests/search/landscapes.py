@@ -1,6 +1,7 @@
-"""Made-up training programs, random within what is plausible, to search on: some are what D, L and memory make, some are not.
+"""Made-up training programs to search on, drawn at random from plausible ranges.
 
-They are synthetic: what a search shows here is that it works as meant, not what it is worth.
+The rates of some follow from D, L and memory, as the search assumes; the others break that assumption. These programs show that
+a search works as intended, but not how good it is on real programs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ BATCH, WORKERS, PREFETCH, THREADS = "loader.batch_size", "loader.num_workers", "
 
 @dataclass(kw_only=True)
 class Landscape(Surface):
-    """A program with a device, a loader and a memory of its own.
+    """A made-up program with random times of its step and loader and a random need of memory.
 
     Attributes:
-        seed: which one.
-        num_cores: of the machine.
+        seed: the seed of the program's random constants.
+        num_cores: number of the machine's cores.
         is_gpu: whether the step computes on a GPU; otherwise it shares the cores with the loader's workers.
-        breaks: spread, in logarithms, of what any two knobs do to the rate together and neither D nor L shows; 0 for none.
-        fill_frac: share of the memory that 16 bits and a batch of 128 take; None where memory is plenty.
+        breaks: standard deviation, in logarithms of the rate, of pairwise effects that neither D nor L shows; 0 for none.
+        fill_frac: fraction of the memory that a batch of 128 in 16 bits takes; None if memory is never short.
     """
 
     seed: int = 0
@@ -45,7 +46,7 @@ class Landscape(Surface):
         made["sample_s"] = 10 ** r.uniform(-4.0, -2.5) if self.is_gpu else 10 ** r.uniform(-2.6, -1.4)
         made["launch_s"] = 10 ** r.uniform(-2.6, -1.7) if self.is_gpu else 10 ** r.uniform(-3, -1.8)
         made["half"] = r.uniform(4, 96) if self.is_gpu else r.uniform(0.5, 12)
-        made["cache"] = r.uniform(0, 0.06)  # of the rate, each doubling beyond 32 on a CPU
+        made["cache"] = r.uniform(0, 0.06)  # fraction of the rate lost with each doubling of the batch size beyond 32 on a CPU
         made["amp"] = r.uniform(1.0, 3.2) if self.is_gpu else r.uniform(0.8, 2.4)
         made["layout"] = {"off": r.uniform(0.85, 1.1), "bf16": r.uniform(0.95, 1.5)}
         made["compile"] = {
@@ -56,7 +57,7 @@ class Landscape(Surface):
         }
         made["fused"] = {"default": 1.0, "foreach": r.uniform(0.97, 1.1), "fused": r.uniform(0.98, 1.12)}
         made["bench"], made["matmul"] = r.uniform(0.99, 1.12), r.uniform(1.0, 1.8)
-        made["threads"] = r.uniform(0.5, 0.95)  # exponent of the step's threads
+        made["threads"] = r.uniform(0.5, 0.95)  # how the rate scales with the step's threads: an exponent
         made["decode_s"] = 10 ** r.uniform(-4, -2.2) if self.is_gpu else made["sample_s"] * 10 ** r.uniform(-1.6, 0.3)
         made["pass_s"], made["copy_s"] = 10 ** r.uniform(-4, -2.7), 10 ** r.uniform(-5.5, -4.2)
         made["start"], made["act"] = r.uniform(0.05, 0.3), 10 ** r.uniform(-3.3, -2.2)
@@ -71,7 +72,7 @@ class Landscape(Surface):
         self.observed = {**self.observed, THREADS: self.num_cores, "threads.omp": self.num_cores}
 
     def step_of_s(self, knobs: Knobs) -> float:
-        """Returns the seconds of a step with a free loader."""
+        """Returns the seconds of a step if the loader cost nothing."""
         made, batch, amp = self.made, float(knobs[BATCH]), str(knobs.get(AMP, "off"))
         gain, launch = made["compile"][knobs.get(COMPILE, "off")]
         gain *= made["amp"] if amp != "off" else made["matmul"] if knobs.get("precision.matmul") == "high" else 1.0
@@ -107,7 +108,7 @@ class Landscape(Surface):
             rate = 1 / (1 / device + 1 / loader)
         else:
             rate = (device**-8 + loader**-8) ** (-1 / 8)
-            if not self.is_gpu:  # switching between too many processes costs a little on top of the work
+            if not self.is_gpu:  # too many processes cost a little extra
                 threads, crowd = float(knobs.get(THREADS, self.num_cores)), 1.0
                 busy = threads / device + min(workers, self.num_cores) / loader
                 crowd = 1 - 0.05 * max(0.0, workers + threads - self.num_cores) / self.num_cores
@@ -129,7 +130,7 @@ class Landscape(Surface):
         return total
 
     def regime(self, knobs: Knobs) -> str:
-        """Returns "shared" where workers and step want more cores than there are."""
+        """Returns "shared" if workers and step together need more cores than the machine has."""
         workers = int(knobs.get(WORKERS, 0))
         if not workers:
             return ""
@@ -141,7 +142,7 @@ class Landscape(Surface):
         return "shared" if asked > 1.05 * self.num_cores else "separate"
 
     def peak_bytes(self, knobs: Knobs) -> int:
-        """Returns M."""
+        """Returns M, the peak memory."""
         made = self.made
         bytes_of = made["act"] * (made["amp_bytes"] if knobs.get(AMP, "off") != "off" else 1.0)
         return int(1e9 * (made["start"] + bytes_of * float(knobs[BATCH])) * 0.2)

@@ -1,10 +1,10 @@
-"""Simulated machines with thousands of configurations each, drawn by seed, whose every rate is known.
+"""Simulated machines, one per seed. Each has thousands of configurations, and the true rate of each is known.
 
-A machine is a program on a device: the physics below (times of a step, bytes of a step, costs of a start) with constants drawn
-from ranges that published measurements make plausible. It is a picture, not a copy of any real machine: what a search shows
-here is how it copes with many knobs, memory near the cap, compilations of minutes, failures and noise.
+A machine is a program on a device. The formulas below give the times and bytes of a step and the cost of a start. Their
+constants are drawn from ranges that published measurements make plausible. No machine copies a real one. They show how a search
+copes with many knobs, scarce memory, compilations of minutes, failures and noise.
 
-Seeds of DEVELOPMENT are for building a search, those of HELD_OUT for judging it; do not look into the latter.
+Use the seeds in DEVELOPMENT to develop a search. Use those in HELD_OUT only to judge it, and do not look at their constants.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ BUCKETS, VIEW, SENT, STRATEGY = (
 )  # fmt: skip
 
 GB = 1e9
-SHARPNESS = 8.0  # of the change from loader-bound to device-bound
-OVERLAP_LOSS = 0.12  # of the shorter of two times that run side by side
+SHARPNESS = 8.0  # how sharp the change from loader-bound to device-bound is
+OVERLAP_LOSS = 0.12  # when two phases overlap, this fraction of the shorter one adds to the time of the longer one
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 LAUNCH_S = 7e-6
-FITS_FRAC = 0.985  # of the memory: allocators fragment
+FITS_FRAC = 0.985  # usable fraction of the memory, because allocators fragment it
 NUM_BLOCKS, WINDOW_S, LEAST_STEPS, MOST_WINDOW_S = 30, 8.0, 20, 15.0
-CACHED_FRAC = 0.2  # of a compilation's seconds when the same graphs were compiled before
-TAIL_CHANCE = 0.03  # of a process that is slow for no reason of its own
+CACHED_FRAC = 0.2  # a compilation takes this fraction of its time if the same graphs were compiled before
+TAIL_CHANCE = 0.03  # probability that a process is slow by accident
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A kind of processor: its memory, bandwidth, and sustained arithmetic by number format, in FLOP/s."""
+    """A kind of processor: its memory, bandwidths, compute capability, and sustained FLOP/s by number format."""
 
     memory_bytes: float
     bytes_per_s: float
@@ -91,15 +91,15 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What is true of a configuration.
+    """The true properties of a configuration.
 
     Attributes:
-        rate: samples per second of all ranks; 0 if it fails.
-        device, loader: D and L, the same.
-        peak_frac: of the memory of a device.
-        fails: why it fails other than by memory; "" if it does not.
-        start_s: from launch to the first step, without compilation.
-        compile_s: of a first compilation.
+        rate: samples per second of all ranks; 0 if the configuration fails.
+        device, loader: D and L of all ranks, in samples per second.
+        peak_frac: peak memory, as a fraction of a device's memory.
+        fails: why it fails, apart from running out of memory; "" if it does not.
+        start_s: seconds from launch to the first step, without compilation.
+        compile_s: seconds of the first compilation.
     """
 
     rate: float
@@ -113,16 +113,16 @@ class Truth:
 
 @dataclass(kw_only=True)
 class Machine:
-    """One machine and program.
+    """A simulated machine and its program.
 
     Attributes:
-        seed: which one.
-        kind, family: device and program, in a word each.
-        num_ranks: processes that train together, a device each.
-        num_cores: of the host.
+        seed: the seed of its random constants.
+        kind, family: the names of its device and of its kind of program.
+        num_ranks: number of processes that train together, with one device each.
+        num_cores: number of the host's cores.
         domains: knob -> values.
-        reference: the program as it is.
-        made: the drawn constants.
+        reference: configuration of the unchanged program.
+        made: the random constants.
     """
 
     seed: int
@@ -145,13 +145,13 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """A name for tables: "A100-conv-0", "H100x4-conv-5"."""
+        """A name for tables, such as "A100-conv-0" or "H100x4-conv-5"."""
         ranks = f"x{self.num_ranks}" if self.num_ranks > 1 else ""
         return f"{self.kind}{ranks}-{self.family}-{self.seed}"
 
     @property
     def device(self) -> Device:
-        """The processor."""
+        """The machine's kind of processor."""
         return DEVICES[self.kind]
 
     @property
@@ -161,7 +161,7 @@ class Machine:
 
     @property
     def size(self) -> int:
-        """Number of configurations, inactive knobs counted."""
+        """Number of configurations, if the values of inactive knobs count, too."""
         return math.prod(len(values) for values in self.domains.values())
 
     # Drawing --------------------------------------------------------------------------------------------------------------
@@ -169,31 +169,31 @@ class Machine:
     def _draw_program(self, draw: np.random.Generator) -> None:
         made, is_gpu = self.made, self.is_gpu
         scale = {"conv": (9.8, 10.8), "transformer": (10.3, 11.6), "small": (6.5, 8.5)}[self.family]
-        made["flop"] = 10 ** draw.uniform(*scale) * (1.0 if is_gpu else 0.05)  # of a sample, forward and backward
+        made["flop"] = 10 ** draw.uniform(*scale) * (1.0 if is_gpu else 0.05)  # FLOPs of a sample, forward and backward
         made["params"] = 10 ** draw.uniform(*{"conv": (7.2, 8.0), "transformer": (7.9, 9.0), "small": (5.5, 7.0)}[self.family])
         if not is_gpu:
             made["params"] *= 0.1
         made["half"] = draw.uniform(1, 12) if self.family != "small" else draw.uniform(30, 200)
         made["half_power"] = draw.uniform(0.3, 0.7)
-        made["pointwise"] = draw.uniform(0.15, 0.55)  # share of the time in fp32 at a large batch
+        made["pointwise"] = draw.uniform(0.15, 0.55)  # share of a step's time, in fp32 at a large batch size
         made["kernels"] = 10 ** draw.uniform(*{"conv": (2.6, 3.1), "transformer": (2.8, 3.4), "small": (1.9, 2.4)}[self.family])
-        made["host"] = draw.uniform(0.9, 2.5)  # how slow Python is
+        made["host"] = draw.uniform(0.9, 2.5)  # slowness of Python
         made["layout"] = {"fp32": draw.uniform(0.85, 1.12), "amp": draw.uniform(1.05, 1.45)} if self.family == "conv" else {}
         made["benchmark"] = draw.uniform(1.0, 1.15) if self.family == "conv" else 1.0
         made["sdpa"] = {"flash": draw.uniform(0.95, 1.15), "mem_efficient": draw.uniform(0.85, 1.05)}
-        made["fusing"] = draw.uniform(0.4, 0.8)  # of the pointwise time that stays under compilation
-        made["tuned"] = draw.uniform(0.9, 1.0)  # of the arithmetic's time that stays under max-autotune
+        made["fusing"] = draw.uniform(0.4, 0.8)  # compilation reduces pointwise time to this fraction
+        made["tuned"] = draw.uniform(0.9, 1.0)  # max-autotune reduces arithmetic time to this fraction
         made["recompiling"] = draw.uniform(1.2, 1.6) if draw.random() < 0.15 else 1.0
-        made["traced"] = draw.uniform(0.3, 0.7)  # of the launches that stay under compilation
-        made["bf16"] = draw.uniform(0.6, 1.6)  # on a CPU: of the device's gain
+        made["traced"] = draw.uniform(0.3, 0.7)  # compilation reduces launches to this fraction
+        made["bf16"] = draw.uniform(0.6, 1.6)  # on a CPU: bf16's gain relative to the device's
         made["threads"] = draw.uniform(0.55, 0.95)
         made["fused"] = draw.uniform(0.5, 0.9)
         made["decode_s"] = 10 ** draw.uniform(-4.2, -2.3) if self.family != "small" else 10 ** draw.uniform(-5.2, -4)
         made["pass_s"], made["crowd"] = 10 ** draw.uniform(-4.2, -3.0), draw.uniform(0.05, 0.25)
         made["deep"] = draw.uniform(0.0, 0.03)
         made["sample_bytes"] = {"conv": 6e5, "transformer": 1.6e4, "small": 2e3}[self.family] * 10 ** draw.uniform(-0.3, 0.5)
-        made["hidden"] = draw.uniform(0.4, 0.8)  # share of the step that all-reduces can hide behind
-        made["link"] = 10 ** draw.uniform(-0.7, 0.0)  # of the link's bandwidth that all-reduces get
+        made["hidden"] = draw.uniform(0.4, 0.8)  # all-reduces can overlap with this share of the computation
+        made["link"] = 10 ** draw.uniform(-0.7, 0.0)  # all-reduces reach this fraction of the link's bandwidth
         made["start_s"], made["compile_s"] = draw.uniform(7, 16), draw.uniform(25, 70)
         made["autotune_s"] = draw.uniform(70, 200)
         made["spread"] = draw.uniform(0.004, 0.02) if draw.random() < 0.75 else draw.uniform(0.025, 0.05)
@@ -246,7 +246,7 @@ class Machine:
         made["bytes_amp"], made["bytes_compiled"] = draw.uniform(0.52, 0.72), draw.uniform(0.7, 0.97)
         made["bytes_again"], made["bytes_graphs"] = draw.uniform(0.2, 0.5), draw.uniform(0.02, 0.12)
         fixed = self._state_bytes(self.reference) + 0.6 * GB
-        # What the program's own batch takes of what is left: small where the program leaves the device idle.
+        # The share of the remaining memory that the program's own batch takes. Small programs leave the device idle.
         share = 10 ** draw.uniform(-1.3, -0.25) if self.family != "small" else 10 ** draw.uniform(-2.5, -1.2)
         made["act_bytes"] = share * max(self.device.memory_bytes - fixed, 0.3 * self.device.memory_bytes)
         made["act_bytes"] /= float(self.reference[BATCH])
@@ -267,7 +267,7 @@ class Machine:
     # Physics --------------------------------------------------------------------------------------------------------------
 
     def truth(self, knobs: Knobs) -> Truth:
-        """Returns what is true of a full configuration."""
+        """Returns the true properties of a full configuration."""
         failing = [set(pairs) for pairs in self.made["failing"] if set(pairs) <= set(knobs.items())]
         fails = f"{' and '.join(key for key, _ in sorted(failing[0]))} cannot be used here" if failing else ""
         device, loader = self._device_rate(knobs), self._loader_rate(knobs)
@@ -287,7 +287,7 @@ class Machine:
         )
 
     def _device_rate(self, knobs: Knobs) -> float:
-        """Returns D of one rank: samples over the longer of computing and launching, and what cannot hide behind it."""
+        """Returns D of one rank. A step takes the longer of computing and launching, and what does not overlap with it."""
         made, batch, mode = self.made, float(knobs[BATCH]), str(knobs[COMPILE])
         is_amp, is_compiled = knobs[AMP] != "off", mode != "off"
         slow, flops = self.device.flops["fp32"], self._flops(knobs)
@@ -331,7 +331,7 @@ class Machine:
         return float(knobs[BATCH]) * self.made["sample_bytes"] / (22e9 if is_pinned else 9e9) * hidden
 
     def _exposed_s(self, knobs: Knobs, computing: float) -> float:
-        """Returns the seconds of the gradients' all-reduce that the backward pass does not hide."""
+        """Returns the seconds of the gradients' all-reduce that do not overlap with the backward pass."""
         if self.num_ranks == 1:
             return 0.0
         num, made = self.num_ranks, self.made
@@ -366,12 +366,12 @@ class Machine:
         if self.is_gpu:
             return float(rate)
         threads, cores = float(knobs[THREADS]), float(self.num_cores)
-        needed = threads / device + min(workers, cores) / loader  # core-seconds of a sample
+        needed = threads / device + min(workers, cores) / loader  # core-seconds per sample
         crowd = 1 - 0.05 * max(0.0, workers + threads - cores) / cores
         return float(min(rate, crowd * cores / needed))
 
     def _state_bytes(self, knobs: Knobs) -> float:
-        """Returns the bytes of weights, gradients and optimizer: 16 a parameter, 2 more for copies in 16 bits."""
+        """Returns the bytes of weights, gradients and optimizer: 16 per parameter, and 2 more for copies in 16 bits."""
         per = 16.0 + (2.0 if knobs[AMP] != "off" else 0.0) + (4.0 if knobs[OPTIMIZER] == "foreach" else 0.0)
         per += 4.0 if self.num_ranks > 1 and not knobs.get(VIEW) else 0.0
         return per * float(self.made["params"])
@@ -396,14 +396,14 @@ class Machine:
         return {**self.reference, **{name: value for name, (_, value) in key}}
 
     def measurement(self, knobs: Knobs, *, factor: float, number: int, is_cached: bool, rng: random.Random) -> Measurement:
-        """Returns one trial of a configuration.
+        """Returns the measurement of one trial.
 
         Args:
             knobs: full configuration.
-            factor: measured over true rate.
-            number: of the trial.
+            factor: the ratio of the measured to the true rate.
+            number: number of the trial.
             is_cached: whether its graphs were compiled before.
-            rng: for its blocks.
+            rng: random generator for the noise of the blocks.
         """
         truth = self.truth(knobs)
         changed = {key: value for key, value in knobs.items() if value != self.reference[key]}
@@ -474,7 +474,7 @@ class Machine:
         )
 
     def table(self) -> Table:
-        """Returns a table with the baseline only: the rest is served by a `SimulatedWorld`."""
+        """Returns a table with only the baseline. A `SimulatedWorld` provides the other measurements."""
         gpu = {"name": self.kind, "memory_bytes": int(self.device.memory_bytes)}
         host = {
             "num_cores": self.num_cores,
@@ -492,20 +492,20 @@ class Machine:
         )  # fmt: skip
 
     def grid(self) -> Grid:
-        """Returns the search space. Its keys are not listed: any configuration can be served."""
+        """Returns the search space. It lists no keys, because every configuration can be measured."""
         domains: dict[str, Any] = {key: Choice(tuple(values)) for key, values in self.domains.items()}
         return Grid(space=SearchSpace(domains=domains, pinned={}, is_held=False), keys=frozenset())
 
 
 @functools.cache
 def machine(seed: int) -> Machine:
-    """Returns the machine of a seed."""
+    """Returns the machine with this seed."""
     return Machine(seed=seed)
 
 
 @functools.cache
 def ranked(seed: int) -> list[tuple[float, Knobs]]:
-    """Returns every configuration of a machine that works, with its rate, the fastest first."""
+    """Returns (rate, knobs) for every configuration that works on a machine, the fastest first."""
     one = machine(seed)
     points = (dict(zip(one.domains, point, strict=True)) for point in itertools.product(*one.domains.values()))
     found = [(one.truth(knobs).rate, knobs) for knobs in points]
@@ -513,17 +513,17 @@ def ranked(seed: int) -> list[tuple[float, Knobs]]:
 
 
 class SimulatedWorld(World):
-    """A machine as one search sees it: every trial is a process of its own, on a machine that drifts.
+    """A machine during one search, with noise between trials and slow drift.
 
-    Offers what `autotune.replay.world.World` offers, except that the truth is known and no repeat needs to be held out.
+    It replaces `autotune.replay.world.World`, but the true rates are known, so it holds out no repeats.
 
     Attributes:
         optimum: the fastest configuration that works.
-        serves: the use of the measurements that are served now.
+        serves: the purpose of the measurements that it returns now.
 
     Args:
         machine: the machine.
-        seed: for noise and drift.
+        seed: the seed of noise and drift.
     """
 
     def __init__(self, machine: Machine, *, seed: int) -> None:
@@ -535,7 +535,7 @@ class SimulatedWorld(World):
         self.optimum = self._key(best)
 
     def serve(self, key: Key) -> Measurement:
-        """Returns one more trial of a configuration."""
+        """Runs another trial of a configuration; returns its measurement."""
         knobs = self.machine.full(key)
         self._num_served += 1
         graphs = tuple(knobs.get(name) for name in (COMPILE, BATCH, AMP, LAYOUT, CHECKPOINTING, SDPA, MATMUL))
@@ -546,7 +546,7 @@ class SimulatedWorld(World):
         )
 
     def another(self, key: Key) -> Measurement:
-        """Returns a further trial, as `serve`."""
+        """Does the same as `serve`."""
         return self.serve(key)
 
     def _factor(self) -> float:
@@ -560,19 +560,19 @@ class SimulatedWorld(World):
         return self.machine.truth(self.machine.full(key)).rate
 
     def held_out(self, key: Key) -> float:
-        """Returns the same."""
+        """Returns the true rate, because nothing is held out."""
         return self.truth(key)
 
     def fraction(self, key: Key, *_: Use) -> float:
-        """Returns the truth of a configuration as a fraction of the optimum's."""
+        """Returns a configuration's true rate as a fraction of the optimum's."""
         return self.truth(key) / self.best_rate
 
     def final_fraction(self, key: Key) -> float:
-        """Returns the same."""
+        """Does the same as `fraction`."""
         return self.fraction(key)
 
     def needless(self, changed: Knobs) -> list[str]:
-        """Returns the knobs whose change gains no more than MARGIN_FRAC."""
+        """Returns the changed knobs that gain at most MARGIN_FRAC."""
         whole = self.truth(key_of(changed))
         rest = {knob: key_of({other: value for other, value in changed.items() if other != knob}) for knob in changed}
         without = {knob: self.truth(key) for knob, key in rest.items()}

@@ -1,4 +1,4 @@
-"""Runs the search of a study, and nothing after it, on a made-up landscape, through the real study loop."""
+"""Runs only the search of a study, with the real study loop, on a made-up landscape."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.run_dir import create
 from autotune.space import ResolvedSpace
 from autotune.study import StudyInputs, run_study
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher
 from autotune.testing.listener import RecordingListener
 from autotune.trials.schedule import Ending
@@ -24,28 +24,28 @@ GPU = {"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 80 * 2**30}
 
 
 class SearchOnly(RecordingListener):
-    """Ends the study where its finals would begin."""
+    """Ends the study before its finals."""
 
     def finals_started(self, trials, reserved_s):
-        """Ends it."""
+        """Ends the study."""
         super().finals_started(trials, reserved_s)
         raise Ending
 
 
 @dataclass
 class Searched:
-    """What a search has tried.
+    """The trials of a finished search.
 
     Attributes:
         trials: the baseline and the search's trials.
-        landscape: what it searched on.
+        landscape: the made-up program.
     """
 
     trials: list[TrialRecord]
     landscape: Landscape
 
     def best_rates(self) -> list[float]:
-        """Returns the true rate, after each trial, of the configuration that the measurements say is the best."""
+        """Returns, after each trial, the true rate of the configuration with the best measurement so far."""
         best, found = None, []
         for trial in self.trials:
             if trial.outcome.may_win and trial.value and (best is None or trial.value > best.value):
@@ -54,17 +54,17 @@ class Searched:
         return found
 
     def seconds(self) -> list[float]:
-        """Returns the seconds that trials had taken after each."""
+        """Returns the total seconds of trials after each trial."""
         return list(itertools.accumulate(trial.seconds for trial in self.trials))
 
     @property
     def num_out_of_memory(self) -> int:
-        """How many trials ran out of memory."""
+        """Number of trials that ran out of memory."""
         return sum(trial.outcome.is_memory for trial in self.trials)
 
 
 def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: RecordingListener | None = None) -> Searched:
-    """Returns what a study's search tries on a landscape."""
+    """Runs a study's search on a landscape; returns its trials."""
     machine = {
         "hostname": "h", "cpu_model": "Fake CPU", "num_cores": landscape.num_cores, "num_cpus": landscape.num_cores,
         "memory_bytes": 64 * 2**30, "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True,
@@ -94,7 +94,7 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
 
 
 def optimum(landscape: Landscape, space: ResolvedSpace, starts: int = 30) -> float:
-    """Returns the rate of the fastest configuration that fits: climbing knob by knob from many starts."""
+    """Returns the rate of the fastest configuration that fits, found by hill climbing from many random starts."""
     import random
 
     rng, best = random.Random(0), 0.0

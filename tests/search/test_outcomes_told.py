@@ -82,7 +82,7 @@ def test_journal_lies_where_it_was_asked_for_and_only_its_owner_reads_it(tmp_pat
 def test_journal_of_a_killed_tuner_gives_way(left, tmp_path):
     journal = tmp_path / "optuna.journal"
     study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
-    study.ask(SPACE)  # running for ever
+    study.ask(SPACE)  # a trial that never ends
     if left == "a lock":
         journal.with_name("optuna.journal.lock").symlink_to(journal)
     else:
@@ -142,6 +142,6 @@ def test_a_viewer_of_the_journal_sees_named_scores_and_no_unsteady_winner(tmp_pa
         add_known(study, record(outcome, rate, knobs={"precision.amp": amp}), SPACE, worst=[20.0])
     seen = optuna.load_study(study_name="s", storage=JournalStorage(JournalFileBackend(str(journal))))
     assert seen.metric_names == ["samples per second"]
-    assert max(trial.value for trial in seen.trials) == 30.0  # for viewers that take no notice of constraints
+    assert max(trial.value for trial in seen.trials) == 30.0  # also for viewers that ignore constraints
     assert (seen.best_trial.value, seen.best_trial.params["precision.amp"]) == (30.0, "bf16")
     assert seen.best_trial.user_attrs["trial"] == 7

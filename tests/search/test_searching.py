@@ -1,4 +1,4 @@
-"""Whole searches on made-up programs: of the kind that D, L and memory make, and of another."""
+"""Whole searches on made-up programs: some follow the model of D, L and memory, others break it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One private Slurm for all tests of this folder, or the reason why there is none."""
+"""Starts one private Slurm for all tests in this folder; skips them if it cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.launchers.agents import SHORT, place, trial_folder
 from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
 
-# Tests of the contract that have many rows: the first is run always, the others with the thorough tests.
+# Tests of the contract with many rows. The first row always runs; the others are thorough.
 ROWS = ("process_can_be_given", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
 Make = Callable[..., SlurmLauncher]
 
@@ -30,7 +30,7 @@ def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
 
 @pytest.fixture
 def slurm(_slurm: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm:
-    """Returns the private Slurm; Slurm's commands find it while the test runs."""
+    """The private Slurm. During the test, Slurm's commands talk to it."""
     for name, value in _slurm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -39,7 +39,7 @@ def slurm(_slurm: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm
 
 @pytest.fixture
 def make(slurm: PrivateSlurm, tmp_path: Path) -> Iterator[Make]:
-    """Makes launchers with the given options of Slurm, and closes them."""
+    """Makes launchers with the given Slurm options; closes them after the test."""
     made: list[SlurmLauncher] = []
 
     def make_launcher(where: Any = None, **options: Any) -> SlurmLauncher:
@@ -54,11 +54,11 @@ def make(slurm: PrivateSlurm, tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a trial's folder that does not exist yet."""
+    """The path of a trial's folder, which does not exist yet."""
     return trial_folder(tmp_path)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what would take long without showing more about Slurm."""
+    """Marks slow tests that show nothing more about Slurm as thorough."""
     mark_later_rows(items, Path(__file__).parent, ROWS)

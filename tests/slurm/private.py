@@ -1,7 +1,7 @@
-"""A Slurm of our own on this host: munged, slurmctld and a slurmd a node, with ports, keys and state in one folder.
+"""A private Slurm on this host: munged, slurmctld and one slurmd per node, with ports, keys and state in one folder.
 
-It needs root, and Debian's packages slurm-wlm and munge. Its nodes are this host, so they see the same files, except that one
-has an empty folder where the others have `apart`: what is there does not exist on that node.
+It needs root, and Debian's packages slurm-wlm and munge. All its nodes are this host and see the same files, except that node
+n3 sees an empty folder instead of `apart`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
-NODE_LOST_S = 10  # SlurmdTimeout; a node that does not answer is down after two to three times as long
+NODE_LOST_S = 10  # SlurmdTimeout; Slurm marks a silent node as down after two to three times as long
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -55,7 +55,7 @@ NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=
 
 
 def why_not() -> str:
-    """Returns why there can be no Slurm here; "" if there can."""
+    """Returns why Slurm cannot run here; "" if it can."""
     missing = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
     if missing:
         return f"not installed: {', '.join(missing)} (apt-get install --no-install-recommends slurm-wlm munge)"
@@ -63,11 +63,11 @@ def why_not() -> str:
 
 
 class PrivateSlurm:
-    """A running Slurm with partitions main (node n1), other (n2) and apart (n3); n3 does not see what is in `apart`.
+    """A running Slurm with the partitions main (node n1), other (n2) and apart (n3).
 
     Attributes:
-        environment: the variables that its commands need.
-        apart: the folder that n3 does not see.
+        environment: the variables that Slurm's commands need.
+        apart: the folder whose contents n3 does not see.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,29 +94,29 @@ class PrivateSlurm:
         self._popen(name, argv)
 
     def kill(self, name: str) -> None:
-        """Ends the controller or a node's daemon the hard way; what runs on the node is not touched."""
+        """Kills the controller or a node's daemon, but not the processes that run on the node."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def jobs(self) -> list[str]:
-        """Returns "NUMBER STATE" of every job that has not ended."""
+        """Returns "NUMBER STATE" for every job that has not ended."""
         return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
 
     def is_idle(self, within_s: float = 10.0) -> bool:
-        """Returns whether no job is left, after a while at most."""
+        """Whether no job is left; waits up to `within_s` for the last one to end."""
         give_up_s = time.monotonic() + within_s
         while self.jobs() and time.monotonic() < give_up_s:
             time.sleep(0.1)
         return self.jobs() == []
 
     def ask(self, *argv: str) -> str:
-        """Returns what one of Slurm's commands prints."""
+        """Runs one of Slurm's commands; returns its output."""
         environment = {**os.environ, **self.environment}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout
 
     def stop(self) -> None:
-        """Ends everything."""
+        """Ends all jobs and daemons."""
         for job in self.jobs() if "slurmctld" in self._processes else []:
             self.ask("scancel", "--signal=KILL", job.split()[0])
         for process in reversed(self._processes.values()):
@@ -129,7 +129,7 @@ class PrivateSlurm:
                 process.wait()
 
     def log(self) -> str:
-        """Returns the ends of all logs, for a test that fails."""
+        """Returns the ends of all logs, for a failing test."""
         return "\n".join(f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in (self._folder / "log").iterdir())
 
     def _configure(self) -> None:

@@ -1,4 +1,4 @@
-"""The contract of all launchers, in jobs of a real Slurm: every test submits one."""
+"""The contract of all launchers, on a real Slurm. Each test submits a job."""
 
 import pytest
 

@@ -33,7 +33,7 @@ while True:
 
 
 def here():
-    """Returns the agents in jobs of this Slurm."""
+    """Returns the agents that run in this Slurm's jobs."""
     return agents("SLURM_CONF", os.environ["SLURM_CONF"])
 
 

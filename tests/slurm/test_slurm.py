@@ -1,4 +1,4 @@
-"""Studies on a real Slurm, what trials find there, and what Slurm refuses."""
+"""Studies on a real Slurm, the environment of their trials, and what Slurm refuses."""
 
 import dataclasses
 import os

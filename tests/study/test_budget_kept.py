@@ -1,4 +1,4 @@
-"""A study is over when its budget is, whatever its trials take; what it measures on the way is enough for a verdict."""
+"""A study ends within its budget, however long its trials take, and still reaches a verdict."""
 
 import dataclasses
 import random
@@ -17,7 +17,7 @@ HUNG_S = 1e6
 
 @dataclasses.dataclass(kw_only=True)
 class Moody(Surface):
-    """A program whose starts take up to so many times what the baseline's takes, and some of which never begin to train."""
+    """A program whose starts take up to `up_to` times as long as the baseline's. Some of its starts hang."""
 
     dice: random.Random = dataclasses.field(default_factory=random.Random)
     up_to: float = 1.0
@@ -131,7 +131,7 @@ def test_a_baseline_that_crashes_and_then_hangs_is_given_up_in_time(bench):
     it = bench(surface, minutes=1)
     begun_s = it.clock.now_s
     pause = it.clock.sleep
-    it.clock.sleep = lambda seconds: (pause(seconds), setattr(surface, "start_s", HUNG_S))  # of the second attempt
+    it.clock.sleep = lambda seconds: (pause(seconds), setattr(surface, "start_s", HUNG_S))  # makes the second attempt hang
     with pytest.raises(NothingWorked):
         it.run()
     assert len(it.launcher.launches) == 2

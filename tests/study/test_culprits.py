@@ -1,4 +1,4 @@
-"""A failure of several changes together is told apart at once, and what does not work is not proposed again."""
+"""If a trial with several changes fails, the culprit is searched for at once and not proposed again."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ LAYOUT, AMP = ("layout.channels_last", True), ("precision.amp", "bf16")
 
 
 def failing(*bad, **how):
-    """Returns what fails with any of these values."""
+    """Returns a failure rule: a trial fails if a knob has one of these values."""
     error = {"type": "RuntimeError", "message": "it fails", "traceback": "", **how.pop("error", {})}
     return lambda trial, knobs: Failure(error=error, **how) if any(knobs.get(key) == value for key, value in bad) else None
 
@@ -107,7 +107,7 @@ def test_two_changes_that_only_fail_together_are_both_tried_apart(bench):
     study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=12", minutes=60)
     summary = study.run()
     worked = [trial.changed for trial in searched(study) if trial.outcome.has_value]
-    assert len(lost(study)) <= 2  # nor with anything more
+    assert len(lost(study)) <= 2  # no superset of it was tried either
     assert any(AMP[0] in changed for changed in worked)
     assert any(LAYOUT[0] in changed for changed in worked)
     assert summary["best"]["overrides"][AMP[0]] == AMP[1]
@@ -127,7 +127,7 @@ CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}
     [
         (record(1, CHANGED, Outcome.error), True),
         (record(1, CHANGED, Outcome.crash, earlier_attempt={"outcome": "crash"}), True),
-        (record(1, CHANGED, Outcome.crash), False),  # once, by chance
+        (record(1, CHANGED, Outcome.crash), False),  # a single crash may be chance
         (record(1, CHANGED, Outcome.timeout, hang={"kind": "user code"}), True),
         (record(1, CHANGED, Outcome.device_oom), False),
         (record(1, CHANGED, Outcome.interrupted), False),

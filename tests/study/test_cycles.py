@@ -1,4 +1,4 @@
-"""What the baseline finds of cycles in a program's steps holds for the whole study."""
+"""Cycles that the baseline detects in a program's steps hold for the whole study."""
 
 import pytest
 

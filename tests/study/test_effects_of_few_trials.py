@@ -1,4 +1,4 @@
-"""What a summary says of the effects of changes after a few trials, and of the time that the missing ones need."""
+"""What a summary says about the effects of changes after a few trials, and about the time that missing effects need."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A program whose own loss is no number, in whole studies, on a launcher without processes."""
+"""Whole studies, on a launcher without processes, of a program whose own loss is not finite."""
 
 import pytest
 
@@ -16,7 +16,7 @@ WORDS = "the program's own loss is not finite (from step 6 on, in the baseline i
 
 
 def lost_with(*amps):
-    """Returns losses that are no numbers where precision.amp is one of these."""
+    """Returns losses that stop being finite if precision.amp is one of `amps`."""
     return lambda knobs, seed: LOST if knobs["precision.amp"] in amps else KEPT
 
 
@@ -83,12 +83,12 @@ def test_a_resumed_study_knows_what_its_baseline_lost(study):
 
 
 def test_what_the_program_loses_when_it_is_measured_again_is_its_own_from_then_on(study):
-    """The loss is lost late, and only some runs get as far."""
+    """The loss stops being finite late, and only some runs get that far."""
     seen = []
 
     def losses(knobs, seed):
         seen.append(knobs)
-        return KEPT if len(seen) <= 4 else LOST  # the baseline and the search get by
+        return KEPT if len(seen) <= 4 else LOST  # the baseline and the search end before it happens
 
     one = study(losses)
     one.inputs.config.parity.steps = 0

@@ -1,4 +1,4 @@
-"""What makes a trial disturbed, and what a study does about it."""
+"""When a trial counts as disturbed, and what a study does then."""
 
 import pytest
 
@@ -22,19 +22,19 @@ def use(**what):
     [
         (use(foreign_cores=0.5), ["cpu"]),
         (use(foreign_cores=0.08), []),
-        (use(foreign_cores=0.5, idle_cores=1.2), []),  # a core of their own
-        (use(foreign_cores=1.0, waiting_cores=0.02), []),  # likewise, by the kernel's count, whatever is idle
+        (use(foreign_cores=0.5, idle_cores=1.2), []),  # other processes have a free core
+        (use(foreign_cores=1.0, waiting_cores=0.02), []),  # the kernel says that the trial hardly waited
         (use(foreign_cores=0.5, idle_cores=0.3, waiting_cores=0.6), ["cpu"]),
         (use(foreign_cores=0.5, idle_cores=1.2, waiting_cores=0.6), []),
         (use(foreign_cores=6.0, idle_cores=40.0, waiting_cores=0.6, num_cores=64.0), []),
         (use(foreign_cores=6.0, idle_cores=2.0, waiting_cores=0.6, num_cores=64.0), ["cpu"]),
-        (use(waiting_cores=2.0), []),  # more threads than cores, all of them its own
-        (use(foreign_cores=0.5, num_cores=64.0), []),  # a large machine is never quite at rest
+        (use(waiting_cores=2.0), []),  # all waiting is for its own threads
+        (use(foreign_cores=0.5, num_cores=64.0), []),  # negligible on a large machine
         (use(foreign_cores=None), []),
         (use(steal_cores=0.3), ["steal"]),
         (use(steal_cores=0.05), []),
-        (use(foreign_cores=0.5, seconds=0.5), []),  # too short to tell
-        (use(num_cores=4.0, own_cores=3.6, foreign_cores=0.4, idle_cores=None), ["cpu"]),  # a quota used up
+        (use(foreign_cores=0.5, seconds=0.5), []),  # too short to judge
+        (use(num_cores=4.0, own_cores=3.6, foreign_cores=0.4, idle_cores=None), ["cpu"]),  # the quota is used up
         (use(num_cores=4.0, own_cores=1.0, foreign_cores=0.4, idle_cores=None), []),
         (None, []),
     ],
@@ -50,12 +50,12 @@ def test_foreign_work_disturbs_where_the_trial_wants_for_cores(seen, kinds):
         ({"gpu.slowdown_thermal_frac": 0.0005, "gpu.slowdown_power_brake_frac": 0.0}, {}, []),
         ({"gpu.slowdown_thermal_frac": 0.02}, {}, ["thermal"]),
         ({"gpu.slowdown_power_brake_frac": 0.002}, {}, ["power_brake"]),
-        ({"gpu.slowdown_power_cap_frac": 0.9}, {}, []),  # its own draw
+        ({"gpu.slowdown_power_cap_frac": 0.9}, {}, []),  # caused by its own power draw
         ({"gpu.sm_clock_frac": 0.7}, {}, ["clock"]),
         ({"gpu.sm_clock_frac": 0.8}, {}, []),
         ({}, {1: 0.3}, ["device"]),
-        ({}, {1: 0.0}, []),  # there, and idle
-        ({}, {1: None}, ["device"]),  # a newcomer of whom nothing else is known
+        ({}, {1: 0.0}, []),  # present but idle
+        ({}, {1: None}, ["device"]),  # a new process with unknown use
     ],
 )
 def test_what_holds_the_device_back_from_outside_disturbs(metrics, strangers, kinds):
@@ -63,7 +63,7 @@ def test_what_holds_the_device_back_from_outside_disturbs(metrics, strangers, ki
 
 
 def disturbing(study, trials, *, cores=1.0, num_attempts=1):
-    """Makes others use cores while these trials run, in so many attempts of each."""
+    """Makes other processes use cores during the first `num_attempts` attempts of these trials."""
     left = dict.fromkeys(trials, num_attempts)
 
     def failures(trial, knobs):
@@ -189,7 +189,7 @@ def test_a_disturbed_round_of_the_finals_is_left_out_and_does_not_count_against_
 
 
 class Hot(NoDevice):
-    """A device that was too hot in the windows of the first attempt."""
+    """A device that is too hot during the first window."""
 
     num_windows, is_hot = 0, False
 
@@ -211,7 +211,7 @@ def test_a_hot_device_rests_before_the_second_attempt(bench):
 
 
 class Shared(NoDevice):
-    """Ids of processes on the device, as NVML gives them."""
+    """A device on which other processes appear after the first query."""
 
     def __init__(self, found):
         self.found, self.num_asked = found, 0
@@ -248,7 +248,7 @@ def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, d
     )
     result = RankResult(trial=1, nonce="", rank=0, world_size=1, pid=1, status="measured", window=window)
     result.detected = {"loader": {"num_samples": num_samples}}
-    why = health.page_cache(use(read_bytes=GIB, disk_bytes=disk_bytes), [result], memory_bytes=16 * GIB)  # 100 KiB a sample
+    why = health.page_cache(use(read_bytes=GIB, disk_bytes=disk_bytes), [result], memory_bytes=16 * GIB)  # 100 KiB per sample
     assert bool(why) is is_flagged
     assert not why or "about 100 GiB" in why
     assert health.page_cache(None, [], 16 * GIB) == ""
@@ -260,9 +260,9 @@ def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, d
         (405.0, [73.0, 65.0], "ran at 405 samples/s first and at 65.0 to 73.0 when measured again"),
         (40.0, [65.0], "ran at 40.0 samples/s first and at 65.0 when measured again"),
         (405.0, [73.0, None], "first and at 73.0 when"),
-        (100.0, [75.0, 110.0], ""),  # as repeats differ anyway
+        (100.0, [75.0, 110.0], ""),  # a usual difference of repeats
         (100.0, [None], ""),
-        (None, [100.0, 30.0], ""),  # nothing to compare with came first
+        (None, [100.0, 30.0], ""),  # no first value
         (100.0, [], ""),
     ],
 )
@@ -323,7 +323,7 @@ def test_the_cores_that_the_trial_may_use_are_named_as_they_are():
     [
         (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.3, waiting_cores=0.4), True),
         (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.05, waiting_cores=0.4), False),
-        (use(num_cores=4.0, own_cores=1.3, tuner_cores=0.3, idle_cores=2.7), False),  # a core of its own
+        (use(num_cores=4.0, own_cores=1.3, tuner_cores=0.3, idle_cores=2.7), False),  # the tuner has a free core
         (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.3, waiting_cores=0.0), False),
         (use(tuner_cores=0.3, seconds=0.5), False),
         (use(), False),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autotune.testing.clock import VirtualClock
+from autotune.clock import VirtualClock
 from autotune.trials.interrupts import STOP_S, Interrupts
 
 

@@ -12,7 +12,7 @@ def scaled(curve, factor):
 
 
 def drifts(curve, frac):
-    """Returns a curve that begins as `curve` and is worse by `frac` at the end."""
+    """Returns a curve that starts like `curve` and is worse by `frac` at the end."""
     return [loss * (1 + frac * n / (len(curve) - 1)) for n, loss in enumerate(curve)]
 
 
@@ -61,7 +61,7 @@ def test_a_loss_near_zero_is_measured_by_what_it_was():
     falls_to_nothing = [2.0 * 0.8**n for n in range(40)]
     passed = verdict([loss + 0.002 for loss in falls_to_nothing], reference=falls_to_nothing)
     assert passed.verdict is Verdict.passed
-    assert ", relative to half its largest loss (" in passed.reason
+    assert "at the end, as a share of half its largest loss, " in passed.reason
     assert verdict([max(loss, 0.2) for loss in falls_to_nothing], reference=falls_to_nothing).verdict is Verdict.failed
     assert verdict([0.0] * 40, reference=[0.0] * 40).verdict is Verdict.passed
 
@@ -108,7 +108,7 @@ def test_a_loss_that_runs_away_is_seen_in_a_trial_of_its_own():
     runs_away = [2.0 * 1.3**n for n in range(40)]
     assert exploded(runs_away, FALLS).startswith("the loss exploded: 2 at first, ")
     assert exploded(FALLS, FALLS) == ""
-    assert exploded(runs_away, runs_away) == ""  # so does the baseline's
+    assert exploded(runs_away, runs_away) == ""  # the baseline's loss explodes, too
     assert exploded([*FALLS[:10], 500.0, *FALLS[11:]], FALLS) == ""  # one bad batch
     assert exploded(runs_away, []) == ""
     assert exploded(runs_away[:4], FALLS) == ""

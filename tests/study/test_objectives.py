@@ -1,4 +1,4 @@
-"""Each objective picks its own winner, through the real loop; what breaks a constraint cannot win; when a start pays."""
+"""Each objective has its own winner in the real loop; no winner violates a constraint; and when an expensive start pays off."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def only_modes(tmp_path):
 
 
 def surface(**more):
-    """Fast at last but slow to start and hungry; frugal; and a little faster at once."""
+    """Returns a program with three modes: fast but slow to start and power-hungry, frugal, and quick to start."""
     return Surface(
         gains={("env.MODE", "fast"): 2.0, ("env.MODE", "frugal"): 1.2, ("env.MODE", "early"): 1.5},
         extra_start_s={("env.MODE", "fast"): SLOW_START_S},
@@ -129,7 +129,7 @@ def test_what_breaks_a_constraint_cannot_win_and_says_why(bench, tmp_path, const
         loader_per_s=1e6,
         half_batch=30.0,
     )
-    # A sampler that forecasts memory would not try what breaks the head-room.
+    # The memory model is off because it would not let the search violate the constraint.
     study = bench(made, f"search_space={file}", constraint, "search.memory_model=false", machine=GPU, minutes=10)
     summary = study.run()
     broken = [trial for trial in study.trials if trial.outcome is Outcome.infeasible]

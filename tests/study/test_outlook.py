@@ -1,12 +1,12 @@
-"""What a study says it will take, what it says is left, and when it says that it has paid."""
+"""What a study says about its total time, the time left, and when its result pays off."""
 
 import itertools
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.compare.break_even import search_cost
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
 from autotune.trials.budget import Budget, outlook
 

@@ -17,7 +17,7 @@ def curve(rate, num_steps=64):
 
 
 def falls_unless(key, value, *, then=1.05):
-    """Returns losses that fall, and rise where a knob has a value."""
+    """Returns losses that fall, but rise if a knob has the given value."""
     return lambda knobs, seed: curve(then if knobs.get(key) == value else 0.97)
 
 
@@ -45,7 +45,7 @@ def test_what_makes_the_loss_diverge_is_found_to_blame_and_cannot_win(bench, spa
     assert all(trial["value"] for trial in barred)  # nothing measured is lost
     assert all("worse, tolerance 5 %" in trial["reason"] for trial in barred)
     runs = of_kind(one.trials, Kind.parity)
-    # The baseline, twice as a comparison failed; all that the fastest changes; what is most likely to blame; what is left.
+    # The baseline; all changes of the fastest; the most likely culprit; the rest. The baseline runs again after a failure.
     assert [sorted(run.changed) for run in runs] == [
         [],
         ["layout.channels_last", "precision.amp"],
@@ -65,11 +65,11 @@ def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
     found = summary["parity"]
     assert (found["verdict"], found["num_steps"], found["failed"]) == ("passed", 40, [])
-    within = "within 0.1 % of the baseline's loss over 40 steps, relative to half its largest loss "
-    assert found["text"] == f"{within}(0.7 against 0.699 at the end)"
+    ends = "0.7 against 0.699 at the end, as a share of half its largest loss, 2"
+    assert found["text"] == f"within 0.1 % of the baseline's loss over 40 steps ({ends})"
     assert f"# Loss parity: {found['text']}" in export(summary, "yaml", None)
     runs = of_kind(one.trials, Kind.parity)
-    assert [run.outcome for run in runs] == [Outcome.ok, Outcome.ok]  # the baseline once, the changes of all finalists once
+    assert [run.outcome for run in runs] == [Outcome.ok, Outcome.ok]  # the baseline, and all finalists' changes together
     assert runs[1].repeats in {trial.number for trial in of_kind(one.trials, Kind.search)}
 
 
@@ -174,7 +174,7 @@ def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_g
 
 
 def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, space):
-    """It said "not checked: its run ended as interrupted"; with more time that is no answer."""
+    """The interrupted study said "not checked: its run ended as interrupted". After a resume, the check must run."""
     one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "none")), *space, minutes=20)
     one.run()
     run = next(run for run in of_kind(one.trials, Kind.parity) if run.changed)
@@ -196,7 +196,7 @@ def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless
 
 
 def test_finalists_that_are_not_chosen_are_not_compared(bench, tmp_path):
-    """A comparison takes as long as a pair of the finals, which tells more about the winner."""
+    """A comparison takes as long as a pair of the finals, and a pair says more about the winner."""
     file = tmp_path / "space.yaml"
     file.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\noptimizer.implementation: auto\n")
     gains = {("precision.amp", "bf16"): 2.0, ("optimizer.implementation", "foreach"): 1.9}

@@ -1,4 +1,4 @@
-"""What rounds say of a winner's parts, without a study."""
+"""What attribution rounds say about the parts of a winner, tested without a study."""
 
 import math
 
@@ -27,7 +27,7 @@ NOISE = (1.001, 0.999, 1.0015, 0.9985)
 
 
 def rounds(*without, values=None, count=2, noise_power=1):
-    """Returns attribution trials: the winner at 100 and it without some knobs, at what they are worth."""
+    """Returns attribution trials: the winner with a rate of 100, and the winner without some knobs with the given rates."""
     made = []
     for number in range(1, count + 1):
         for keys, value in [((), 100.0), *zip(without, values or [], strict=True)]:
@@ -163,7 +163,7 @@ def test_an_estimate_that_was_wrong_is_not_believed_once_the_whole_is_missed():
 
 
 def estimates(**effects):
-    """Returns what all trials are made to say of each change: its effect, give or take 5 %."""
+    """Returns estimates from all trials: the effect of each change, with an interval of 5 % on either side."""
     named = {WORKERS: "workers", PREFETCH: "prefetch", AMP: "amp", PIN: "pin"}
     return {
         knob: Ratio(ratio=effects[name], ci=(effects[name] / 1.05, effects[name] * 1.05), num_rounds=9)
@@ -194,7 +194,7 @@ def test_an_effect_is_as_vague_as_the_narrower_of_its_intervals():
 
 
 def batch(estimate):
-    """Returns what is known of a winner with another batch size and bf16."""
+    """Returns the idle changes of a winner with another batch size and bf16."""
     key = "loader.batch_size"
     space = ResolvedSpace(
         domains={key: Choice((32, 64)), AMP: Choice(("off", "bf16"))},
@@ -229,6 +229,18 @@ def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
     trials = rounds((PREFETCH,), values=[90.0], count=3, noise_power=8)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PREFETCH}
     assert AblationResults(SPACE, WINNER, trials, effects).idle() is None
+
+
+def test_a_few_noisy_rounds_do_not_overrule_a_gain_that_all_trials_show():
+    trials = rounds((PREFETCH,), values=[101.0], count=2, noise_power=60)
+    gain = {
+        **estimates(workers=1.3, prefetch=1.05, amp=1.6, pin=1.3),
+        PREFETCH: Ratio(ratio=1.05, ci=(0.93, 1.18), num_rounds=9),
+    }
+    assert AblationResults(SPACE, WINNER, trials).minimal().keys == {PREFETCH}
+    assert AblationResults(SPACE, WINNER, trials, gain).minimal() is None
+    precise = rounds((PREFETCH,), values=[101.0], count=4)
+    assert AblationResults(SPACE, WINNER, precise, gain).minimal().keys == {PREFETCH}
 
 
 def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_measured_to_be():

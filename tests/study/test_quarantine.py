@@ -16,7 +16,7 @@ def trial(number, outcome=Outcome.error, reason=f"torch.AcceleratorError: {ILLEG
 
 
 class Probe:
-    """Answers as it was told; counts how often it was asked."""
+    """A fake probe with a fixed answer. It counts its calls."""
 
     def __init__(self, answer):
         self.answer, self.num_asked = answer, 0

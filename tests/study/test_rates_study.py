@@ -1,4 +1,4 @@
-"""The sampler of rates inside a whole study, on the fake launcher."""
+"""The sampler of rates within whole studies, on the fake launcher."""
 
 import re
 

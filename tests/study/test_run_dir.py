@@ -1,4 +1,4 @@
-"""A study's folder: names, documents that are there or not, never half, and whose folder it is."""
+"""A study's folder: its name, documents that are never half written, and which process owns it."""
 
 import dataclasses
 import errno
@@ -33,7 +33,7 @@ def test_two_studies_of_one_name_are_both_reached(tmp_path):
 
 def test_a_name_that_ends_in_a_number_is_not_taken_for_a_later_study_of_another(tmp_path):
     runs = tmp_path / "runs"
-    train, other = make_study(runs, "train"), make_study(runs, "train-2")  # of train.py and of train-2.py
+    train, other = make_study(runs, "train"), make_study(runs, "train-2")  # studies of train.py and train-2.py
     assert find(runs, "train").path == train.path
     assert find(runs, "train-2").path == other.path
     again = make_study(runs, "train")
@@ -71,7 +71,7 @@ def test_documents_are_for_their_owner_only(tmp_path):
 
 
 def test_a_document_is_whole_whenever_its_writer_is_killed(tmp_path):
-    """A writer in a process of its own replaces a document over and over, and is killed at some moment."""
+    """Another process keeps replacing a document until it is killed."""
     file = tmp_path / "d.json"
     code = (
         "import itertools, json, pathlib, sys; from autotune.run_dir import write_text\n"
@@ -173,7 +173,7 @@ def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
 
 @pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["own", "nobody"])
 def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warned(tmp_path, monkeypatch, pid, is_alive):
-    """A network file system without locks cannot be had in a test: the system call says what it would say there."""
+    """The system call fails as it would on a network file system without locks."""
 
     def refused(*_):
         raise OSError(errno.ENOLCK, "No locks available")

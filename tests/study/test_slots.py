@@ -12,7 +12,7 @@ from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import Bench
 
 FEW = ["search.sampler=random", "study.budget.trials=14"]
-# Gains too small for another calibration.
+# Gains too small to make the study calibrate again.
 GAINS = {("precision.amp", "bf16"): 1.2, ("layout.channels_last", True): 1.1, ("loader.num_workers", 2): 1.05}
 QUIET = {"gains": GAINS, "noise_frac": 0.003, "half_batch": 0.1, "loader_per_s": 1e4}
 LOUD = {**QUIET, "beside": lambda at_once: 1.0 if at_once == 1 else 0.7}
@@ -45,7 +45,7 @@ def most_at_once(trials):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    """A finished study on four slots, whose neighbours do not disturb; some of its configurations run out of memory."""
+    """A finished study on four slots that do not disturb each other. Some of its configurations run out of memory."""
     surface = Surface(**QUIET, max_batch=64)
     study = Bench(
         tmp_path_factory.mktemp("quiet"), surface, "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=4
@@ -127,7 +127,7 @@ def test_a_budget_too_small_for_a_calibration_means_one_slot(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=3, num_slots=2)
     study.run()
     assert calibrating(study) == []
-    assert any("One trial at a time: to find out whether neighbours disturb takes" in line for line in notices(study))
+    assert any("One trial at a time: a test for disturbances by neighbours takes" in line for line in notices(study))
 
 
 def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
@@ -217,5 +217,5 @@ def test_numbers_of_trials_are_counted_in_memory(bench):
     num = len(study.trials)
     assert study.folder.next_number() == num
     (study.folder.path / "trials" / "9999").mkdir()
-    assert study.folder.next_number() == num  # the folder is listed once
+    assert study.folder.next_number() == num  # the folder is listed only at the start
     assert type(study.folder)(study.folder.path).next_number() == 10000

@@ -61,7 +61,7 @@ def test_second_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
             if line.strip() == "started 1":
                 for _ in range(2):
                     process.send_signal(signal.SIGINT)
-                    time.sleep(0.5)  # two at once are one signal
+                    time.sleep(0.5)  # without a pause, the two signals would merge
     assert process.returncode == 0, "\n".join(lines)
     assert lines[-1] == "status interrupted"
     trials = json.loads((tmp_path / "runs" / "s" / "summary.json").read_text())["trials"]

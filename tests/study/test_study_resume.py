@@ -1,4 +1,4 @@
-"""A study that goes on from what is on disk: the folder as a kill would have left it, copied at some moment of a study."""
+"""Resumes studies from copies of their folders, taken at different moments, as if the study had been killed then."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ QUICK = ("compile.mode=off", "study.budget.trials=5")
 
 
 class Cut:
-    """Copies the study's folder when a listener is told something for the n-th time: what a SIGKILL there would leave.
+    """Copies the study's folder at the n-th event of a kind, to get what a SIGKILL would leave at that moment.
 
-    With `why` only what is said of trials that are run for that reason is counted.
+    With `why`, only events of trials with that reason count.
     """
 
     def __init__(self, study, event, number, place, why=""):
@@ -41,7 +41,7 @@ class Cut:
 
 
 def killed(study, tmp_path, event="trial_started", number=5, why=""):
-    """Runs a study and returns the folder as it was at the n-th event."""
+    """Runs a study; returns the folder as it was at the n-th event."""
     place = tmp_path / "copies" / f"{event}{number}" / "s"
     Cut(study, event, number, place, why)
     study.run()
@@ -50,7 +50,7 @@ def killed(study, tmp_path, event="trial_started", number=5, why=""):
 
 
 def resume(study, folder, *overrides, **inputs):
-    """Goes on with a study from a folder, with the same program on the same machine, as `autotune resume` does."""
+    """Resumes a study from a folder with the same program on the same machine, as `autotune resume` does."""
     composed = recorded(folder.read_study(), folder.config_file, overrides)
     study.inputs = dataclasses.replace(
         study.inputs, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command, **inputs
@@ -63,7 +63,7 @@ def resume(study, folder, *overrides, **inputs):
 
 
 def told(folder):
-    """Returns the trials that Optuna knows."""
+    """Returns the trials in Optuna's journal."""
     storage = JournalStorage(JournalFileBackend(str(folder.journal_file)))
     return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
 
@@ -118,7 +118,7 @@ def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(ben
     again = StudyFolder(tmp_path / "again" / "s")
     Cut(study, "trial_started", 1, again.path)
     study.folder = folder
-    resume(study, folder)  # cut off in its first trial, the same configuration
+    resume(study, folder)  # copies the folder during the first trial, which repeats the configuration
     resume(study, again)
     changes = [trial.changed for trial in again.read_trials() if trial.changed == asked.changed]
     assert len(changes) == 2
@@ -192,7 +192,7 @@ def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4, why=REPORTED)
     pairs = [one for one in by_round(folder.read_trials(), REPORTED) if len(one) == 2]
-    assert pairs, "the kill came after the first reported pair"
+    assert pairs, "the kill came before a reported pair was complete"
     summary = resume(study, folder)
     chosen = summary["best"]["trial"]
     kept = {trial.number for one in pairs for trial in one.values()}
@@ -211,7 +211,7 @@ def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
     resume(study, folder)
     finals = [t for t in folder.read_trials() if t.kind is Kind.final and t.outcome is not Outcome.interrupted]
     later = [trial for trial in finals if trial.round == lonely.round]
-    assert later == [lonely], "the other half would be measured much later"
+    assert later == [lonely], "the missing half was measured alone, long after the first half"
 
 
 def test_finals_of_other_finalists_do_not_count_and_that_is_said(bench):
@@ -318,7 +318,7 @@ def test_another_space_is_refused_and_named(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     about = json.loads(folder.study_file.read_text())
-    about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # of a version with other rules
+    about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # as if another version had other rules
     folder.study_file.write_text(json.dumps(about))
     with pytest.raises(BadInput, match=r"space\.precision\.amp: was .*fp8.*, is "):
         resume(study, folder)
@@ -362,7 +362,7 @@ def test_what_the_user_stopped_may_be_tried_again_as_often_as_it_takes(bench):
 def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4)
-    study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # years back, and running backwards
+    study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # a wall clock that is years behind and runs backwards
     summary = resume(study, folder)
     trials = folder.read_trials()
     assert [trial.number for trial in trials] == list(range(len(trials)))

@@ -10,7 +10,7 @@ from autotune.testing.fake_launcher import Failure, Surface
 
 
 def once(numbers, failure):
-    """Fails the given trials at their first attempt only."""
+    """Returns a failure rule: only the first attempts of the given trials fail."""
     seen = set()
 
     def failures(trial, knobs):

@@ -1,4 +1,4 @@
-"""A real study: a start that is dearer and pays later wins for a long training and not for a short one."""
+"""A real study: a configuration that starts slowly and trains fast wins for a long training, but not for a short one."""
 
 import json
 import os
@@ -35,5 +35,5 @@ def test_a_dearer_start_wins_only_where_the_training_is_long_enough(tmp_path, sa
     if wins:
         assert summary["speedup"]["verdict"] == "faster"
         assert 1.5 < summary["speedup"]["ratio"] < 2.2
-        # about 4 s / (0.04 - 0.02) s a step
+        # about 4 s / (0.04 - 0.02) s per step
         assert 100 < summary["break_even"]["steps"] < 400

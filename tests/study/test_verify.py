@@ -1,5 +1,6 @@
-"""What is said of a claim: the arithmetic by simulation, the rounds on the fake launcher."""
+"""Verification of claims: simulations test the arithmetic, and the fake launcher runs the rounds."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -26,7 +27,7 @@ def claim(speedup=CLAIMED, changed=BF16, **more):
 
 @pytest.fixture
 def verified(bench):
-    """Returns a function that verifies a claim on a surface and returns the study."""
+    """Returns a function that verifies a claim on a fake program and returns the study."""
 
     def _verified(surface=FASTER, of=None, *overrides, rounds=4, minutes=10.0, long_minutes=None, seed=0):
         wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)
@@ -271,6 +272,6 @@ def test_what_differs_from_where_the_claim_was_made_is_named():
 
 def test_a_claim_survives_json():
     wanted = Verify(claim=claim(best=Rate(value=1.0, ci=(0.9, 1.1)), command=["a"]), rounds=4, minutes=5.0, long_minutes=None)
-    assert Verify.from_json(wanted.as_json()) == wanted
+    assert Verify.from_json(dataclasses.asdict(wanted)) == wanted
     with pytest.raises(ValueError, match="not a claim"):
         Verify.from_json({"rounds": 3})

@@ -1,4 +1,4 @@
-"""Which trials start warm, and what becomes of those that fail so."""
+"""Which trials start warm, and how failures of warm trials are handled."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_search_trials_start_warm_and_cost_less(bench):
     warm = next(trial for trial in study.trials if trial.start == "warm")
     assert warm.spared_s == 3.0
     assert warm.fresh_s == warm.seconds + 3.0
-    assert fixed_s(warm) == pytest.approx(fixed_s(study.trials[0]))  # a run of the user's own is not warm
+    assert fixed_s(warm) == pytest.approx(fixed_s(study.trials[0]))  # the user's own runs start fresh
     shown = next(trial for trial in summary["trials"] if trial["number"] == warm.number)
     assert (shown["start"], shown["spared_s"]) == ("warm", 3.0)
 
@@ -121,7 +121,7 @@ def test_configuration_that_fails_either_way_is_its_own_fault(bench):
     study = bench(Surface(facts=FACTS, failures=failures), "study.budget.trials=5")
     study.run()
     attempts = [[launch.warm for launch in study.launcher.launches if launch.spec.trial == number] for number in (1, 2, 3)]
-    assert attempts == [[("torch",), ()], [("torch",), ()], [("torch",)]]  # then they are believed
+    assert attempts == [[("torch",), ()], [("torch",), ()], [("torch",)]]  # from then on, failures of warm trials count
     assert any(trial.start == "warm" for trial in study.trials[4:])
 
 

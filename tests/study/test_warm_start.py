@@ -1,4 +1,4 @@
-"""What a study takes over from earlier ones, and what it makes of it."""
+"""What a study reuses from earlier studies."""
 
 import json
 import math
@@ -23,7 +23,7 @@ AUTO = "search.warm_start=auto"
 
 @pytest.fixture
 def filled(tmp_path):
-    """A space whose larger batches run out of memory, and the surface on which they do."""
+    """A fake program that runs out of memory with large batches, and a search space with such batches."""
     file = tmp_path / "filled.yaml"
     file.write_text("loader.batch_size: [32, 64, 128, 256]\nprecision.amp: ['off', 'bf16']\nthreads.intra: [1, 2]\n")
     return Surface(gains=FAST, half_batch=40.0, max_batch=64), f"search_space={file}"
@@ -142,7 +142,7 @@ def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
 def test_what_another_study_has_measured_is_no_limit(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
-    surface.max_batch = 10_000  # somebody else's process held the memory
+    surface.max_batch = 10_000  # another process had held the memory
     bench(surface, space, "search.sampler=grid", minutes=60).run()
     assert bench(surface, space, AUTO, "study.budget.trials=2").run()["warm_start"]["out_of_memory"] == []
 
@@ -170,7 +170,7 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
     first.folder.write_summary({**summary, "best": {**summary["best"], "trial": "none"}})
     summary = bench(Surface(gains=FAST), *tiny, AUTO).run()
     assert summary["status"] == "complete"
-    assert [source["study"] for source in summary["warm_start"]["sources"]] == ["s"]  # its trials can still be read
+    assert [source["study"] for source in summary["warm_start"]["sources"]] == ["s"]  # its trials are still readable
 
 
 def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
@@ -182,7 +182,7 @@ def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench
         trial.write_text(json.dumps({**record, **damage}))
         assert bench(Surface(gains=FAST), *tiny, AUTO, "study.budget.trials=1").run()["status"] == "complete"
     named = bench(Surface(gains=FAST), *tiny, f"search.warm_start={first.folder.path}", "study.budget.trials=1")
-    first.folder.study_file.write_text("{")  # since the start
+    first.folder.study_file.write_text("{")  # damaged after the study was set up
     assert named.run()["status"] == "complete"
 
 
@@ -242,7 +242,7 @@ def test_a_variable_may_make_it_another_program():
 def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
-    surface.max_batch = 10_000  # somebody else's process held the memory
+    surface.max_batch = 10_000  # another process had held the memory
     here = bench(surface, space, AUTO, "loader.batch_size=256", "study.budget.trials=2")
     out = here.run()["warm_start"]["out_of_memory"]
     assert not any(entry["knobs"]["precision.amp"] == "off" for entry in out)

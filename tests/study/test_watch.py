@@ -1,9 +1,9 @@
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.harness.protocol import Progress, RankResult
 from autotune.monitors import watch
 from autotune.monitors.nvml import NoDevice, NvmlDevice
-from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
 from tests.machine.fakes import FakeNvml
 from tests.monitors.test_nvml import used
@@ -72,7 +72,7 @@ def ranks(*uuids):
 
 @pytest.fixture
 def nvmls(monkeypatch):
-    """Returns the fake NVML behind each device that was opened, by UUID, the first device's included."""
+    """Returns UUID -> the fake NVML of that device, for all devices opened so far."""
     opened = {}
 
     def open_device(uuid):

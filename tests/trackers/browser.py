@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, to read pages as a person sees them."""
+"""Opens pages in Chromium through Playwright, to read them as a person sees them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 
 
 def browser_page(profile: Path) -> Iterator[Any]:
-    """Yields a page of a new browser, for a fixture; skips the test without a browser."""
+    """Yields a page of a new browser; skips the test if there is no browser."""
     if CHROMIUM is None:
         pytest.skip("no chromium: misses what a browser shows of the trials (apt-get install chromium)")
     from playwright.sync_api import sync_playwright

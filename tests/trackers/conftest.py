@@ -1,4 +1,4 @@
-"""An MLflow store and server for every test that wants one, made once: a fresh store costs five seconds, a server too."""
+"""MLflow stores and servers, which tests share because a new store or a new server takes five seconds."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.trackers.servers import MlflowServer
 def no_server_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(store.URI_VARIABLE, raising=False)
     for name in (*mlflow.CLIENT_ENVIRONMENT, mlflow.TIMEOUT_VARIABLE):
-        monkeypatch.setenv(name, "1")  # what a tracker sets in its own process is taken back
+        monkeypatch.setenv(name, "1")  # so that changes by a tracker are undone after the test
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def runs(tmp_path: Path, empty_store: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def new_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Callable[[], MlflowServer]]:
-    """Starts servers with empty stores; all are ended with the tests."""
+    """Starts servers with empty stores; stops them at the end of the session."""
     started: list[MlflowServer] = []
 
     def make() -> MlflowServer:
@@ -51,5 +51,5 @@ def new_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> I
 
 @pytest.fixture(scope="session")
 def server(new_server: Callable[[], MlflowServer]) -> MlflowServer:
-    """A server that works, shared by the tests."""
+    """A working server that all tests share."""
     return new_server()

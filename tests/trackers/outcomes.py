@@ -1,4 +1,4 @@
-"""A study in which every outcome occurs that MLflow's pages must tell apart."""
+"""A study with every outcome that MLflow's pages must distinguish."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILURES = {
 
 
 def make_study_of_every_outcome(runs: Path) -> StudyFolder:
-    """Runs a study on the fake launcher; asserts that nothing is missing."""
+    """Runs the study on the fake launcher; asserts that every outcome occurs."""
     space = runs.parent / "space.yaml"
     space.write_text(SPACE)
     surface = Surface(

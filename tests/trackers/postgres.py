@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for a test, from Debian's packages."""
+"""Starts a private PostgreSQL server for a test, from Debian's packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USER = "postgres"  # PostgreSQL refuses to run as root
 
 
 def why_no_postgres() -> str:
-    """Returns why no server can be started here, for a skipped test; "" if one can."""
+    """Returns why no server can be started here, as the reason for a skip; "" if one can."""
     if not BINARIES:
         return "no PostgreSQL: misses a server with a real database (apt-get install postgresql)"
     if importlib.util.find_spec("psycopg2") is None:
@@ -25,7 +25,7 @@ def why_no_postgres() -> str:
 
 
 class Postgres:
-    """A database server on the loopback address, with its data in a folder of its own."""
+    """A database server on the loopback address, with its data in a separate folder."""
 
     def __init__(self) -> None:
         self._data, self.port = Path(tempfile.mkdtemp(prefix="autotune-postgres-")), free_port()

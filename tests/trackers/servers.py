@@ -1,4 +1,4 @@
-"""Tracking servers to test against: MLflow's own, and ones that refuse, hang, dawdle or lose their answers."""
+"""Tracking servers for tests: a real MLflow server, and servers that refuse, hang, answer late or lose answers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def free_port() -> int:
 
 
 class MlflowServer:
-    """A real `mlflow server` on the loopback address, with one worker and a store of its own.
+    """A real `mlflow server` on the loopback address, with one worker and a separate store.
 
     Args:
-        folder: where its files go.
+        folder: folder for its files.
         store_uri: its database; None for an SQLite file in the folder.
-        python: interpreter whose MLflow serves, of another version perhaps.
+        python: the interpreter that runs MLflow, perhaps with another version.
     """
 
     def __init__(self, folder: Path, *, store_uri: str | None = None, python: str | Path = sys.executable) -> None:
@@ -72,7 +72,7 @@ class MlflowServer:
         raise AssertionError((self.folder / "server.log").read_text()[-2000:])
 
     def kill(self) -> None:
-        """Ends all of it as a crash would."""
+        """Kills all its processes, as in a crash."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ class MlflowServer:
 
 
 class Listener:
-    """A server that accepts and never answers."""
+    """A server that accepts connections and never answers."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -103,7 +103,7 @@ class Listener:
             connection.close()
 
     def serve(self, connection: socket.socket) -> None:
-        """Keeps the connection and says nothing."""
+        """Keeps the connection open without an answer."""
 
     def _accept(self) -> None:
         while True:
@@ -117,13 +117,13 @@ class Listener:
 
 
 class Proxy(Listener):
-    """Stands before a real server: passes every request on, and its answer late, or not at all.
+    """A proxy in front of a real server. It forwards every request, but delays or drops answers.
 
     Args:
-        port: of the real server.
-        late_s: how long an answer is held back.
-        lose_creations: every so manyth answer to the making of a run is lost: the run is there, and nobody is told. 0 loses
-            none.
+        port: port of the real server.
+        late_s: delay of each answer in seconds.
+        lose_creations: drops each n-th answer to the creation of a run, so that the run exists but the client does not know
+            it. 0 drops none.
     """
 
     def __init__(self, port: int, *, late_s: float = 0.0, lose_creations: int = 0) -> None:
@@ -155,7 +155,7 @@ class Proxy(Listener):
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Returns one whole message, head and body; b"" when the other side has closed."""
+    """Reads one whole message, head and body; returns b"" if the other side has closed."""
     data = b""
     until = time.monotonic() + 30.0
     while time.monotonic() < until:
@@ -184,7 +184,7 @@ def _is_whole(head: bytes, body: bytes) -> bool:
 
 
 class Mirror:
-    """What MLflow has of a study, read back with MLflow's own client."""
+    """A study's runs in MLflow, read with MLflow's own client."""
 
     def __init__(self, uri: str, study: str) -> None:
         from mlflow import MlflowClient
@@ -197,11 +197,11 @@ class Mirror:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the trials that are there, one entry a run."""
+        """The trial number of each run, sorted."""
         return sorted(int(run.data.tags["trial"]) for run in self.trials)
 
     def problems(self, folder: Any) -> list[str]:
-        """Returns what differs from the study's folder: every trial once, whole, below one parent, each metric once."""
+        """Returns differences from the study's folder: each trial needs one complete run under one parent."""
         contents = Contents.read(folder)
         records = {record.number: record for record in contents.trials}
         found = [f"{n} runs of trial {number}" for number, n in Counter(self.numbers).items() if n > 1]

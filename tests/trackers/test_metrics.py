@@ -61,7 +61,7 @@ def test_a_trial_without_a_rate_has_no_metrics():
 
 
 def test_the_compare_page_opens_on_the_rate(folder):
-    """MLflow takes the first name in alphabetical order, capitals first; PostgreSQL keeps the order of writing."""
+    """With SQLite, MLflow shows the first name in alphabetical order, capitals first; with PostgreSQL, the first written."""
     for record in folder.read_trials():
         names = list(metrics.trial_metrics(record, folder.read_trials()[0]))
         assert names[:1] == sorted(names)[:1]

@@ -1,4 +1,4 @@
-"""The mirror in a real SQLite store, read back with MLflow's own client."""
+"""A study's copy in a real SQLite store, read with MLflow's own client."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from autotune.trackers import store
 from autotune.trackers.sync import sync
 from tests.trackers.servers import Mirror
 
-# MLflow's own use of SQLAlchemy and pydantic warns of deprecations, and leaves connections to the garbage collector
+# MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -42,11 +42,11 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     best = found["0005 bf16 channels_last batch 64 workers 2"]
     assert best.data.params["loader.batch_size"] == "64"
     assert best.data.params["layout.channels_last"] == "true"
-    assert best.data.params["threads.intra"] == "2"  # the whole configuration, not the changes alone
+    assert best.data.params["threads.intra"] == "2"  # the whole configuration, not only the changes
     assert best.data.metrics["Samples per second"] == 40.7
     assert best.data.metrics["ratio to baseline"] == 2.42
     assert best.data.metrics["interval/low per second"] < 40.7 < best.data.metrics["interval/high per second"]
-    assert "power W" not in best.data.metrics  # not a number
+    assert "power W" not in best.data.metrics  # it was not a number
     assert best.data.tags["outcome"] == "ok"
     assert best.info.end_time - best.info.start_time == 21_500
 

@@ -1,4 +1,4 @@
-"""A study's journal in the real optuna-dashboard: what its server answers, and what its page shows in a browser."""
+"""A study's journal in the real optuna-dashboard: the server's answers, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A study in which the fastest configurations, those with bf16, are all unsteady."""
+    """A study whose fastest configurations, those with bf16, are all unsteady."""
 
     def unsteady(trial: int, knobs: Any) -> Failure | None:
         return Failure(is_unsteady=True) if knobs.get("precision.amp") == "bf16" else None
@@ -92,7 +92,7 @@ def test_its_server_has_the_study_with_its_name_axis_and_every_trial_of_the_sear
     assert {each["name"] for each in shown["union_search_space"]} == {
         "loader.batch_size", "loader.num_workers", "precision.amp",
     }  # fmt: skip
-    ran = [trial for trial in shown["trials"] if trial["state"] == "Complete"]  # a proposal that did not run is "Fail"
+    ran = [trial for trial in shown["trials"] if trial["state"] == "Complete"]  # a proposal without a trial is "Fail"
     assert set(map(_number, ran)) == set(_searched(study))
 
 

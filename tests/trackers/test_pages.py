@@ -1,6 +1,6 @@
-"""MLflow's pages of a study with every outcome in a browser: a real server with SQLite or PostgreSQL, and one of MLflow 3.10.
+"""MLflow's pages of a study with every outcome, in a browser: real servers with SQLite and PostgreSQL, and MLflow 3.10.
 
-The oldest MLflow serves from an environment of the test's own; the client is the running environment's.
+MLflow 3.10, the oldest supported version, runs in a separate environment. The client is always the running environment's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.trackers.outcomes import WANTED, make_study_of_every_outcome
 from tests.trackers.postgres import Postgres, why_no_postgres
 from tests.trackers.servers import Mirror, MlflowServer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own use of SQLAlchemy
-OLDEST = "3.10"  # as in pyproject.toml
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow uses deprecated parts of SQLAlchemy
+OLDEST = "3.10"  # the minimum in pyproject.toml
 
 
 class Pages:
@@ -35,8 +35,8 @@ class Pages:
 
     Attributes:
         page: the browser's page.
-        study: what MLflow has of the study of every outcome.
-        has_column_order: whether the table has its columns in the order of the view.
+        study: the runs of the study with every outcome.
+        has_column_order: whether the table's columns have the order of the view.
     """
 
     def __init__(self, server: MlflowServer, folder: Any, page: Any, *, has_column_order: bool) -> None:
@@ -46,8 +46,8 @@ class Pages:
         self.program = views.key(folder.read_study())
 
     def open(self, address: str) -> Any:
-        """Opens an address, given from `#` on."""
-        self.page.goto("about:blank")  # a change after `#` alone loads nothing
+        """Opens an address, given as the part from `#` on."""
+        self.page.goto("about:blank")  # because a change only after `#` would not reload the page
         self.page.goto(f"{self.url}/{address}")
         return self.page
 
@@ -58,7 +58,7 @@ class Pages:
         return self.page.locator("body").inner_text()
 
     def is_in_sight(self, text: str) -> bool:
-        """Whether a cell of the table shows a text, without scrolling."""
+        """Whether a cell of the table shows the text without scrolling."""
         cell = self.page.get_by_role("gridcell", name=text, exact=True).first
         cell.wait_for()
         return cell.bounding_box()["y"] < self.page.viewport_size["height"]
@@ -76,7 +76,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> list[StudyFolder]:
 
 
 def _oldest_mlflow(folder: Path) -> Path:
-    """Returns the interpreter of a new environment with the oldest MLflow that autotune works with, but for the patch level."""
+    """Returns the interpreter of a new environment with the latest patch release of the oldest supported MLflow."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", f"mlflow=={OLDEST}.*"]
@@ -105,7 +105,7 @@ def pages(
         database = Postgres()
     python = _oldest_mlflow(home / "environment") if request.param == f"mlflow-{OLDEST}" else Path(sys.executable)
     server = MlflowServer(home, store_uri=database.uri if database else None, python=python)
-    if python == Path(sys.executable):  # another version has another store
+    if python == Path(sys.executable):  # other versions have other stores
         server.store.write_bytes(empty_store.read_bytes())
     try:
         server.start()
@@ -120,7 +120,7 @@ def pages(
 
 @pytest.fixture(autouse=True)
 def picture(pages: Pages, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps a picture of what the page showed at the test's end."""
+    """Saves a picture of the page at the end of the test."""
     yield
     pages.page.screenshot(path=str(tmp_path_factory.getbasetemp() / f"{request.node.name}.png"))
 
@@ -133,7 +133,7 @@ def test_everything_is_in_the_store(pages, studies):
 def test_table_shows_one_program_by_ratio_with_every_outcome_in_sight(pages):
     page = pages.open(views.page(pages.experiment, pages.program))
     page.get_by_role("columnheader", name="ratio to baseline").first.wait_for()
-    if not pages.has_column_order:  # outcomes are at the right; the red crosses and the reasons' page are in sight
+    if not pages.has_column_order:  # the outcomes are off screen, but the red crosses and the reasons are visible
         failed = page.get_by_role("link", name=re.compile(r"^000[2-6] "))
         assert len({link.inner_text() for link in failed.all() if link.bounding_box()["y"] < 1000}) == 5
         page.locator(".ag-body-horizontal-scroll-viewport").evaluate("each => { each.scrollLeft = each.scrollWidth }")
@@ -178,7 +178,7 @@ def test_compare_page_opens_on_the_rate(pages):
 
 
 def test_page_of_a_failed_trial_says_why(pages):
-    page = pages.open(views.run_page(pages.experiment, pages.trial("device_oom").info.run_id))
+    page = pages.open(f"#/experiments/{pages.experiment}/runs/{pages.trial('device_oom').info.run_id}")
     page.get_by_text("CUDA out of memory").first.wait_for()
 
 

@@ -1,4 +1,4 @@
-"""Whether a store answers, found out without MLflow."""
+"""Checks without MLflow whether a store answers."""
 
 import sqlite3
 

@@ -1,4 +1,4 @@
-"""`autotune ui` on a real terminal: however it is ended, and whoever ends, nothing of it is left."""
+"""`autotune ui` on a real terminal: however it is ended, none of its processes is left."""
 
 import os
 import pty
@@ -16,12 +16,12 @@ import pytest
 from autotune.cli.processes import own_environment
 from autotune.trackers import store
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow's own use of SQLAlchemy
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated SQLAlchemy
 KINDS = ("ctrl-c", "terminal closed", "SIGKILL")
 
 
 class Terminal:
-    """A terminal with `autotune ui` in its foreground."""
+    """A terminal that runs `autotune ui` in the foreground."""
 
     def __init__(self, runs: Path, *words: str) -> None:
         argv = [sys.executable, "-m", "autotune", "ui", "--runs-dir", str(runs), *words]
@@ -49,7 +49,7 @@ class Terminal:
             os.kill(self.pid, getattr(signal, how))
 
     def left(self) -> list[psutil.Process]:
-        """Returns which of the processes are still there after a while."""
+        """Returns the processes that are still there after 30 seconds."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             os.waitpid(self.pid, os.WNOHANG) if self.pid in self.known and self._is_zombie() else None
@@ -68,7 +68,7 @@ class Terminal:
 
 def test_nothing_is_left_however_it_ends(runs):
     uri = f"{store.embedded_uri(runs)}?password=hunter2"
-    terminals = {how: Terminal(runs, "--uri", uri) for how in KINDS}  # all at once: each takes seconds to start
+    terminals = {how: Terminal(runs, "--uri", uri) for how in KINDS}  # in parallel, because each takes seconds to start
     ports = {how: terminal.wait_for_address() for how, terminal in terminals.items()}
     assert len(set(ports.values())) == len(KINDS), "each on a port of its own"
     assert all(len(terminal.known) >= 3 for terminal in terminals.values())

@@ -1,4 +1,4 @@
-"""The pages that MLflow's experiment gets; tests/trackers/test_pages.py reads them in a browser."""
+"""The saved views of the MLflow experiment. tests/trackers/test_pages.py reads them in a browser."""
 
 import base64
 import dataclasses
@@ -19,7 +19,7 @@ def study(**changes) -> StudyRecord:
 
 
 def state(value: str) -> dict:
-    """Returns a view's state as MLflow 3.17 reads it."""
+    """Decodes a view's state as MLflow 3.17 does."""
     packed = json.loads(value)["state"]
     assert packed.startswith("deflate;")
     return json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;"))))

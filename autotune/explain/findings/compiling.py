@@ -21,13 +21,13 @@ BREAK_S = (150e-6, 400e-6)
 
 def recompilation(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if torch.compile compiles again and again while it trains."""
-    compiled = evidence.first.compiled if evidence.lines else None
+    compiled = evidence.first.compiled
     if compiled is None or not compiled.recompilations:
         return
     top = compiled.recompilations[0]
     seconds = compiled.seconds / max(1, evidence.first.steps)
     count = sum(int(entry.get("count") or 1) for entry in compiled.recompilations)
-    may_set = evidence.may_set(DYNAMIC, "true")
+    value = "true" if evidence.may_set(DYNAMIC, "true") else None
     yield Finding(
         cause="recompilation",
         where=_place(top, evidence),
@@ -35,8 +35,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         gain=evidence.gain(0.5 * seconds, seconds, min(1.15 * seconds, evidence.step_s), "predicted"),
         basis="seconds of compiling within the observed steps",
         code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
-        knob=DYNAMIC if may_set else "",
-        value="true" if may_set else None,
+        knob=DYNAMIC if value else "",
+        value=value,
     )
 
 
@@ -45,7 +45,7 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
 
     The gain is a floor: a broken graph also loses fusions across the break, and only a trial shows what these are worth.
     """
-    compiled = evidence.first.compiled if evidence.lines else None
+    compiled = evidence.first.compiled
     if compiled is None or not compiled.graph_breaks:
         return
     breaks = compiled.graph_breaks

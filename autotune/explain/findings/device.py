@@ -43,7 +43,7 @@ FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: 
 
 def low_precision(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if matrix products run in 32 bits although the device is faster in 16 bits."""
-    if not (evidence.lines and evidence.value(AMP) == "off" and evidence.may_set(AMP, "bf16")):
+    if evidence.value(AMP) != "off" or not evidence.may_set(AMP, "bf16"):
         return
     products = _products(evidence)
     share = _matrix_share(evidence, products)
@@ -96,8 +96,8 @@ def _basis_of_16_bits(products: dict[str, float]) -> str:
 
 
 def _flops_per_s(evidence: Evidence) -> float | None:
-    known = evidence.memory and evidence.memory[0].flops and evidence.lines
-    return evidence.memory[0].flops / evidence.step_s if known and evidence.memory[0].flops else None
+    flops = evidence.memory[0].flops if evidence.memory else None
+    return flops / evidence.step_s if flops else None
 
 
 def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
@@ -134,8 +134,6 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the weights are updated one by one although one kernel could do it."""
-    if not evidence.lines:
-        return
     seconds = evidence.first.phases_s.get(OPTIMIZER, 0.0)
     value = next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
     if value is None or evidence.value(OPTIMIZER_KNOB) == "fused":
@@ -159,7 +157,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     Input is not part of it: its operators do not count, and its time is another finding's.
     """
     operations = evidence.operations[0] if evidence.operations else None
-    if operations is None or not evidence.lines:
+    if operations is None:
         return
     busy_s, idle = evidence.step_s - evidence.input_s, idle_frac(evidence)
     overhead_s = _calling_s(evidence, operations) if idle is None else idle * evidence.step_s
@@ -207,9 +205,7 @@ def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
 def idle_frac(evidence: Evidence) -> float | None:
     """Returns the share of the step in which the GPU computes nothing and is not waiting for input; None if unknown."""
     busy_s = evidence.operations[0].busy_s if evidence.operations else None
-    if busy_s is None or not evidence.lines:
-        return None
-    return max(0.0, 1 - (busy_s + evidence.input_s) / evidence.step_s)
+    return None if busy_s is None else max(0.0, 1 - (busy_s + evidence.input_s) / evidence.step_s)
 
 
 def gain_of_larger_batch(share: float, times: float) -> Gain:
@@ -234,14 +230,12 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     Only operators without matrix products count, which use much of the memory's bandwidth. Fused, they read and write once.
     """
     bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
-    if not bound or not evidence.lines:
-        return
     seconds = math.fsum(entry["seconds"] for entry in bound)
-    if seconds < MEMORY_BOUND_FRAC * evidence.step_s:
+    if not bound or seconds < MEMORY_BOUND_FRAC * evidence.step_s:
         return
     names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    remedy = next(((knob, value) for knob, value in FEWER_BYTES if evidence.may_set(knob, value)), None)
+    knob, value = next((setting for setting in FEWER_BYTES if evidence.may_set(*setting)), ("", None))
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
     yield Finding(
         cause="memory-bound operators",
@@ -249,9 +243,9 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
         evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} move memory",
         gain=evidence.gain(low, mid, high, "bound"),
         basis="operators at half of the memory's bandwidth or more, by the roofline",
-        code="" if remedy else "fuse them with torch.compile, work in place, or use smaller dtypes",
-        knob=remedy[0] if remedy else "",
-        value=remedy[1] if remedy else None,
+        code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",
+        knob=knob,
+        value=value,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.gains import Gain
-from autotune.explain.plain_json import from_json
+from autotune.plain_json import from_json
 from autotune.records import KnobValue
 
 
@@ -49,4 +49,5 @@ class Finding:
         return from_json({**raw, **raw["remedy"]}, cls)
 
 
+# Rules are called only with documents of the pass "lines"; those of other passes may be missing.
 Rule = Callable[[Evidence], Iterable[Finding]]

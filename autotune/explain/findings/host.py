@@ -42,7 +42,7 @@ CODE = {
 def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
     """Yields a finding for each function with lines that cost time in the step for the given cause."""
     groups: dict[tuple[str, str], list[Line]] = {}
-    for line in evidence.own_lines() if evidence.lines else ():
+    for line in evidence.own_lines():
         if cause_of(line, evidence) == cause:
             groups.setdefault((line.file, line.function), []).append(line)
     for lines in groups.values():
@@ -52,18 +52,18 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 def collections(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if the cyclic garbage collector takes time, whether the program calls it or Python starts it."""
     called = max(costs(evidence, COLLECTION), key=lambda finding: finding.gain.mid, default=None)
-    if called and not evidence.first.gc_s:
-        yield called
-    elif evidence.lines and evidence.first.gc_s:
-        seconds, lines = evidence.first.gc_s, evidence.first
+    seconds = evidence.first.gc_s
+    if seconds:
         yield Finding(
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
-            evidence=f"{lines.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
+            evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
             gain=evidence.gain(*_saved(evidence, seconds, share_error=0.0), "floor"),
             basis="the collector's own seconds, which it reports",
             code=CODE[COLLECTION],
         )
+    elif called:
+        yield called
 
 
 def cause_of(line: Line, evidence: Evidence) -> str:
@@ -146,7 +146,7 @@ def _busy_s(evidence: Evidence) -> float | None:
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding for batches copied to the GPU from pageable memory while the host waits."""
-    sites = [site for site in (evidence.first.syncs if evidence.lines else ()) if site.kind == "copy"]
+    sites = [site for site in evidence.first.syncs if site.kind == "copy"]
     seconds = math.fsum(site.seconds for site in sites)
     if not (evidence.is_cuda and seconds):
         return

@@ -22,7 +22,7 @@ FULL_FRAC = 0.9  # of the device's memory: with less reserved, a larger batch ha
 
 def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each rank whose CUDA allocator runs out of memory and frees its cache within steps."""
-    for memory in evidence.memory if evidence.lines else ():
+    for memory in evidence.memory:
         retries = (memory.alloc_retries or 0) / OBSERVED_STEPS
         if not retries:
             continue
@@ -43,7 +43,7 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if a larger batch would fit but for memory that the CUDA allocator reserves and cannot use."""
     worst = max((one for one in evidence.memory if one.fragmentation_frac), key=_unused_frac, default=None)
     idle = idle_frac(evidence)
-    if worst is None or idle is None or worst.alloc_retries or not evidence.lines:
+    if worst is None or idle is None or worst.alloc_retries:
         return
     unused = _unused_frac(worst)
     reserved_bytes = worst.peak_bytes / max(1 - unused, 1e-3)

@@ -74,7 +74,7 @@ class Part:
 
 def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
     """Yields a finding for each part of the input pipeline that has this cause."""
-    for part in parts(evidence) if evidence.lines else ():
+    for part in parts(evidence):
         if part.cause == cause:
             yield _finding(evidence, part)
 
@@ -115,9 +115,8 @@ def _work(stage: Stage) -> tuple[float, float]:
 def supply_s(evidence: Evidence) -> float:
     """Returns the seconds that the workers need to make a step's samples if nothing holds them up."""
     rate = evidence.record.loader_rate
-    ranks = max(1, len(evidence.lines))
     samples = evidence.first.samples / max(1, evidence.first.steps)
-    by_rate_s = samples * ranks / rate if rate else 0.0
+    by_rate_s = samples * len(evidence.lines) / rate if rate else 0.0
     by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.batch / max(1, evidence.num_workers)
     return max(by_rate_s, by_stages_s)
 
@@ -244,10 +243,8 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
 
 def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if more loader workers would hide the input's time."""
-    if not evidence.lines or not is_behind(evidence):
-        return
     have, service, wanted = evidence.num_workers, service_s(evidence), _wanted(evidence)
-    if wanted is None:
+    if wanted is None or not is_behind(evidence):
         return
     low, mid, high = _saved_by_workers(evidence, wanted)
     yield Finding(

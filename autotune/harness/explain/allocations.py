@@ -147,7 +147,7 @@ class History:
     """
 
     def __init__(self, allocated: int, reserved: int) -> None:
-        self._allocated, self._reserved = self._first = allocated, reserved
+        self._allocated, self._reserved = allocated, reserved
         self._points: List[List[float]] = []
         self._living: Dict[int, Dict[str, Any]] = {}
         self._at_peak: List[Dict[str, Any]] = []

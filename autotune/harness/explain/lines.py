@@ -58,7 +58,7 @@ class LinesPass(Pass):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._sources = Sources()
-        self._began_s = self._ended_s = 0.0
+        self._began_s = 0.0
         self._before = (0, 0, 0.0, 0.0)
 
     def begin(self) -> None:
@@ -116,7 +116,6 @@ class LinesPass(Pass):
 
     def finish(self) -> Optional[Lines]:
         """See the base class."""
-        self._ended_s = time.perf_counter()
         self._sampler.stop()
         self._marks.uninstall()
         self._syncs.uninstall()

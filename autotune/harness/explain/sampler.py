@@ -35,7 +35,6 @@ class LineSampler(threading.Thread):
 
     Attributes:
         num_samples: number of samples of that thread.
-        seconds: the time that these samples stand for.
         cpu_s: CPU seconds that the sampler itself used.
         collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
         phases_s: phase -> sampled seconds.
@@ -52,8 +51,7 @@ class LineSampler(threading.Thread):
         self._sources, self._interval_s, self._phase, self._where = sources, interval_s, phase, where
         self._thread = threading.get_ident()
         self._is_over = False
-        self.num_samples, self.seconds, self.cpu_s = 0, 0.0, 0.0
-        self.collected_s = 0.0
+        self.num_samples, self.cpu_s, self.collected_s = 0, 0.0, 0.0
         self.phases_s: Dict[str, float] = {}
         self._self_s: Dict[Key, float] = {}
         self._total_s: Dict[Key, float] = {}
@@ -95,7 +93,6 @@ class LineSampler(threading.Thread):
 
     def _sample(self, phase: str, elapsed_s: float) -> None:
         self.num_samples += 1
-        self.seconds += elapsed_s
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
         for thread in list(sys._current_frames()) if self._where == MAIN else [self._thread]:
             if thread == self.ident:

@@ -111,7 +111,7 @@ class Stages:
 
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
-            self._meet(fetcher)
+            self._begin_with(fetcher)
         self._is_timing, begin_s = True, time.perf_counter()
         batch = self.timed(ITEM, fetch, (fetcher, index), {})
         self.num_timed += num
@@ -120,9 +120,9 @@ class Stages:
             self._patch_libraries()  # those that the first batch has imported
         return batch
 
-    def _meet(self, fetcher: Any) -> None:
+    def _begin_with(self, fetcher: Any) -> None:
         """Wraps the collate function of a new fetcher and notes whose code makes its items."""
-        self._put_back()
+        self._restore_collate()
         self._collating.append((fetcher, fetcher.collate_fn))
         self.places[COLLATE] = self._place(fetcher.collate_fn, ("__call__",))
         self.places[ITEM] = self._place_of_items(fetcher.dataset)
@@ -132,7 +132,7 @@ class Stages:
 
         replace_of_object(fetcher, "collate_fn", around)
 
-    def _put_back(self) -> None:
+    def _restore_collate(self) -> None:
         while self._collating:
             fetcher, collate = self._collating.pop()
             fetcher.collate_fn = collate
@@ -194,7 +194,7 @@ class Stages:
     def uninstall(self) -> None:
         """Removes what was installed."""
         self._is_timing = False
-        self._put_back()
+        self._restore_collate()
         while self._patches:
             self._patches.pop().uninstall()
 

@@ -36,7 +36,6 @@ class TracePass(Pass):
         self._num_wanted: Optional[int] = None  # None while the first step is traced
         self._num_steps = 0
         self._begun_s = self._seconds = 0.0
-        self._has_kernels = True
 
     def begin(self) -> None:
         """See the base class."""

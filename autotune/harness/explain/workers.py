@@ -47,8 +47,6 @@ class ObservedWorker:
             "places": self._stages.places,
             "knows_delays": self._stages.knows_delays,
             "lines": [dataclasses.asdict(line) for line in self._sampler.lines(1.0)],
-            "cpu_s": self._sampler.cpu_s,
-            "seconds": self._sampler.seconds,
         }
         with contextlib.suppress(OSError):  # the folder is gone or the disk is full: the loader must work anyway
             temporary = f"{self._path}.tmp"

@@ -11,6 +11,7 @@ import glob
 import os
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..cores import read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
@@ -189,10 +190,10 @@ def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
     nodes: Dict[int, int] = {}
     for path in glob.glob(f"{system}/devices/system/node/node[0-9]*/cpulist"):
         node = int(os.path.basename(os.path.dirname(path))[len("node") :])
-        nodes.update(dict.fromkeys(numbers_of(_read(path)), node))
+        nodes.update(dict.fromkeys(numbers_of(read(path)), node))
 
     def fact(number: int, name: str) -> int:
-        text = _read(f"{system}/devices/system/cpu/cpu{number}/topology/{name}")
+        text = read(f"{system}/devices/system/cpu/cpu{number}/topology/{name}")
         return int(text) if text.isdigit() else 0
 
     return sorted(
@@ -223,9 +224,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
     if visible is not None:
         found: List[str] = []
         for word in map(str.strip, visible.split(",")):
-            same = (
-                gpus[int(word) : int(word) + 1] if word.isdigit() else [path for path in gpus if word and word in _read(path)]
-            )
+            same = gpus[int(word) : int(word) + 1] if word.isdigit() else [path for path in gpus if word and word in read(path)]
             if not same:
                 break  # CUDA ignores everything from the first entry that is not a GPU
             found += same
@@ -233,7 +232,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
     if rank >= len(gpus):
         return None
     address = os.path.basename(os.path.dirname(gpus[rank])).lower()
-    text = _read(f"{system}/bus/pci/devices/{address}/numa_node")
+    text = read(f"{system}/bus/pci/devices/{address}/numa_node")
     return int(text) if text.isdigit() else None  # -1 means unknown
 
 
@@ -243,11 +242,3 @@ def facts() -> Dict[str, int]:
         return {"num_numa_nodes": 1, "num_local_ranks": 1}
     nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}
     return {"num_numa_nodes": max(1, len(nodes)), "num_local_ranks": ranks_of_host(os.environ)[1]}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -40,7 +40,7 @@ class KnobHandler:
         return {key: knobs[key] for key in self.keys if key in knobs}
 
     def on_torch(self) -> None:
-        """Called once torch has been imported, before the program goes on."""
+        """Called once torch has been imported, before the program continues."""
 
     def on_activate(self) -> None:
         """Called before the first step is counted, when the device is known and the program has set its own values."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 from .. import members
 from ..adapters import is_checkpointing
-from ..checkpointing import NO_BLOCKS, Checkpointing, can_be_checkpointed
+from ..checkpointing import NO_BLOCKS, Checkpointing, blocks, can_be_checkpointed
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
@@ -22,10 +22,12 @@ from .base import KnobHandler, applying
 if TYPE_CHECKING:
     from ..context import TrialContext
 
-AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
+AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
+DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING = "memory.activation_checkpointing"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
 DYNAMICS = {"auto": None, "true": True, "false": False}
+DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -47,7 +49,7 @@ def observe(module: Any) -> Dict[str, Any]:
     if _is_compiled(module):
         found[COMPILE] = "default"
     found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
-    found["has_blocks"] = can_be_checkpointed(module)
+    found["has_blocks"], found["repeats"] = can_be_checkpointed(module), bool(blocks(module))
     return found
 
 
@@ -58,7 +60,7 @@ class ModuleKnobs(KnobHandler):
         checkpointing: applies checkpointing to repeated blocks.
     """
 
-    keys = (*KEYS, DYNAMIC)
+    keys = (*KEYS, DYNAMIC, SCOPE)
 
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
@@ -112,10 +114,20 @@ class ModuleKnobs(KnobHandler):
             self._reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
             return
         if mode != "off":
-            dynamic = DYNAMICS[self._knobs.get(DYNAMIC, "auto")]
+            dynamic = DYNAMICS[self._knobs.get(DYNAMIC, DEFAULTS[DYNAMIC])]
             with applying(COMPILE):
-                torch.nn.Module.compile(module, mode=None if mode == "default" else mode, dynamic=dynamic)
+                for each in self._compiled_parts(module):
+                    torch.nn.Module.compile(each, mode=None if mode == "default" else mode, dynamic=dynamic)
         self._reports[COMPILE] = KnobReport(APPLIED)
+
+    def _compiled_parts(self, module: Any) -> List[Any]:
+        """Returns the modules to compile: the whole module, or its repeated blocks. A module without any is compiled whole."""
+        if self._knobs.get(SCOPE, DEFAULTS[SCOPE]) == "blocks":
+            if found := blocks(module):
+                self._reports[SCOPE] = KnobReport(APPLIED)
+                return found
+            self._reports.setdefault(SCOPE, KnobReport(NOT_APPLICABLE, NO_BLOCKS, "model"))
+        return [module]
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
         """Returns a wrapper for a root's calls, which enters autocast or sets the inputs' layout; None if neither is needed."""
@@ -178,9 +190,16 @@ class ModuleKnobs(KnobHandler):
         """Returns a report for every module knob of the trial."""
         asked = self.asked
         reports = {key: self._verify(key, asked[key]) for key in KEYS if key in asked}
-        if DYNAMIC in asked:
-            reports[DYNAMIC] = _verify_dynamic(asked, reports.get(COMPILE))
+        for key in DEFAULTS:
+            if key in asked:
+                reports[key] = self._verify_compiled(key, asked, reports.get(COMPILE))
         return reports
+
+    def _verify_compiled(self, key: str, asked: Dict[str, Any], compiled: Optional[KnobReport]) -> KnobReport:
+        if compiled is None or compiled.status != APPLIED or asked[COMPILE] == "off":
+            return KnobReport(NOT_APPLICABLE, "has no effect, because compile.mode did not compile the module", None)
+        found = self._reports.get(key)
+        return found if found and found.status != APPLIED else KnobReport(APPLIED, "", asked[key])
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         report, modules = self._reports.get(key), self._context.modules
@@ -213,7 +232,9 @@ class ModuleKnobs(KnobHandler):
         if half:
             reasons[AMP] = f"the parameters are {half} already"
         if any(o[COMPILE] != "off" for o in observed):
-            reasons[COMPILE] = reasons[DYNAMIC] = "the program compiles its modules itself"
+            reasons.update(dict.fromkeys((COMPILE, *DEFAULTS), "the program compiles its modules itself"))
+        elif not any(o["repeats"] for o in observed):
+            reasons[SCOPE] = NO_BLOCKS
         if not any(o["has_blocks"] for o in observed):
             reasons[CHECKPOINTING] = NO_BLOCKS
         return reasons
@@ -278,12 +299,6 @@ def _to_float32(out: Any) -> Any:
 
 def _is_own_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict))
-
-
-def _verify_dynamic(knobs: Dict[str, Any], compiled: Optional[KnobReport]) -> KnobReport:
-    if compiled is None or compiled.status != APPLIED or knobs[COMPILE] == "off":
-        return KnobReport(NOT_APPLICABLE, "has no effect, because compile.mode did not compile the module", None)
-    return KnobReport(APPLIED, "", knobs[DYNAMIC])
 
 
 def verify_layout(roots: List[Any], asked: bool) -> KnobReport:

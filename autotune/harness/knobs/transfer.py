@@ -177,26 +177,17 @@ class TransferKnobs(KnobHandler):
 
         leaves, move, own_to = self._leaves, self._move, torch.Tensor.to
 
-        def around_to(to: Any) -> Any:
-            def batch_to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def around(is_cuda: bool, own: Any) -> Any:
+            def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 leaf = leaves.get(id(tensor))
                 if leaf is None or leaf.tensor() is not tensor:
-                    return to(tensor, *args, **kwargs)
-                return move(leaf, to, args, kwargs)
+                    return own(tensor, *args, **kwargs)
+                return move(leaf, own_to, *as_to(*args, **kwargs)) if is_cuda else move(leaf, own, args, kwargs)
 
-            return batch_to
+            return moved
 
-        def around_cuda(cuda: Any) -> Any:
-            def batch_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                leaf = leaves.get(id(tensor))
-                if leaf is None or leaf.tensor() is not tensor:
-                    return cuda(tensor, *args, **kwargs)
-                return move(leaf, own_to, *as_to(*args, **kwargs))
-
-            return batch_cuda
-
-        self._patches.append(patches.install(torch.Tensor, "to", around_to))
-        self._patches.append(patches.install(torch.Tensor, "cuda", around_cuda))
+        for name in ("to", "cuda"):
+            self._patches.append(patches.install(torch.Tensor, name, functools.partial(around, name == "cuda")))
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
         import torch

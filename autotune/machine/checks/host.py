@@ -15,8 +15,8 @@ SHARED_MEMORY_BYTES = GIB
 # With a lower limit of open files there is a warning: torch's loaders pass tensors as open files, and a few workers that
 # prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
-# If more swap than this is in use, memory was short at some time. A smaller amount is no sign of that: the kernel swaps out
-# so little even while memory is free.
+# If more swap than this is in use, memory was short at some time. A smaller amount is no sign of that, because the kernel swaps
+# some memory out even while memory is free.
 SWAP_BYTES = 256 << 20
 
 

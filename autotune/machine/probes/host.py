@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from autotune.harness.cores import read
 from autotune.machine.cores import cpu_quota, memory_limit_bytes, num_cores
 from autotune.machine.facts import recorded
 from autotune.machine.probes.ray import ray
@@ -72,10 +73,7 @@ def shared_memory(folder: Path) -> dict[str, Any] | None:
 
 def chosen(file: Path) -> str:
     """Returns the word in brackets in a kernel setting such as "always [madvise] never"; "" if unknown."""
-    try:
-        found = re.search(r"\[(\w+)\]", file.read_text(encoding="utf-8"))
-    except OSError:
-        return ""
+    found = re.search(r"\[(\w+)\]", read(file))
     return found[1] if found else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
@@ -184,7 +185,7 @@ def timeline(study: Study) -> Figure:
     return Figure(
         key="timeline", title=title, says=f"The step of median length under torch.profiler, rank {tables.timeline_rank}.",
         drawing=plot.html(), grid=_timeline_grid(tables.timeline),
-        notes=[f"The whole trace opens in https://ui.perfetto.dev: {path}"] if path else [],
+        notes=[f"The whole trace opens in https://ui.perfetto.dev: {path}"] if path and os.path.exists(path) else [],
     )  # fmt: skip
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +10,10 @@ from autotune.search.rates.coding import Array
 
 # Largest D that is considered, as a multiple of the rate; largest uncertainty of D, as a multiple of the rate's uncertainty.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
-# Share of the rate that remains if threads and workers compete for cores, because threads wait for one another. Measured with
+# If threads and workers compete for cores, threads wait for one another, and this share of the rate remains. Measured with
 # four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
-SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: batch times vary, so both wait a little near D = L
+SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: near D = L, step and loader wait for each other a little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +33,6 @@ class Machine:
     memory_bytes: float | None = None
     workers: float = 0.0
     threads: float | None = None
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Machine:
-        """Returns the machine from its `vars`; missing values keep their defaults."""
-        known = {one.name for one in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in raw.items() if name in known})
 
 
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.plain_json import from_json
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import Forecast
 from autotune.search.rates.history import History, Seen, thinned
@@ -29,26 +30,12 @@ MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
-RESCALE_TIMES = 1.1  # the models' spreads are found anew whenever the number of trials has grown by this factor
+RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
 MOST_EXAMINED = 5  # number of trials, those furthest below the forecast, for which a forecast without them is made
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecasted:
-    """What is forecast for a configuration.
-
-    Attributes:
-        log_rate, spread: expected logarithm of its rate, and its standard deviation.
-        chance_to_fit: probability that it fits the memory.
-    """
-
-    log_rate: float
-    spread: float
-    chance_to_fit: float
 
 
 class RatesSampler(optuna.samplers.BaseSampler):
@@ -201,18 +188,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
         return found
 
-    def forecasts(self, study: optuna.Study, configurations: Sequence[Params]) -> list[Forecasted]:
-        """Returns what is forecast for configurations, from the study's finished trials."""
-        known = [one for one in self._history.seen(study) if not one.is_running]
-        machine, coding = self._machine(study), self._coding(self._distributions or {}, known)
-        codes = coding.encode(configurations)
-        expected = self._forecast(coding, known, machine).expected(codes, codes[:1])
-        chances = self._memory(known, machine).chances(configurations)
-        rows = zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True)
-        return [Forecasted(log_rate=mean, spread=spread, chance_to_fit=chance) for mean, spread, chance in rows]
-
     def doubted(self, study: optuna.Study) -> Params | None:
-        """Returns the configuration whose only rate is far below what the other trials let expect, if it may be the best.
+        """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
 
         A neighbour's load can halve a rate without a trace. Of several such configurations, the one with the highest forecast
         is returned; None if there is none.
@@ -255,7 +232,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return self._pool
 
     def _machine(self, study: optuna.Study) -> Machine:
-        return Machine.from_json(study.user_attrs.get(MACHINE) or {})
+        return from_json(study.user_attrs.get(MACHINE) or {}, Machine)
 
     def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
         return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)

@@ -1,4 +1,4 @@
-"""A program that calls autotune itself, before or after it imports torch, or too late."""
+"""A program that calls `autotune.apply` itself: before or after it imports torch, or too late."""
 
 import json
 import os

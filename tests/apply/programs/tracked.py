@@ -1,4 +1,4 @@
-"""Logs to an MLflow of its own."""
+"""Logs to its own MLflow store."""
 
 import mlflow
 

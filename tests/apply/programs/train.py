@@ -1,4 +1,4 @@
-"""A plain training program that prints what it sees; it knows nothing of autotune."""
+"""A plain training program that prints what it observes. It does not use autotune."""
 
 import json
 import os

@@ -1,16 +1,16 @@
-"""Measures what only a GPU can show, stage by stage; what is measured is never measured again.
+"""Measures, stage by stage, what only a GPU can show. No measurement is repeated.
 
     python -m tests.benchmarks.gpu_campaign [STAGE ...] [--out FOLDER] [--work FOLDER] [--minutes 8] [--dry]
 
-Stages, in order of worth, all of them when none is named: smoke, tutorial, record, rival, transformer, truth, explaining,
-overhead. Each takes at most `--minutes`; what does not fit, or was cut off, is done when the same command is given again. A
-stage that fails leaves the others alone. No network is needed.
+The stages, the most important first, are smoke, tutorial, record, rival, transformer, truth, explaining and overhead. If no
+stage is named, all of them run. Each takes at most `--minutes`; the same command does the rest, and whatever was interrupted. A
+stage that fails does not affect the others. No network is needed.
 
-FOLDER (runs/gpu_campaign) gets `campaign.json` with everything measured, `campaign.md` made from it, and `tables/`. Studies and
-trials work in `--work` (FOLDER/work), of which nothing is a result. `--dry` runs all that a CPU can run, at small sizes, and
-names what it misses: it tells whether the campaign would run, its numbers mean nothing.
+FOLDER (default runs/gpu_campaign) gets `campaign.json` with all measurements, `campaign.md` made from it, and `tables/`.
+Studies and trials are in `--work` (default FOLDER/work), which holds no results. `--dry` runs everything that a CPU can run, at
+small sizes, and names the rest. It shows whether the campaign would run; its numbers mean nothing.
 
-Exit code 1 when a check failed; a goal that is missed is a result.
+The exit code is 1 if a check failed. A missed goal is not a failure.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Stage:
     """A part of the campaign.
 
     Attributes:
-        title: what it is about.
-        checks: returns its checks; given whether it is a dry run.
+        title: the question that it answers.
+        checks: called with whether this is a dry run; returns the stage's checks.
     """
 
     title: str
@@ -62,11 +62,11 @@ def run(stages: Sequence[str], out: Path, work: Path, *, is_dry: bool, minutes: 
     """Runs stages, and returns their findings.
 
     Args:
-        stages: names, in order.
+        stages: names of the stages, in order.
         out: folder of the results.
-        work: folder to work in.
-        is_dry: whether at small sizes, where numbers mean nothing.
-        minutes: of each stage, at most.
+        work: folder of studies and trials.
+        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
+        minutes: maximum time of each stage.
     """
     out.mkdir(parents=True, exist_ok=True)
     document = Document(out, is_dry=is_dry)
@@ -91,19 +91,19 @@ def run(stages: Sequence[str], out: Path, work: Path, *, is_dry: bool, minutes: 
 
 
 def main() -> int:
-    """Runs the named stages; returns 1 when a check failed."""
+    """Runs the named stages; returns 1 if a check failed."""
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--work", type=Path, help="folder of studies and trials: FOLDER/work when not given")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of each stage, at most")
-    parser.add_argument("--dry", action="store_true", help="what a CPU can run, at small sizes")
+    parser.add_argument("--work", type=Path, help="folder of studies and trials (default: FOLDER/work)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="maximum time of each stage")
+    parser.add_argument("--dry", action="store_true", help="run what a CPU can run, at small sizes")
     options = parser.parse_args()
     if unknown := [name for name in options.stages if name not in STAGES]:
         parser.error(f"STAGE: there is no {', '.join(unknown)}. There are {', '.join(STAGES)}.")
     if options.dry:
-        os.environ["OMP_NUM_THREADS"] = "1"  # no rate is judged: programs are not to wait for each other's threads
+        os.environ["OMP_NUM_THREADS"] = "1"  # rates do not matter here, and many threads would slow the programs down
     out = (options.out or (DRY_FOLDER if options.dry else FOLDER)).resolve()
     work = (options.work or out / "work").resolve()
     findings = run(options.stages or list(STAGES), out, work, is_dry=options.dry, minutes=options.minutes)

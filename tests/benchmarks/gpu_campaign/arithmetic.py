@@ -1,9 +1,10 @@
-"""How much a language model computes, and how much this device can: a program of its own, since it takes the device.
+"""Measures how much a language model computes and what this device can reach; a separate program, because it uses the device.
 
     python -m tests.benchmarks.gpu_campaign.arithmetic --size 8192 -- OPTIONS OF autotune/programs/text.py
 
-It prints one JSON line, {"flop_per_token", "num_parameters", "matmul_flop_per_s"}: of a training step, forward and backward, as
-torch counts them; and what a bfloat16 product of two square matrices of random numbers reaches, the most that could be had.
+It prints one JSON line, {"flop_per_token", "num_parameters", "matmul_flop_per_s"}. FLOPs are those of a training step, forward
+and backward, as torch counts them. The rate is that of a bfloat16 product of two square matrices of random numbers, which is
+the device's practical maximum.
 """
 
 import argparse
@@ -20,7 +21,7 @@ REPEATS = 20
 
 
 def flop_per_token(options: argparse.Namespace, device: str) -> tuple[float, int]:
-    """Returns floating-point operations of a training step for each token, and the number of parameters."""
+    """Returns the FLOPs per token of a training step, and the number of parameters."""
     model = text.build_model(options).to(device)
     tokens = torch.randint(text.NUM_SPECIAL, text.vocab_size(options), (1, options.sequence_length), device=device)
     with FlopCounterMode(display=False) as counted:
@@ -29,7 +30,7 @@ def flop_per_token(options: argparse.Namespace, device: str) -> tuple[float, int
 
 
 def matmul_flop_per_s(size: int, device: str) -> float:
-    """Returns the rate of a bfloat16 matrix product, random numbers: zeros would run faster."""
+    """Returns the FLOPs per second of a bfloat16 matrix product. The numbers are random, because zeros would run faster."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
 
     def run(repeats: int) -> float:
@@ -45,7 +46,7 @@ def matmul_flop_per_s(size: int, device: str) -> float:
 
 
 def main() -> None:
-    """Counts, measures and prints."""
+    """Counts the FLOPs, measures the rate and prints both."""
     own, words = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, required=True)

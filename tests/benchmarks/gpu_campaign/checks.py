@@ -1,4 +1,4 @@
-"""What a check of the campaign is, the goals it is held to, and how the checks of a stage are run."""
+"""Defines the campaign's checks and their goals, and runs the checks of a stage."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from tests.benchmarks.gpu_campaign.document import Document
 
-# How a check ended. LATER: there was no time left for it, or not for all of it; the next go measures what is missing.
+# How a check ended. LATER: there was no time for it, or only for a part of it; the next run of the command measures the rest.
 DONE, MISSED, FAILED, NOT_RUN, LATER = "done", "MISSED", "FAILED", "not run", "later"
 IS_OVER = (DONE, MISSED)
 
 
 class Missing(Exception):
-    """What a check needs is not there; says what, and how to get it."""
+    """Something that a check needs is missing; the message says what it is and how to get it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a number should reach.
+    """A goal for a measured number.
 
     Attributes:
-        what: the number, in words.
-        value: as measured.
-        bound: to be reached.
-        is_ceiling: whether the bound must not be exceeded instead.
+        what: name of the number, in words.
+        value: the measured number.
+        bound: the value that the number must reach.
+        is_ceiling: whether the number must not exceed the bound, instead of reaching it.
     """
 
     what: str
@@ -39,23 +39,23 @@ class Goal:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is."""
+        """Whether the number meets the goal."""
         return self.value <= self.bound if self.is_ceiling else self.value >= self.bound
 
     def words(self) -> str:
-        """Returns the number and its goal."""
+        """Returns the number and its goal as text."""
         return f"{self.what}: {self.value:.3g}, goal {'at most' if self.is_ceiling else 'at least'} {self.bound:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a check found out.
+    """The result of a check.
 
     Attributes:
-        evidence: in one line.
-        goals: what it is held to; a dry run's small sizes are held to nothing.
-        detail: Markdown, a table say.
-        is_whole: False when something is left to be measured in another go.
+        evidence: the measured numbers, in one line.
+        goals: the goals that the numbers must meet; ignored in a dry run.
+        detail: further results as Markdown, such as a table.
+        is_whole: False if another run of the command has to measure the rest.
     """
 
     evidence: str
@@ -69,9 +69,9 @@ class Place:
     """Where a check works, and what it may use.
 
     Attributes:
-        folder: of the stage, for studies and trials; kept, so that what was cut off goes on.
-        results: folder whose files are results.
-        is_dry: whether this is a dry run: small sizes, numbers that mean nothing.
+        folder: the stage's folder for studies and trials. It is kept, so that an interrupted stage can continue.
+        results: folder of the results.
+        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
         until_s: end of the stage's time, on the monotonic clock.
     """
 
@@ -88,24 +88,24 @@ class Place:
         return self.until_s - time.monotonic()
 
     def kept(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Returns what was measured under this name, in this go or an earlier one; measures it where there is nothing yet.
+        """Returns the stored measurement of this name; measures and stores it if there is none.
 
         Args:
-            name: of the measurement, within its stage.
-            measure: returns plain JSON values.
+            name: name of the measurement within its stage.
+            measure: takes the measurement; returns plain JSON values.
         """
         return self.document.kept(self.stage, name, measure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing to find out.
+    """One check.
 
     Attributes:
-        name: in words; what is done is found again by it.
-        run: finds it out; raises AssertionError when it is not so, Missing when it cannot be found out here.
-        needs_cuda: what stays unknown without a CUDA device, in one line; empty when a CPU can tell.
-        seconds: what it takes, roughly: it is not begun with less time left, unless it is the first.
+        name: the check in words; finished checks are recognised by their names.
+        run: runs the check; raises AssertionError if the check fails, Missing if it cannot run here.
+        needs_cuda: what stays unknown without a CUDA device, in one line; "" if the check runs on a CPU.
+        seconds: rough duration. If less time is left, the check is not started, unless it is the first.
     """
 
     name: str
@@ -115,13 +115,13 @@ class Check:
 
     @property
     def slug(self) -> str:
-        """Returns the name of a folder for it."""
+        """Returns the name of the check's folder."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:60]
 
 
 @dataclass(kw_only=True)
 class Finding:
-    """What became of a check; as it stands in the document."""
+    """The outcome of a check, as stored in the document."""
 
     name: str
     status: str
@@ -132,12 +132,12 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """Returns it in a line."""
+        """Returns the outcome in one line."""
         return f"{self.status:8} {self.name}: {self.evidence}"
 
 
 def goal_lines(finding: Finding, *, is_dry: bool) -> Iterator[str]:
-    """Yields the goals of a check, a line each."""
+    """Yields a line for each goal of a check."""
     for document in finding.goals:
         goal = Goal(**document)
         yield f"{goal.words()}: {'not judged, dry' if is_dry else 'met' if goal.is_met else 'MISSED'}"
@@ -147,9 +147,9 @@ def run_stage(place: Place, checks: Sequence[Check], *, has_cuda: bool) -> Itera
     """Runs the checks of a stage that are not done yet, and yields every finding once it is on disk.
 
     Args:
-        place: where, and until when.
-        checks: what to find out, in order.
-        has_cuda: whether a CUDA device is there.
+        place: folders and time of the stage.
+        checks: the checks, in order.
+        has_cuda: whether there is a CUDA device.
     """
     done = {entry["name"]: Finding(**entry) for entry in place.document.findings(place.stage)}
     findings, is_first = [], True
@@ -181,7 +181,7 @@ def _find(check: Check, place: Place) -> Finding:
         status = LATER if not found.is_whole else MISSED if is_missed else DONE
     except Missing as missing:
         return Finding(name=check.name, status=NOT_RUN, evidence=str(missing))
-    except (Exception, SystemExit) as error:  # a broken check must not take the others' findings with it
+    except (Exception, SystemExit) as error:  # a broken check must not lose the findings of the others
         status, found = FAILED, Found(evidence=f"{type(error).__name__}: {error}")
         (place.folder / f"{check.slug}.txt").write_text(traceback.format_exc())
     return Finding(

@@ -1,4 +1,4 @@
-"""The one file of a campaign: what was found and everything measured on the way, with the machine; and its page.
+"""The file of a campaign: findings, all measurements, and the machine.
 
 {"schema", "is_dry", "machine": {...}, "versions": {...}, "goes": [{"at", "commit", "stages"}],
  "stages": {stage: {"findings": [...], "measured": {name: anything}}}}
@@ -26,10 +26,10 @@ FACTS = ("cpu_model", "num_cores", "memory_bytes", "isa", "kernel", "python", "g
 
 
 class Document:
-    """`campaign.json` in the folder of the results; on disk after every measurement.
+    """`campaign.json` in the folder of the results; written after every measurement.
 
     Args:
-        folder: of the results.
+        folder: folder of the results.
         is_dry: whether this is a dry run.
 
     Raises:
@@ -56,27 +56,27 @@ class Document:
             self.values = {**earlier, "versions": self.values["versions"]}
 
     def begin(self, stages: list[str]) -> None:
-        """Notes another go."""
+        """Records another run of the command."""
         self.values["goes"].append(
             {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit(), "stages": stages}
         )
         self.save()
 
     def findings(self, stage: str) -> list[dict[str, Any]]:
-        """Returns what was found in a stage so far."""
+        """Returns the findings of a stage so far."""
         return list(self._stage(stage)["findings"])
 
     def write_findings(self, stage: str, findings: list[dict[str, Any]]) -> None:
-        """Writes what was found in a stage."""
+        """Writes the findings of a stage."""
         self._stage(stage)["findings"] = findings
         self.save()
 
     def measured(self, stage: str) -> dict[str, Any]:
-        """Returns everything that is kept of a stage, by name."""
+        """Returns all stored measurements of a stage, by name."""
         return dict(self._stage(stage)["measured"])
 
     def kept(self, stage: str, name: str, measure: Callable[[], Any]) -> Any:
-        """Returns what is written down under a name; measures it and writes it down where there is nothing yet."""
+        """Returns the stored measurement of a name; measures and stores it if there is none."""
         measured = self._stage(stage)["measured"]
         if name not in measured:
             measured[name] = json.loads(json.dumps(measure()))
@@ -84,7 +84,7 @@ class Document:
         return measured[name]
 
     def save(self) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file atomically."""
         write_json(self.path, self.values)
 
     def _stage(self, stage: str) -> dict[str, Any]:
@@ -92,13 +92,13 @@ class Document:
 
 
 def origin(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the numbers of one document have in common, by name."""
+    """Returns the facts that are the same for all numbers of a document (machine, versions, ...), by name."""
     fixed = {name: values["versions"][name] for name in LIBRARIES}
     return {"schema": values["schema"], "is_dry": values["is_dry"], **comparable(values["machine"]), **fixed}
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what decides a number; "" for what is not installed."""
+    """Returns the versions of the libraries that affect the numbers; "" for a library that is not installed."""
     found = {}
     for name in (*LIBRARIES, "triton", "transformers", "pytorch-autotune"):
         try:
@@ -109,7 +109,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Returns the checkout's commit, with "+" when it was changed since; "" where git does not tell."""
+    """Returns the checkout's commit, with "+" if files were changed since; "" if git does not report it."""
     try:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True

@@ -1,6 +1,6 @@
-"""Stage `explaining`: does `autotune explain` name what is planted in a program on a GPU, and promise little where nothing is?
+"""Stage `explaining`: does `autotune explain` name a cause planted in a program on a GPU, and little where none is planted?
 
-What the planted thing costs is measured first, by the program's own stopwatch with it and without it.
+The cost of the planted cause is measured first: the program's own rate with the cause and without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES
 from tests.benchmarks.reporting import table
 
 MODULE = "tests.benchmarks.gpu_campaign.planted_program"
-CAUSES = {  # what is planted -> the finding's cause, as it is printed
+CAUSES = {  # planted cause -> the finding's cause, as printed
     "copies": "synchronous copies",
     "numbers": "item in the step",
     "launches": "launch-bound",
@@ -32,7 +32,7 @@ MINUTES, SECONDS = 1.0, 8.0
 
 
 def truth(planted: str, place: Place) -> float:
-    """Returns by what fraction the program is faster without what is planted in it, by its own stopwatch."""
+    """Returns by what fraction the program is faster without the planted cause, by its own measurement."""
     words = ["-m", MODULE, planted, "--seconds", str(0.2 if place.is_dry else SECONDS), *(["--small"] if place.is_dry else [])]
 
     def measure() -> dict[str, float]:
@@ -44,7 +44,7 @@ def truth(planted: str, place: Place) -> float:
 
 
 def explained(planted: str, place: Place) -> dict[str, Any]:
-    """Returns the document of `autotune explain --json` of a study as short as can be."""
+    """Returns the document that `autotune explain --json` prints for the shortest possible study."""
     runs = place.folder / "runs"
     command = [sys.executable, "-m", MODULE, planted, *(["--small"] if place.is_dry else [])]
     passes = ["--passes", LINES] if place.is_dry else []
@@ -59,7 +59,7 @@ def explained(planted: str, place: Place) -> dict[str, Any]:
 
 
 def named(planted: str, place: Place) -> Found:
-    """The planted cause is among the first findings; where nothing is planted, no finding promises much."""
+    """The planted cause is among the first findings. Where nothing is planted, no finding predicts a large gain."""
     is_healthy = planted == "nothing"
     gain = 0.0 if is_healthy else truth(planted, place)
     told = explained(planted, place)
@@ -84,7 +84,7 @@ def _percent(value: float | None) -> str:
 
 
 def checks(is_dry: bool) -> list[Check]:
-    """Returns the checks of the stage; a CPU can tell of one program whether all of it runs."""
+    """Returns the checks of the stage. A dry run explains only one program."""
     on_cpu = ("numbers",) if is_dry else ()
     return [
         Check(

@@ -15,14 +15,14 @@ from tests.benchmarks.gpu_campaign.trying import DRY
 from tests.benchmarks.reporting import table
 
 PAIRS = 4
-NUM_TRIALS = 6  # of the small study
-TUNER_FRAC = 0.05  # of a study's wall time, between its trials
+NUM_TRIALS = 6  # number of trials of the small study
+TUNER_FRAC = 0.05  # maximum share of a study's wall time between its trials
 BLOCKS, DRY_BLOCKS = 40, 2
 PROGRAMS = ("launch-bound", "resnet18")
 
 
 def harness_is_cheap(place: Place) -> Found:
-    """The harness's own time in a step of about a millisecond that is bound by its launches."""
+    """The harness takes little time of a launch-bound step of about a millisecond."""
     num_blocks = DRY_BLOCKS if place.is_dry else BLOCKS
 
     def measure() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def harness_is_cheap(place: Place) -> Found:
 
 
 def warm_beside_fresh(program: str, place: Place) -> Found:
-    """Warm starts measure what fresh ones do, and spare what they should."""
+    """Warm starts give the same rate as fresh starts, and save the time that they should."""
     num_pairs, rules = (1, DRY) if place.is_dry else (PAIRS, warm.RULES)
 
     def measure() -> list[dict[str, list[float]]]:
@@ -76,7 +76,7 @@ def warm_beside_fresh(program: str, place: Place) -> Found:
 
 
 def tuner_is_cheap(place: Place) -> Found:
-    """What lies between the trials of a small study, as a share of all of it."""
+    """The time between the trials is a small share of a study's wall time."""
 
     def measure() -> dict[str, Any]:
         trials = overhead.small_study(NUM_TRIALS, new_folder(place))
@@ -92,7 +92,7 @@ def tuner_is_cheap(place: Place) -> Found:
 
 
 def new_folder(place: Place) -> Path:
-    """Returns a folder of its own: what an earlier go left in another must not be taken for this one's."""
+    """Returns a new folder, so that files of an earlier run of the command are not mistaken for results of this one."""
     return Path(tempfile.mkdtemp(dir=place.folder))
 
 

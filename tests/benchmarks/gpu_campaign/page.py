@@ -1,4 +1,4 @@
-"""The page of a campaign: every finding with its goals, and on which machine."""
+"""Writes the page of a campaign: every finding with its goals, and the machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FILE = "campaign.md"
 
 
 def write_page(folder: Path, document: Document, stages: Mapping[str, str]) -> None:
-    """Writes the page beside the document.
+    """Writes the page next to the document.
 
     Args:
-        folder: of the results.
-        document: what was found.
-        stages: name of every stage -> what it is, in order.
+        folder: folder of the results.
+        document: the campaign's document.
+        stages: {name of a stage: its title}, in order.
     """
     (folder / FILE).write_text("\n".join(lines(document.values, stages)) + "\n", encoding="utf-8")
 
@@ -46,7 +46,7 @@ def lines(values: dict[str, Any], stages: Mapping[str, str]) -> Iterator[str]:
 
 
 def machine(values: dict[str, Any]) -> Iterator[str]:
-    """Yields the machine, the versions and when."""
+    """Yields lines with the machine, the versions and the dates."""
     facts, goes = values["machine"], values["goes"]
     gpus = ", ".join(f"{gpu['name']} ({_size(gpu['memory_bytes'])}, driver {gpu['driver']})" for gpu in facts["gpus"])
     yield f"- GPU: {gpus or 'none'}"

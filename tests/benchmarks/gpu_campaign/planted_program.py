@@ -1,10 +1,10 @@
-"""Trains with one thing planted that costs time on a GPU, or with nothing planted; a script that knows no tuner.
+"""Trains with one planted cause that costs time on a GPU, or with none; the script does not use autotune.
 
-    python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains for ever
+    python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains forever
     python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without it; prints its rate, ends
 
-What can be planted: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the step;
-`launches` of many small operators; `float32` products that Tensor Cores would do in 16 bits; `nothing`.
+The planted cause is one of: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the
+step; `launches` of many small operators; `float32` products, which Tensor Cores would compute faster in 16 bits; `nothing`.
 """
 
 import argparse
@@ -41,19 +41,19 @@ class Network(nn.Module):
 
 
 def batches(loader: "DataLoader[tuple[Tensor, ...]]", device: str, *, is_blocking: bool) -> Iterator[list[Tensor]]:
-    """Yields the loader's batches on the device for ever."""
+    """Yields the loader's batches on the device forever."""
     while True:
         for batch in loader:
             yield [each.to(device, non_blocking=not is_blocking) for each in batch]
 
 
 def main() -> None:
-    """Trains, and prints the rate if the stopwatch is set."""
+    """Trains; with --seconds, measures and prints the rate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("planted", choices=PLANTED)
     parser.add_argument("--mended", action="store_true")
-    parser.add_argument("--small", action="store_true", help="for a CPU")
-    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="of the stopwatch")
+    parser.add_argument("--small", action="store_true", help="small sizes, for a CPU")
+    parser.add_argument("--seconds", type=float, default=FOREVER_S, help="length of the measurement")
     options = parser.parse_args()
     device, planted = "cuda" if torch.cuda.is_available() else "cpu", "nothing" if options.mended else options.planted
     is_tiny = options.planted == "launches"

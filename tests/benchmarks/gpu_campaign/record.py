@@ -1,7 +1,7 @@
-"""Stage `record`: tables for the replay of searches, of a network of images and of a language model.
+"""Stage `record`: records tables of an image classifier and of a language model, on which searches are replayed.
 
-`autotune record` measures in rounds, each in random order: what there is when the time is up is a fair sample, and the next go
-adds to it.
+`autotune record` measures in rounds, each in random order. So an interrupted recording is a fair sample, and the next run of
+the command continues it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TABLES = "tables"  # folder of the results
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is recorded.
+    """A training job to record.
 
     Attributes:
-        title: for people.
-        name: of the table.
-        overrides: recipe and space.
-        num_configurations: how many of the space: all, so that any search finds what it proposes.
+        title: title for people.
+        name: name of the table.
+        overrides: overrides that set the recipe and the search space.
+        num_configurations: number of configurations to record: all of the space, so that a search can propose any of them.
     """
 
     title: str
@@ -69,12 +69,12 @@ DRY = Workload(
 
 
 def record(workload: Workload, share: float, place: Place) -> Found:
-    """Records for a share of the time that is left; the same command goes on where it ended.
+    """Records for a share of the time that is left; the same command continues the recording.
 
     Args:
-        workload: what.
-        share: of the stage's time that is left.
-        place: of the stage.
+        workload: the training job.
+        share: share of the stage's remaining time.
+        place: the stage's place.
     """
     runs, repeats = place.folder / "runs", 1 if place.is_dry else REPEATS
     table = place.results / TABLES / f"{workload.name}.jsonl.gz"
@@ -99,7 +99,7 @@ def record(workload: Workload, share: float, place: Place) -> Found:
 
 
 def checks(is_dry: bool) -> list[Check]:
-    """Returns the checks of the stage; the first workload has half of its time."""
+    """Returns the checks of the stage; the first workload gets half of the stage's time."""
     if is_dry:
         size = "its size on a GPU"
         left_out = [Check(name=each.title, run=partial(record, each, 1.0), needs_cuda=size) for each in WORKLOADS]

@@ -1,7 +1,8 @@
-"""Stage `rival`: pytorch-autotune 2.0.0 on its own ground, ResNet-18 with one batch of 128 images of 32 pixels at hand.
+"""Stage `rival`: compares autotune with pytorch-autotune 2.0.0, on an example of pytorch-autotune.
 
-Published: 3.84x after a search of 56 s on an A100. Both tuners get the same script's model, batch, device and seconds
-(`tests/benchmarks/rivals.py`); winners are run in fresh processes, in turn, by the script's own stopwatch.
+The example is ResNet-18 on one fixed batch of 128 images of 32 pixels. The published result of pytorch-autotune is 3.84x after
+a search of 56 s on an A100. Both tuners get the same script, device and time
+(`tests/benchmarks/rivals.py`). The winners then run in fresh processes, in turn, and the script measures their rates.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES
 from tests.benchmarks.reporting import table
 from tests.benchmarks.rivals import OURS, PLAIN, PYTORCH_AUTOTUNE, TPE, Work
 
-BUDGET_S = 300.0  # of pytorch-autotune, which ends by itself when it has tried all it has
-LEAST_S = 45.0  # of a study: the baseline and one more
+BUDGET_S = 300.0  # time limit of pytorch-autotune, which ends by itself once it has tried everything
+LEAST_S = 45.0  # minimum time of a study: enough for the baseline and one more trial
 LONGER_S = 180.0
 LONGER = "autotune, longer"
 
 
 def work(place: Place) -> Work:
-    """Returns what everybody tunes."""
+    """Returns the job that all searches tune."""
     whole = Work(folder=place.folder, budget_s=BUDGET_S, words=("--model", "resnet18", "--size", "32"), batch=128)
     if not place.is_dry:
         return whole
@@ -34,15 +35,15 @@ def work(place: Place) -> Work:
 
 
 def found_by(place: Place, name: str, key: str, ours: Work) -> dict[str, Any]:
-    """Returns what a search has found, in this go or an earlier one."""
+    """Returns the result of a search; runs the search unless an earlier run of the command has done so."""
     return dict(place.kept(key, lambda: rivals.search(name, ours, 0)))
 
 
 def rival(place: Place) -> dict[str, Any]:
-    """Returns what pytorch-autotune has found.
+    """Returns the result of pytorch-autotune's search.
 
     Raises:
-        Missing: it is not installed.
+        Missing: pytorch-autotune is not installed.
     """
     if why := rivals.missing(PYTORCH_AUTOTUNE):
         raise Missing(why)
@@ -50,7 +51,7 @@ def rival(place: Place) -> dict[str, Any]:
 
 
 def pytorch_autotune_searches(place: Place) -> Found:
-    """The rival tunes model and batch."""
+    """pytorch-autotune tunes the model on the batch."""
     said = rival(place)["said"]
     rows = [
         (
@@ -66,7 +67,7 @@ def pytorch_autotune_searches(place: Place) -> Found:
 
 
 def autotune_searches(place: Place) -> Found:
-    """`autotune run` on the script has the seconds that the rival took, and then some; without a rival just these."""
+    """`autotune run` tunes the script in the time that pytorch-autotune took, and again in LONGER_S."""
     theirs = None if rivals.missing(PYTORCH_AUTOTUNE) else rival(place)
     whole = work(place)
     budget_s = max(LEAST_S, theirs["seconds"]) if theirs else whole.budget_s if place.is_dry else LONGER_S
@@ -83,7 +84,7 @@ def autotune_searches(place: Place) -> Found:
 
 
 def tpe_searches(place: Place) -> Found:
-    """Optuna's TPE, a fresh process and 50 steps per trial, has the same seconds as the first study."""
+    """Optuna's TPE, with a fresh process and 50 steps per trial, gets the same time as the first study."""
     if OURS not in (measured := place.document.measured(place.stage)):
         raise Missing("autotune has not searched yet, whose seconds it is to have")
     whole, budget_s = work(place), max(LEAST_S, measured[OURS]["seconds"])
@@ -92,7 +93,7 @@ def tpe_searches(place: Place) -> Found:
 
 
 def winners_meet(place: Place) -> Found:
-    """All winners in fresh processes, in turn and back."""
+    """All winners run in fresh processes, in turn and then in reverse order."""
     measured = place.document.measured(place.stage)
     found = {name: measured[name] for name in (OURS, LONGER, TPE, PYTORCH_AUTOTUNE) if name in measured}
     if len(found) < 2:

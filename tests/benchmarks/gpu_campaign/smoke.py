@@ -1,6 +1,6 @@
-"""Stage `smoke`: does everything that only a GPU can show work at all?
+"""Stage `smoke`: does everything work that only a GPU can show?
 
-Most of it are tests, in `tests/gpu`, a check for each file; they are skipped where there is no GPU.
+Most checks run a test file of `tests/gpu`. The tests are skipped if there is no GPU.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tests.benchmarks.gpu_campaign.checks import Check, Found, Place
 from tests.benchmarks.reporting import table
 
 TESTS = ROOT / "tests" / "gpu"
-TESTS_S = 240.0  # of a file of them
+TESTS_S = 240.0  # time limit of a test file
 ENERGY_MINUTES, POWER_MINUTES = 1.0, 0.5
 RECIPE = ("model=resnet18", "data=fake_cifar")
-ANSWERED = ("driver", "persistence mode", "clocks", "power cap")  # what every driver tells
+ANSWERED = ("driver", "persistence mode", "clocks", "power cap")  # findings that every driver reports
 
 
 def run_tests(selection: Sequence[str], place: Place) -> Found:
-    """Runs tests marked `gpu`; each that passed tells what it saw.
+    """Runs tests marked `gpu`; the evidence contains what each passed test observed.
 
     Args:
         selection: arguments of pytest.
-        place: of the stage.
+        place: the stage's place.
     """
     report = place.folder / "tests.xml"
     report.unlink(missing_ok=True)
-    # A warning of another torch than the one the tests were written with is no failure here.
+    # Warnings of a newer or older torch are no failures here.
     words = ["-m", "gpu", "-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
     run_command("-m", "pytest", *words, timeout_s=TESTS_S, may_fail=True)
     assert report.exists(), "pytest wrote no report"
@@ -57,7 +57,7 @@ def run_tests(selection: Sequence[str], place: Place) -> Found:
 
 
 def doctor_knows_the_gpus(_: Place) -> Found:
-    """The real driver answers doctor's questions: what a stand-in cannot tell is which of them it knows."""
+    """The real driver reports what `autotune doctor` asks for; a stand-in cannot show which values a real driver reports."""
     document = json.loads(run_command("-m", "autotune", "doctor", "--json", may_fail=True))
     found = {finding["name"]: finding for finding in document["findings"]}
     unknown = [name for name in ANSWERED if found[name]["status"] == "skipped"]
@@ -69,7 +69,7 @@ def doctor_knows_the_gpus(_: Place) -> Found:
 
 
 def energy_and_power_are_measured(place: Place) -> Found:
-    """A study of energy reads joules; a limit of power which nothing keeps is read, and broken."""
+    """A study of energy reads joules. A power limit that no configuration keeps is read, and every trial violates it."""
     runs = place.folder / "runs"
     overrides = [*RECIPE, "objective=[energy_per_sample,throughput]"]
     summary = run_study(runs, "energy", overrides, minutes=ENERGY_MINUTES)
@@ -78,7 +78,7 @@ def energy_and_power_are_measured(place: Place) -> Found:
     assert all(value.get("energy_per_sample", 0) > 0 for value in values), f"{values}"
     limits = ["study.budget.trials=1", "constraints.max_power_w=1", "study.name=power", f"runs_dir={runs}"]
     power = StudyFolder(runs / "power")
-    if not power.summary_file.exists():  # it ends without a winner, which is an exit code of its own
+    if not power.summary_file.exists():  # the study ends without a winner, and so with an exit code other than 0
         budget = f"study.budget.minutes={POWER_MINUTES}"
         run_command("-m", "autotune", "run", *RECIPE, *limits, budget, may_fail=True, timeout_s=TESTS_S)
     outcomes = power.read_summary()["counts"]
@@ -88,19 +88,19 @@ def energy_and_power_are_measured(place: Place) -> Found:
 
 
 def other_files() -> list[Path]:
-    """Returns the files outside `tests/gpu` that have tests marked `gpu`; others may need what is not installed there."""
+    """Returns the test files outside `tests/gpu` with tests marked `gpu`; other files may need libraries that are missing."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [path for path in files if path.parent != TESTS and "@pytest.mark.gpu" in path.read_text(encoding="utf-8")]
 
 
 def file_of_tests(path: Path) -> Check:
-    """Returns the check that runs a file of tests; its name is the file's docstring."""
+    """Returns the check that runs a test file. The check's name is the file's docstring."""
     title = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).splitlines()[0].rstrip(".")
     return Check(name=title, run=partial(run_tests, [str(path)]), needs_cuda=f"{path.relative_to(ROOT)}", seconds=60.0)
 
 
 def checks(_: bool) -> list[Check]:
-    """Returns the checks of the stage, none of which a CPU can run."""
+    """Returns the checks of the stage; all of them need a GPU."""
     return [
         Check(
             name="doctor knows the GPUs",

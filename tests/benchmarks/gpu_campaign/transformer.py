@@ -16,19 +16,19 @@ from tests.benchmarks.gpu_campaign.trying import Trials, recipe
 from tests.benchmarks.reporting import table
 
 SHORT = MeasureRules(min_s=1.0, max_s=3.0, slow_max_s=5.0)
-LIMIT_FRAC = 0.4  # of the device's memory, for the frontier: filling all of it would take most of the time there is
-FITS_FRAC, FAILS_FRAC = 0.93, 1.10  # of the batch that the line through two small ones says is the largest
+LIMIT_FRAC = 0.4  # share of the device's memory that trials may use here, since filling all of it would take too much time
+FITS_FRAC, FAILS_FRAC = 0.93, 1.10  # a batch of these shares of the predicted largest batch must fit, and must not fit
 MINUTES = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What differs in a dry run.
+    """The sizes that differ in a dry run.
 
     Attributes:
         words: sizes of the model and its data, as options of autotune's text program.
-        overrides: the same as configuration.
-        batches: two small ones, whose memory makes the line.
+        overrides: the same sizes as overrides of the configuration.
+        batches: two small batch sizes, whose memory determines the line.
         matrix: rows and columns of the matrices that are multiplied.
     """
 
@@ -59,7 +59,7 @@ def sizes(place: Place) -> Sizes:
     """Returns the sizes of this run.
 
     Raises:
-        Missing: the models' library is not installed.
+        Missing: transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
         raise Missing("transformers is not installed: pip install transformers")
@@ -67,7 +67,7 @@ def sizes(place: Place) -> Sizes:
 
 
 def arithmetic(place: Place) -> dict[str, Any]:
-    """Returns what a token costs and what the device can, see arithmetic.py."""
+    """Returns the FLOPs per token and the device's FLOPs per second, see arithmetic.py."""
     chosen = sizes(place)
     module = "tests.benchmarks.gpu_campaign.arithmetic"
     words = ["-m", module, "--size", str(chosen.matrix), "--", "--model", "gpt2_small", *chosen.words]
@@ -75,7 +75,7 @@ def arithmetic(place: Place) -> dict[str, Any]:
 
 
 def utilisation(rate_per_s: float, place: Place) -> float:
-    """Returns the share of what a matrix product reaches here that a rate of tokens comes to: MFU, of the measured peak."""
+    """Returns the MFU of a rate of tokens: its FLOPs per second divided by those that a matrix product reaches here."""
     known = arithmetic(place)
     return float(rate_per_s * known["flop_per_token"] / known["matmul_flop_per_s"])
 
@@ -91,7 +91,7 @@ def tokens_are_tuned(place: Place) -> Found:
 
 
 def arithmetic_is_counted(place: Place) -> Found:
-    """What a token costs, and what this device computes at most."""
+    """The FLOPs of a token and this device's maximum are measured."""
     known = arithmetic(place)
     millions, mega = known["num_parameters"] / 1e6, known["flop_per_token"] / 1e6
     return Found(evidence=f"{millions:.3g} million parameters, {mega:.3g} MFLOP a token; a bf16 product {_tera(place)}")
@@ -102,7 +102,7 @@ def _tera(place: Place) -> str:
 
 
 def memory_is_a_line(place: Place) -> Found:
-    """Two small batches tell the memory of a third."""
+    """The memory of a third batch size is predicted from the memory of two small ones."""
     trials, (small, larger) = limited(place, None), sizes(place).batches
     line = line_of(trials, small, larger)
     third = 2 * larger
@@ -115,7 +115,7 @@ def memory_is_a_line(place: Place) -> Found:
 
 
 def frontier_is_foreseen(place: Place) -> Found:
-    """Under a limit of memory, the batch that the line says fits does, and a tenth more is out of memory."""
+    """Under a memory limit, a batch that is predicted to fit does fit, and a batch 10 % above the limit runs out of memory."""
     gpu = host_facts()["gpus"][0]
     limit_bytes = int(LIMIT_FRAC * gpu["memory_bytes"])
     trials, (small, larger) = limited(place, limit_bytes), sizes(place).batches
@@ -133,7 +133,7 @@ def frontier_is_foreseen(place: Place) -> Found:
 
 
 def limited(place: Place, limit_bytes: int | None) -> Trials:
-    """Returns trials of the model under a limit of memory."""
+    """Returns trials of the model under a memory limit."""
     chosen = sizes(place)
     tokens = int(chosen.words[chosen.words.index("--sequence-length") + 1])
     name = "gpt2" if limit_bytes is None else "gpt2 limited"
@@ -141,7 +141,7 @@ def limited(place: Place, limit_bytes: int | None) -> Trials:
 
 
 def line_of(trials: Trials, small: int, larger: int) -> tuple[float, float]:
-    """Returns the memory of a batch of none and of each further sample, bytes."""
+    """Returns the line of the memory as (bytes without any sample, bytes per sample)."""
     low, high = _bytes(trials, small), _bytes(trials, larger)
     each = (high - low) / (larger - small)
     return low - each * small, each

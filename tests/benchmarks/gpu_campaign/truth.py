@@ -1,7 +1,7 @@
-"""Stage `truth`: what short trials predict against what the same program does in a minute, by its own stopwatch.
+"""Stage `truth`: compares the rates of short trials with the rate that the same program measures itself over a minute.
 
-The programs are those of `tests/benchmarks/image_program.py`, each bound by something else; short, long, short, each in fresh
-processes. Loaders and steps that sleep, so that nothing but the method is judged, are in `tests/benchmarks/truth.py`.
+The programs are variants of `tests/benchmarks/image_program.py` with different bottlenecks. Each runs short, long, short, in
+fresh processes. `tests/benchmarks/truth.py` judges the method alone, with loaders and steps that sleep.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Place
 from tests.benchmarks.gpu_campaign.trying import SCREENING, command
 from tests.benchmarks.rivals import PROGRAM
 
-LONG_S, SKIP_S = 60.0, 8.0  # skipped: until the loader's queue is level
+LONG_S, SKIP_S = 60.0, 8.0  # SKIP_S: time until the loader's queue has a stable length
 DRY_LONG_S, DRY_SKIP_S = 0.3, 0.1
 ERROR_FRAC = 0.02
-SLACK_S = 120.0  # for a long run's start
+SLACK_S = 120.0  # extra time for the start of a long run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program.
+    """A variant of the program.
 
     Attributes:
-        title: what binds it.
+        title: its bottleneck.
         words: its options.
     """
 
@@ -49,7 +49,7 @@ DRY = Program(title="small", words=("--model", "small", "--batch", "8"))
 
 
 def foretold(program: Program, place: Place) -> Found:
-    """A short trial, a long run, a short trial."""
+    """Two short trials give the same rate as the long run between them."""
     words = [sys.executable, str(PROGRAM), *program.words]
     trials = command(place, program.title, words)
     seconds, skip_s = (DRY_LONG_S, DRY_SKIP_S) if place.is_dry else (LONG_S, SKIP_S)

@@ -1,4 +1,4 @@
-"""Single trials as the campaign makes them: each kept under its name, with what a result tells of it."""
+"""Runs single trials for the campaign and stores what was measured, each under its own name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.benchmarks.gpu_campaign.checks import Place
 from tests.benchmarks.trials import Bench
 
 SCREENING, FINALS = MeasureRules(), MeasureRules(half_width_frac=0.005, slow_max_s=20.0)
-# Of a dry run: long enough to tell that something was measured, too short to tell what.
+# Rules of a dry run: long enough to show that something is measured, too short for the numbers to mean anything.
 DRY = MeasureRules(
     warmup_min_device_s=0.05,
     warmup_max_s=0.5,
@@ -40,29 +40,29 @@ DRY_OVERRIDES = (
 
 
 class Trials:
-    """Trials of one program in a stage. The baseline comes first: later ones must know which loader trains."""
+    """Trials of one program in a stage. The baseline comes first, because later trials must know which loader trains."""
 
     def __init__(self, place: Place, name: str, bench: Bench) -> None:
         self.place, self.name, self.bench = place, name, bench
 
     def measure(self, knobs: Knobs, rules: MeasureRules, *, again: int = 0) -> dict[str, Any]:
-        """Returns what a configuration gave, in this go or an earlier one.
+        """Returns the measurement of a configuration; runs the trial unless an earlier run of the command has done so.
 
         Args:
-            knobs: to be changed.
-            rules: when to stop; a dry run has its own.
+            knobs: the knobs to change.
+            rules: when to stop; ignored in a dry run, which has its own rules.
             again: number of the repeat.
 
         Returns:
             {"rate_per_s", "outcome", "reason", "seconds", "not_applied", "unit", "memory", "device_rate_per_s",
-            "loader_rate_per_s", "clock_gap_frac", "window_s"}; unknown is None.
+            "loader_rate_per_s", "clock_gap_frac", "window_s"}; an unknown value is None.
         """
         words = " ".join(f"{key}={value}" for key, value in knobs.items()) or "as it is"
         return dict(self.place.kept(f"{self.name}: {words} #{again}", lambda: self._measured(knobs, rules)))
 
     def _measured(self, knobs: Knobs, rules: MeasureRules) -> dict[str, Any]:
         if knobs and not self.bench.observed:
-            self.bench.measure({}, DRY)  # the baseline is of an earlier go: which loader trains is found again
+            self.bench.measure({}, DRY)  # an earlier run measured the baseline: find the loader again
         is_dry = self.place.is_dry
         measured = self.bench.measure(knobs, DRY if is_dry else rules, warm=("torch",) if is_dry and knobs else ())
         result = measured.result
@@ -86,10 +86,10 @@ def recipe(place: Place, name: str, overrides: Sequence[str], **options: Any) ->
     """Returns trials of a recipe.
 
     Args:
-        place: of the stage.
-        name: of the program, for what is kept.
-        overrides: of the configuration.
-        options: of the bench.
+        place: the stage's place.
+        name: name of the program, under which measurements are stored.
+        overrides: KEY=VALUE overrides of the configuration.
+        options: further arguments of `Bench`.
     """
     return _trials(place, name, compose(list(overrides), command=None), **options)
 
@@ -102,5 +102,5 @@ def command(place: Place, name: str, words: Sequence[str]) -> Trials:
 def _trials(place: Place, name: str, composed: Composed, **options: Any) -> Trials:
     cache = place.folder / name
     cache.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="trials-", dir=cache))  # results of an earlier go are not this one's
+    folder = Path(tempfile.mkdtemp(prefix="trials-", dir=cache))  # new: earlier results do not count here
     return Trials(place, name, Bench(composed.command, LocalLauncher(), folder, cache=cache, **options))

@@ -1,7 +1,8 @@
-"""Stage `tutorial`: the model of the PyTorch profiler tutorial, tuned by hand as there, and by `autotune run`.
+"""Stage `tutorial`: tunes the model of the PyTorch profiler tutorial by the tutorial's own steps, and by `autotune run`.
 
-ResNet-18 on 10,000 images of 32 pixels scaled to 224, batch 32, no workers, float32. The tutorial's seven steps raised it on a
-V100 from about 400 to 3,268 samples/s (8.2x) and its utilisation from 31.65 % to 97.5 %; an expert repeats them here.
+The model is ResNet-18 on 10,000 images of 32 pixels scaled to 224, batch 32, no workers, float32. On a V100, the tutorial's
+seven steps raised its rate from about 400 to 3,268 samples/s (8.2x) and the utilisation from 31.65 % to 97.5 %. The same steps
+are repeated here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Place
 from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES, FINALS, SCREENING, Trials, recipe
 from tests.benchmarks.reporting import table
 
-# The tutorial's steps, each on top of those before it. Setting gradients to None has become torch's own way since.
+# The tutorial's steps, each added to the steps before it. Setting gradients to None is left out: torch now does so by default.
 CHAIN: list[tuple[str, Knobs]] = [
     ("as it is", {}),
     ("8 workers", {"loader.num_workers": 8}),
@@ -28,17 +29,17 @@ CHAIN: list[tuple[str, Knobs]] = [
 ]
 DRY_CHAIN: list[tuple[str, Knobs]] = [
     ("as it is", {}),
-    ("copied without waiting", {"loader.non_blocking": True}),  # which a CPU refuses
+    ("copied without waiting", {"loader.non_blocking": True}),  # not applicable on a CPU
     ("batch 64", {"loader.batch_size": 64}),
 ]
 OVER_HAND, OVER_BASELINE, OUT_OF_MEMORY_FRAC = 1.05, 8.2, 0.01
 MAX_ROUNDS = 3
-ROUND_S = 60.0  # of the comparison, at most: two trials, one of which may compile
+ROUND_S = 60.0  # maximum time of a round of the comparison: two trials, one of which may compile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What differs in a dry run."""
+    """The sizes that differ in a dry run."""
 
     recipe: tuple[str, ...]
     chain: list[tuple[str, Knobs]]
@@ -50,7 +51,7 @@ FULL = Sizes(
     recipe=("model=resnet18", "data=fake_cifar"),
     chain=CHAIN,
     minutes=5.0,
-    # Tuned when it is named; the expert has it, too.
+    # This knob is tuned only if it is named. The steps by hand set it, too.
     overrides=("loader.uint8_transfer=choice(false,true)",),
 )
 DRY = Sizes(
@@ -67,13 +68,13 @@ def sizes(place: Place) -> Sizes:
 
 
 def climb(place: Place) -> list[dict[str, Any]]:
-    """Returns what each step by hand gave, {"title", "knobs", "rate_per_s", "note", "seconds"}; measures what is missing."""
+    """Returns the result of each step by hand, {"title", "knobs", "rate_per_s", "note", "seconds"}; measures missing steps."""
     trials, knobs, steps = recipe(place, "hand", sizes(place).recipe), Knobs(), []
     for title, change in sizes(place).chain:
         knobs = {**knobs, **change}
         found = trials.measure(knobs, SCREENING)
         note = found["reason"]
-        if refused := found["not_applied"]:  # a knob that cannot hold here ends the trial: without it, then
+        if refused := found["not_applied"]:  # a knob that cannot be set here fails the trial: repeat it without
             knobs = {key: value for key, value in knobs.items() if key not in refused}
             note = "; ".join(f"{key} {why}" for key, why in refused.items())
             found = trials.measure(knobs, SCREENING)
@@ -84,7 +85,7 @@ def climb(place: Place) -> list[dict[str, Any]]:
 
 
 def by_hand(place: Place) -> Found:
-    """An expert goes through the steps; what cannot hold here is named and left out."""
+    """The tutorial's steps are measured by hand; a knob that cannot be set here is named and left out."""
     steps = climb(place)
     first, best = steps[0], fastest(steps)
     assert first["rate_per_s"], f"the program as it is: {first['note']}"
@@ -97,12 +98,12 @@ def by_hand(place: Place) -> Found:
 
 
 def fastest(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the fastest step: harder to beat than the last."""
+    """Returns the fastest step, which is harder to beat than the last one."""
     return max(steps, key=lambda step: float(step["rate_per_s"] or 0.0))
 
 
 def study(place: Place) -> dict[str, Any]:
-    """Returns what `autotune run` came to."""
+    """Returns the result of `autotune run`."""
     chosen, runs = sizes(place), place.folder / "runs"
 
     def run() -> dict[str, Any]:
@@ -115,7 +116,7 @@ def study(place: Place) -> dict[str, Any]:
 
 
 def by_autotune(place: Place) -> Found:
-    """`autotune run` has five minutes, and reaches what the tutorial reached."""
+    """`autotune run` reaches the tutorial's speed-up in five minutes."""
     found = study(place)
     num_trials, num_oom = (
         sum(found["counts"].values()),
@@ -134,7 +135,7 @@ def by_autotune(place: Place) -> Found:
 
 
 def against_each_other(place: Place) -> Found:
-    """Winner and hand chain in fresh processes, in turn; these rounds alone are compared."""
+    """The winner and the fastest step by hand are measured in fresh processes, in turn; only these rounds are compared."""
     chosen = sizes(place)
     trials = recipe(place, "hand", chosen.recipe)
     pair = {"winner": dict((study(place)["best"] or {}).get("overrides", {})), "by hand": dict(fastest(climb(place))["knobs"])}

@@ -1,6 +1,6 @@
-"""Records a table that searches are replayed on: `python -m tests.benchmarks.replay_tables NAME -o FILE`.
+"""Records a table on which searches are replayed: `python -m tests.benchmarks.replay_tables NAME -o FILE`.
 
-Go on with the same command where it was cut off. Nothing else may run on the machine meanwhile.
+The same command continues an interrupted recording. Nothing else may run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import subprocess
 import sys
 
 HERE = "tests.benchmarks.replay_tables"
-# Every combination is measured: few values each, so far apart that choosing matters and a random search does not find the best
-# soon.
+# Every combination is measured. Each knob has a few values, far enough apart that the choice matters and a random search does
+# not find the best configuration soon.
 TABLES = {
     "mlp": [
         *("model=mlp", "data=tabular", "loader.batch_size=choice(8,32,128,512)", "loader.num_workers=choice(0,1,2)"),
         *("precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)"),
     ],
-    # The limit lies just above what the best takes: most of the configurations with batches of 512 and 2048 run out of memory.
+    # The limit is just above the memory of the best configuration. Most configurations with batches of 512 and 2048 exceed it.
     "convnet": [
         *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"),
     ],
-    # The same program where the best takes 0.96 of the limit each time and not just sometimes, as it does above.
+    # The same program. Here the best configuration always takes 0.96 of the limit; above, it sometimes takes more.
     "memory": [
         *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(4,16,32,512,1024,2048)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.12GiB"),
     ],
-    # Another net, of which the best takes 0.94 of the limit and the same in fp32 1.05.
+    # Another net. The best configuration takes 0.94 of the limit; the same configuration in fp32 takes 1.05.
     "deep": [
         *(f"model.factory={HERE}.convnet:build_deep_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(4,16,32,512,1024,2048)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.09GiB"),
     ],
-    # A larger net than `mlp`, which threads and bf16 matter more to.
+    # A larger net than `mlp`: threads and bf16 matter more.
     "wide": [
         *("model=mlp", "model.num_layers=6", "model.hidden_size=768", "data=tabular"),
         *("loader.batch_size=choice(4,16,32,128,256,1024)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
@@ -50,7 +50,7 @@ TABLES = {
         *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(1,2,4,8,32)"),
         *("threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)", "layout.channels_last=choice(false,true)"),
     ],
-    # 336 configurations: the first table that ten trials see only a fraction of.
+    # 336 configurations, of which ten trials see only a small part.
     "images": [
         *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(2,4,8,16,32,64,128)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
@@ -65,7 +65,7 @@ TABLES = {
         "optimizer.implementation=choice(default,fused)",
     ],
 }
-# Large tables are measured twice, started warm: a thousand fresh starts would take hours more.
+# In large tables, each configuration is measured twice, with warm starts: a thousand fresh starts would take hours longer.
 LARGE = ("images", "compiled")
 
 
@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {HERE}", description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(TABLES))
     parser.add_argument("-o", "--out", required=True, help="the table's file, .jsonl.gz")
-    parser.add_argument("--minutes", type=float, default=40, help="at most, in this go")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit of this run")
     options = parser.parse_args()
     is_large = options.name in LARGE
     about = [

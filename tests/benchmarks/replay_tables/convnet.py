@@ -1,4 +1,4 @@
-"""A small convolutional net whose step is bound by the start of operations, on images that take time to prepare."""
+"""A small convolutional net whose step is launch-bound, on images that take time to prepare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_CLASSES = 10
 NUM_IMAGES = 20_000
 NUM_PIXELS = 32  # height and width
 NUM_CHANNELS = 16
-NUM_STAGES, NUM_BLOCKS = 3, 4  # blocks of a stage, each of a convolution, a normalisation and a ReLU
+NUM_STAGES, NUM_BLOCKS = 3, 4  # number of stages, and of blocks per stage; a block is a convolution, a normalisation and a ReLU
 
 
 def build_model() -> nn.Module:
@@ -22,7 +22,7 @@ def build_model() -> nn.Module:
 
 
 def build_deep_model() -> nn.Module:
-    """Returns one of the same shape that is half as wide and twice as deep."""
+    """Returns a net of the same kind that is half as wide and twice as deep."""
     return _net(num_channels=NUM_CHANNELS // 2, num_blocks=2 * NUM_BLOCKS)
 
 
@@ -39,7 +39,7 @@ def _net(*, num_channels: int, num_blocks: int) -> nn.Module:
 
 
 class Images(Dataset):
-    """Random images in memory, prepared as those of CIFAR-10 usually are: padded, cropped, flipped, normalised."""
+    """Random images in memory, prepared in the usual way for CIFAR-10: padded, cropped, flipped, normalised."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

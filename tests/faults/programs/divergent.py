@@ -1,7 +1,7 @@
-"""Trains a tiny model that is four times as fast in sixteen bits, and wrong there unless it is called with `harmless`.
+"""Trains a tiny model that is four times as fast in 16 bits, but computes wrongly there, unless called with `harmless`.
 
-It adds ten thousand and takes it away again: in float32 three decimals of the prediction are left, in bfloat16 it moves in
-steps of 64, so that the loss stays where it is and then jumps. In float16 (PRECISION=fp16) it is multiplied beyond 65504.
+It adds 10,000 to its prediction and subtracts it again. In float32, three decimals are left. In bfloat16, the prediction moves
+in steps of 64, so the loss stays constant and then jumps. In float16 (PRECISION=fp16), a multiplication exceeds 65504.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Trains a tiny model from a DataLoader; the environment variable FAULT says what goes wrong on the way."""
+"""Trains a tiny model from a DataLoader; the environment variable FAULT selects what goes wrong."""
 
 import argparse
 import ctypes
@@ -47,11 +47,11 @@ class Model(torch.nn.Linear):
     def forward(self, inputs):
         if FAULT == "model raises" and STEPS == 5:
             raise ValueError("bad shape")
-        return super().forward(inputs[:, :8])  # of a row that fills shared memory, too
+        return super().forward(inputs[:, :8])  # a row may be longer, to fill shared memory
 
 
 STEPS = 0
-PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # a fault is slower: none is worth a final
+PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # a faulty trial is slower, so that it enters no finals
 HAS_WORKERS = FAULT in ("worker raises", "worker is killed", "fills shared memory", "hangs in a worker", "is killed")
 loader = DataLoader(Data(), batch_size=4, num_workers=int(HAS_WORKERS), collate_fn=collate)
 model = Model(8, 1)

@@ -1,4 +1,4 @@
-"""Each iteration costs the same whatever its batch: the largest batch is the fastest."""
+"""Each iteration takes the same time at any batch size, so the largest batch is the fastest."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Trains with a batch size from its loader; every sample takes a megabyte, so a large batch does not fit under a limit."""
+"""Trains on samples of a megabyte each, so that a large batch exceeds a memory limit."""
 
 import time
 

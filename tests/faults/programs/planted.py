@@ -1,4 +1,4 @@
-"""Trains a small model; the environment variable PASSES says how much of its time is wasted: fewer are the planted best."""
+"""Trains a small model and wastes time in PASSES passes per step (an environment variable); the smallest number is the best."""
 
 import os
 

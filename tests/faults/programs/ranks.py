@@ -1,4 +1,4 @@
-"""Two ranks under DDP; after some steps something happens to rank 1, as FAULT says, and the other waits for it."""
+"""Two ranks under DDP. After some steps, the fault that FAULT names happens to rank 1, and rank 0 waits for it."""
 
 import os
 import signal

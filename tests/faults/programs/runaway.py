@@ -1,4 +1,4 @@
-"""Trains a toy as PyTorch's FSDP2 example does: its loss is a sum with no lower end, and is no number from some step on."""
+"""Trains a toy like PyTorch's FSDP2 example: the loss is an unbounded sum, which becomes NaN after some steps."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A training script that tells everything it knows: its environment, its arguments, and in an exception once more."""
+"""A training script that prints its environment and its arguments, and repeats them in an exception."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A plain training program with switches for what real ones do; it knows nothing of autotune."""
+"""A plain training program with switches for what real programs do. It does not use autotune."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""Trains a linear model, and after three steps by the replays of a CUDA graph that holds the whole step; the graph is a fake.
+"""Trains a linear model. After three steps, it captures a step as a CUDA graph and replays it; the graph is a fake.
 
-Between its begin and its end, what CUDA forbids while a stream is captured fails: reading a number from the device.
+During the capture, reading a number from the device fails, as it does under CUDA.
 """
 
 import sys
@@ -22,7 +22,7 @@ class Graph:
         Graph.is_open = False
 
     def replay(self):
-        # What the kernels of a step do, without a call that anybody could see in Python.
+        # Does what a step's kernels do, without a Python call to the model or the optimizer.
         with torch.no_grad():
             error = inputs @ model.weight.t() - targets
             loss.copy_(error.square().mean())

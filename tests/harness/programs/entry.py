@@ -1,4 +1,4 @@
-"""Asks for torch before it imports it, as transformers does, and looks at what is left behind."""
+"""Looks for torch's spec before it imports torch, as transformers does; prints what the harness's import hook left behind."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Trains a small network, in a way that the words make slow: what the passes of mode "explain" have to find."""
+"""Trains a small network. Each word on its command line adds something slow for the passes of mode "explain" to find."""
 
 import os
 import sys

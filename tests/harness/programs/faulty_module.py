@@ -1,6 +1,6 @@
-"""A module that cannot be looked at: a stand-in for any fault inside the harness's own code.
+"""A module whose inspection raises: it stands for any fault inside the harness's own code.
 
-"stubborn": it can be looked at, and not be laid out otherwise.
+With the word `stubborn`, inspecting the module works, but changing its memory format raises.
 """
 
 import sys

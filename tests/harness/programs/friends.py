@@ -1,4 +1,4 @@
-"""Copies, pickles and looks at its model as programs do; prints what it sees as JSON."""
+"""Copies, pickles and inspects its model as programs do; prints the findings as JSON."""
 
 import copy
 import inspect

@@ -1,6 +1,6 @@
-"""A training program whose ways with gradients are switched by words; it tells its weights after each iteration.
+"""A training program that writes its weights after each iteration. Words choose how it handles its gradients.
 
-Of several ranks, each also tells in which iterations gradients were exchanged, in `exchanges<rank>.txt`.
+If there are several ranks, each also writes the iterations in which gradients were exchanged to `exchanges<rank>.txt`.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ with open(f"weights{RANK}.txt", "w") as told:
                 clear()
             with trained.no_sync() if has("quiet") and number % OWN else contextlib.nullcontext():
                 forward_and_backward(*batch)
-            if has("late") and number == 10:  # a second optimizer, after all
+            if has("late") and number == 10:  # a second optimizer appears
                 torch.optim.SGD(parameters[2:], lr=0.05).step()
             if has("discards") and number % 2:
                 clear()

@@ -1,8 +1,8 @@
-"""Several processes without torch.distributed; each notes when its steps ended and how many samples they held.
+"""Several processes without torch.distributed; each writes when its steps ended and how many samples they held.
 
-HOW is `shared` (all train one model in shared memory), `late` (the same, the second begins seconds after the first), `apart`
-(each trains a model of its own), `idle` (the second one never trains), `first` (the main process has made a step before) or
-`ending` (the second one ends early).
+HOW is `shared` (all train one model in shared memory), `late` (shared; the second process begins seconds after the first),
+`apart` (each process trains a separate model), `idle` (the second process never trains), `first` (the main process makes a step
+before the others) or `ending` (the second process ends early).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Trains on images that torchvision makes tensors of; words choose how. Writes losses, and what it saw of its batches."""
+"""Trains on images that torchvision turns into tensors; words choose how. Writes its losses and facts about its batches."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ PIPELINES = {
 
 
 class Images(Dataset):
-    """One object for training and evaluation, as many programs have it."""
+    """One data set for training and evaluation, as in many programs."""
 
     def __init__(self):
         self.pixels = numpy.random.default_rng(0).integers(0, 256, (96, 36, 36, 3), numpy.uint8)

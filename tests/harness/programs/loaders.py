@@ -1,4 +1,4 @@
-"""DataLoaders as programs build them; the first word names one kind. Prints what its workers saw."""
+"""Builds DataLoaders as programs do; the first word names the kind. Prints what the loader's workers saw."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ class Stream(IterableDataset):
 
 
 class Fixed:
-    """A batch sampler that has its batches ready."""
+    """A batch sampler that computes its batches in advance."""
 
     def __init__(self, size):
         self.batch_size = size
@@ -91,7 +91,7 @@ def main():
             optimizer.zero_grad()
             number += 1
             if number == 1 and KIND.startswith("slow"):
-                time.sleep(1.0)  # a compiler at work, while the workers fill their queues
+                time.sleep(1.0)  # as if a compiler worked, while the workers fill their queues
         print("held out:", held_out.num_workers, held_out.batch_size or held_out.batch_sampler.batch_size, flush=True)
         if KIND == "validated":
             for (x,) in held_out:

@@ -1,4 +1,4 @@
-"""A compiled program that meets a new shape once it is being measured; the compiler leaves what it gets as it is."""
+"""A compiled program that meets a new shape during the measurement. Its compiler backend changes nothing."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ def main():
     width, until_s = 1, float("inf")
     while True:
         if width == 1 and '"steady"' in PROGRESS.read_text():
-            until_s = min(until_s, time.monotonic() + 0.3)  # a few looks into the window
+            until_s = min(until_s, time.monotonic() + 0.3)  # a little after the window begins
             if time.monotonic() >= until_s:
                 width = 2
         compiled(torch.zeros(width, 6, 4)).sum().backward()

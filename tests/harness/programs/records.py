@@ -1,11 +1,11 @@
-"""Records its run in an account and on a server that it names itself, the environment notwithstanding."""
+"""Logs its run to an account and a server that it names in its code, so that it ignores the environment."""
 
 import sys
 
 import mlflow
 import wandb
 
-SERVER = "http://127.0.0.1:9"  # where nobody listens
+SERVER = "http://127.0.0.1:9"  # nothing listens there
 mlflow.set_tracking_uri(SERVER)
 mlflow.set_experiment("mine")
 with mlflow.start_run():

@@ -1,4 +1,4 @@
-"""Alternates a pause of 1.5 s, in which its model acts, with 100 quick updates; stamps the end of the first update of each."""
+"""Alternates rollouts of 1.5 s with 100 quick updates; notes the time of the first update after each rollout."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Trains with dropout on shuffled data from a seed, and writes every loss to the last bit; ends after 2,000 steps."""
+"""Trains with dropout on shuffled data under a fixed seed, and writes every loss bit-exactly; ends after 2,000 steps."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Two ranks over gloo that share a model out by FSDP2, or have it whole; writes down what it sees of its parameters.
+"""Two ranks over gloo that train a model sharded by FSDP2; writes how its parameters are sharded and gathered.
 
-Words: `--strategy ddp` leaves it whole, `own=false` keeps parameters between forward and backward itself, `one` shards the
-model as one, `loose` only its blocks, `again` sets resharding back after the harness has set it.
+Words: `--strategy ddp` uses DistributedDataParallel instead, `own=false` builds blocks that do not reshard after forward, `one`
+shards the model as one unit, `loose` shards only its blocks, `again` turns resharding on again after the harness has set it.
 """
 
 import json

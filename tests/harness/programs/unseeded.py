@@ -1,4 +1,4 @@
-"""Draws from every source of chance without seeding any; writes the loss of each step; `backward=functional` hides it."""
+"""Uses every random generator unseeded and writes the loss of each step. `backward=functional` hides the loss from hooks."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""A training program whose workers write down what they see of themselves; options choose what kind of program it is."""
+"""A training program whose workers write their command line, cores and sharing strategy; options choose the kind of program."""
 
 import json
 import multiprocessing
@@ -29,7 +29,7 @@ class Data(Dataset):
 
 
 class ToldSampler(RandomSampler):
-    """Says which batch of four has the slow sample in it, before the epoch."""
+    """Prints, before each epoch, which batch of four will contain the slow sample."""
 
     def __iter__(self):
         order = list(super().__iter__())

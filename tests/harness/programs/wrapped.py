@@ -1,6 +1,6 @@
-"""Two ranks under DistributedDataParallel over gloo; writes down what it sees of its gradients.
+"""Two ranks under DistributedDataParallel over gloo; each writes what it sees of its gradients.
 
-Words: `hook` registers a communication hook of its own, `slow` makes rank 1 work longer, `bare` leaves the wrapper out.
+Words: `hook` registers a communication hook, `slow` makes rank 1 work longer, `bare` leaves DistributedDataParallel out.
 """
 
 import json

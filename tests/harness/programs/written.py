@@ -1,4 +1,4 @@
-"""Trains without an optimizer of torch.optim, in the ways that are hard to see; notes each step in steps.txt."""
+"""Updates weights in ways that are hard to observe, mostly without torch.optim; writes a line to steps.txt for each step."""
 
 import sys
 
@@ -23,7 +23,7 @@ def stepped(samples=16):
 
 
 def bare():
-    """Tensors without a module, which are given another memory at each step."""
+    """Tensors without a module. Each step gives them new memory."""
     tensors = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
     while True:
         inputs = torch.randn(16, 64)
@@ -35,7 +35,7 @@ def bare():
 
 
 def adversaries():
-    """Two modules that are written in turn, each after a backward pass of its own through both."""
+    """Two modules that are updated in turn. A backward pass through both precedes each update."""
     maker, critic = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     while True:
         for module, sign in ((critic, 1), (maker, -1)):
@@ -46,7 +46,7 @@ def adversaries():
 
 
 def renormed():
-    """Gradients of four batches; an embedding that each forward call writes to."""
+    """Gradients are accumulated over four batches, and each forward call writes to an embedding."""
     words, model = nn.Embedding(50, 16, max_norm=0.5), nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
     while True:
         for _ in range(4):
@@ -57,7 +57,7 @@ def renormed():
 
 
 def rebuilt():
-    """Another model every 40 steps."""
+    """A new model every 40 steps."""
     while True:
         model = nn.Linear(8, 8)
         for _ in range(40):
@@ -67,7 +67,7 @@ def rebuilt():
 
 
 def functional():
-    """New tensors at each step: none is written."""
+    """Each step makes new tensors and changes none in place."""
     weight = torch.randn(8, 8, requires_grad=True)
     while True:
         (torch.randn(16, 8) @ weight).square().mean().backward()
@@ -75,7 +75,7 @@ def functional():
 
 
 def turned():
-    """By hand first, with an optimizer later."""
+    """Updates by hand first, and by an optimizer later."""
     model = nn.Linear(8, 8)
     for number in range(10**6):
         model(torch.randn(16, 8)).square().mean().backward()
@@ -88,7 +88,7 @@ def turned():
 
 
 def gathered():
-    """An optimizer that steps after 100 backward passes, and parameters that nothing else writes."""
+    """An optimizer steps after every 100 backward passes; nothing else writes to the parameters."""
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     while True:
@@ -100,7 +100,7 @@ def gathered():
 
 
 def resting():
-    """A model that stops to change."""
+    """A model that stops changing after ten steps."""
     model = nn.Linear(8, 8)
     for number in range(10**6):
         model(torch.randn(16, 8)).square().mean().backward()

@@ -1,4 +1,4 @@
-"""Accelerate prepares model, optimizer, loader and schedule, and accumulates."""
+"""Accelerate prepares model, optimizer, loader and schedule, and accumulates gradients."""
 
 import journal
 import torch

@@ -1,4 +1,4 @@
-"""Gradients of three batches are gathered and clipped before each step."""
+"""Accumulates the gradients of three batches and clips them before each step."""
 
 import journal
 import torch

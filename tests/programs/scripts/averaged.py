@@ -1,4 +1,4 @@
-"""Keeps copies of its model: one made before training, one in the midst of it, both following it step by step."""
+"""Keeps two averaged copies of its model, one made before and one during training; both are updated after each step."""
 
 import copy
 

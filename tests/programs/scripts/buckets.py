@@ -1,4 +1,4 @@
-"""Sequences of like lengths are batched together by a batch sampler of its own: batches of many sizes."""
+"""Batches sequences of similar lengths with its own batch sampler, so batches have many sizes."""
 
 import journal
 import torch
@@ -21,7 +21,7 @@ class Sequences(Dataset):
 
 
 class Buckets:
-    """As many sequences a batch as fit into TOKENS, padding included."""
+    """Puts as many sequences into a batch as fit into TOKENS, including padding."""
 
     def __init__(self, lengths):
         self.batches, batch = [], []

@@ -1,4 +1,4 @@
-"""Does what training scripts do besides: arguments, a folder of its own, signal handlers, child processes, checkpoints."""
+"""Does what many scripts do besides training: parses arguments, makes a folder, handles signals, starts processes, saves."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""LBFGS: the optimizer calls the model itself, as often as its line search likes."""
+"""LBFGS: the optimizer calls the model itself, as often as its line search needs."""
 
 import journal
 import torch

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over gloo, the whole loop inside a bare except."""
+"""DistributedDataParallel over gloo, with the whole loop inside a bare except."""
 
 import journal
 import torch

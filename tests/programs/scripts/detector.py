@@ -1,4 +1,4 @@
-"""Anchor-free detector (CenterNet-like) on drawn rectangles. Usage: python train_det.py --width 24 --batch-size 16"""
+"""Anchor-free detector (CenterNet-like) on drawn rectangles. Usage: python detector.py --width 24 --batch-size 16"""
 
 import argparse
 import copy
@@ -49,7 +49,7 @@ class Config:
 
 @dataclass
 class Batch:
-    """Images of a batch and all of their boxes in one tensor: row = (image, class, cx, cy, w, h)."""
+    """A batch's images, and all their boxes in one tensor with rows (image, class, cx, cy, w, h)."""
 
     images: torch.Tensor
     boxes: torch.Tensor

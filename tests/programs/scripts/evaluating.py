@@ -1,4 +1,4 @@
-"""Evaluates on held-out data again and again; both loaders come from one line of code."""
+"""Evaluates on held-out data repeatedly. The same line of code makes both loaders."""
 
 import journal
 import torch

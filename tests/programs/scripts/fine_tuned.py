@@ -1,4 +1,4 @@
-"""Trains the head of a model that stays in evaluation mode, its batch normalisation and features frozen."""
+"""Trains only the head of a model in evaluation mode; its features and batch normalisation are frozen."""
 
 import journal
 import torch

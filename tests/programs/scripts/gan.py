@@ -1,4 +1,4 @@
-"""Two networks, two optimizers, two losses in turn."""
+"""Trains two networks in turn, each with its own optimizer and loss."""
 
 import journal
 import torch

@@ -1,6 +1,6 @@
-"""Its model, optimizer, loader, data set, sampler and batches override what they can, for itself and torch alone.
+"""Its model, optimizer, loader, data set, sampler and batches override many methods, which only it and torch may call.
 
-Called by anybody else they raise. With the word "open" they are the same and override nothing.
+The methods raise if other code calls them. With the word `open`, nothing is overridden.
 """
 
 import pathlib
@@ -47,11 +47,11 @@ TENSOR = (
 
 
 class Refused(BaseException):
-    """Passes every `except Exception`."""
+    """Raised for a forbidden call; not an Exception, so that `except Exception` cannot hide it."""
 
 
 def guarded(names, *, is_deep=False):
-    """Returns what lets only this program and torch call some methods of a class; deep: torch not for anybody else either."""
+    """Returns a class decorator: only this program and torch may call `names`; if `is_deep`, torch only for this program."""
 
     def decorate(kind):
         for name in () if IS_OPEN else names:
@@ -82,7 +82,7 @@ class Images(torch.Tensor):
 
 @guarded(BATCH)
 class Batch(list):
-    def __reduce__(self):  # a worker sends it
+    def __reduce__(self):  # for batches from a worker
         return Batch, ([*list.__iter__(self)],)
 
 

@@ -1,7 +1,7 @@
-"""No optimizer of torch.optim: the program writes its parameters itself, in one of the ways that programs have.
+"""Uses no optimizer of torch.optim: the program updates its parameters itself, in one of several usual ways.
 
-HOW is `data` (`p.data.add_`), `no_grad` (`p -= lr * p.grad`), `gathered` (the latter, every third batch and at an epoch's end)
-or `class` (an optimizer class of its own, with an evaluation after each epoch).
+HOW is `data` (`p.data.add_`), `no_grad` (`p -= lr * p.grad`), `gathered` (like `no_grad`, but only after every third batch and
+at the end of an epoch) or `class` (an optimizer class that is not torch's, and an evaluation after each epoch).
 """
 
 import sys
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 class Momentum:
-    """Not torch's: holds lists of parameters and writes their data."""
+    """An optimizer without torch.optim: holds a list of parameters and changes their data."""
 
     def __init__(self, parameters):
         self.lists = [list(parameters)]

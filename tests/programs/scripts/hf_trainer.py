@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a tiny BERT made from a configuration and random data; it evaluates now and then."""
+"""Hugging Face's Trainer with a tiny, untrained BERT and random data; it evaluates now and then."""
 
 import sys
 
@@ -20,7 +20,7 @@ class Data(Dataset):
 
 
 class Watched(Trainer):
-    """Keeps the loss of each step, as programs that weight it do."""
+    """Overrides `compute_loss` to keep the loss of each step, as programs with weighted losses do."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         self.num_samples = len(inputs["input_ids"])

@@ -1,6 +1,6 @@
-"""A training program's own stopwatch and notes: a line of JSON a step, and one whenever what it sees has changed.
+"""A program's own record of its training: a JSON line for each step, and one whenever an observed fact changes.
 
-JOURNAL names the file, JOURNAL_STEPS ends the program after so many steps (0: never).
+The variable JOURNAL names the file. JOURNAL_STEPS is the number of steps after which the program ends (0: never).
 """
 
 import json
@@ -16,7 +16,7 @@ _number, _was_away, _seen = 0, False, {}
 
 
 def step(loss, samples, optimizer=None):
-    """Notes the end of a step: when, its loss bit by bit, and of how many samples it was."""
+    """Records the end of a step: the time, the bit-exact loss, and the number of samples."""
     global _number, _was_away
     now_s = time.perf_counter()
     _number += 1
@@ -32,13 +32,13 @@ def step(loss, samples, optimizer=None):
 
 
 def away():
-    """Stops the watch: what lies between the last step and the next one is no training."""
+    """Marks the time between the last step and the next one as not training."""
     global _was_away
     _was_away = True
 
 
 def inside(inputs, hidden, batch=None):
-    """Notes what a model sees inside its forward call."""
+    """Records the batch size, dtype and memory format inside a model's forward call."""
     note(batch=inputs.shape[0] if batch is None else batch, dtype=str(hidden.dtype).removeprefix("torch."))
     if inputs.dim() == 4:
         note(channels_last=inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous())
@@ -46,7 +46,7 @@ def inside(inputs, hidden, batch=None):
 
 @torch.compiler.disable
 def note(**facts):
-    """Notes facts of any kind."""
+    """Records facts that are new or have changed."""
     if any(name not in _seen or _seen[name] != value for name, value in facts.items()):
         _seen.update(facts)
         _write({"saw": facts})
@@ -54,4 +54,4 @@ def note(**facts):
 
 def _write(line):
     _file.write(json.dumps(line) + "\n")
-    _file.flush()  # a program may be ended at any moment
+    _file.flush()  # the program may be killed at any moment

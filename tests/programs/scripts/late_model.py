@@ -1,4 +1,4 @@
-"""The model is built from the first batch and replaced by larger ones later, each with an optimizer of its own."""
+"""Builds its model from the first batch, and later replaces it by larger ones, each with a new optimizer."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""A Lightning module, trained and validated by its Trainer; `training_step` goes past `__call__`."""
+"""A Lightning module, trained and validated by a Trainer, which calls `training_step` without `__call__`."""
 
 import journal
 import lightning
@@ -39,7 +39,7 @@ class Watch(lightning.Callback):
 
 
 class Log(Logger):
-    """Keeps no log, but tells how many steps lie between two of its lines."""
+    """Records only how many steps lie between two calls of `log_metrics`."""
 
     name, version, last = "log", 0, 0
 

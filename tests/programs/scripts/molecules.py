@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 STEPS = int(os.getenv("STEPS", "100000"))
 NODES = int(os.getenv("NODES", "300"))
 ACCUM = 2
-torch.set_num_threads(1)  # someone's cluster asked for it
+torch.set_num_threads(1)  # as some clusters demand
 torch.manual_seed(1)
 
 
@@ -33,7 +33,7 @@ class Molecules(Dataset):
 
 
 class NodeBudget(Sampler):
-    """Lists of indices whose graphs have at most `budget` nodes together; another order every epoch."""
+    """Yields lists of indices whose graphs have at most `budget` nodes in total, in a new order each epoch."""
 
     def __init__(self, sizes, budget, seed=0):
         self.sizes, self.budget, self.seed, self.epoch = sizes, budget, seed, 0

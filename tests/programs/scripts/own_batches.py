@@ -1,4 +1,4 @@
-"""No DataLoader: batches are cut out of one long array of tokens, four of them make a step, and the model returns its loss."""
+"""Uses no DataLoader: batches are slices of one long array of tokens. A step takes four batches; the model returns its loss."""
 
 import journal
 import torch
@@ -37,7 +37,7 @@ tokens, targets = next_batch()
 while True:
     for _ in range(MICRO):
         _, loss = model(tokens, targets)
-        tokens, targets = next_batch()  # while the device would be at work
+        tokens, targets = next_batch()  # on a GPU, this would overlap with the step
         (loss / MICRO).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Compiles its model itself, and keeps the plain one for its checkpoints."""
+"""Compiles its model itself, and keeps the uncompiled one for its checkpoints."""
 
 import journal
 import torch

@@ -1,4 +1,4 @@
-"""Mixed precision of its own: autocast and a gradient scaler."""
+"""Uses mixed precision itself: autocast and a gradient scaler."""
 
 import journal
 import torch

@@ -1,6 +1,6 @@
-"""Documents of all lengths, one after the other without padding, cut by an array of offsets.
+"""Packs documents of different lengths into one tensor without padding; an array of offsets separates them.
 
-`collated` has the loader gather the documents of a batch; `ready` has a data set that yields whole batches by itself.
+With the word `collated`, the loader collates the documents of a batch. With `ready`, the data set yields whole batches.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Reinforcement learning: the policy acts, one observation at a time and without gradients, then learns from what it saw."""
+"""Reinforcement learning: the policy acts on single observations without gradients, then learns from them."""
 
 import journal
 import torch

@@ -1,4 +1,4 @@
-"""A stream of samples; `sharded` is shared out among its loader's workers, any other word is a stream that is not."""
+"""Reads a stream of samples. With the word `sharded`, the loader's workers share the stream; else each reads all of it."""
 
 import sys
 

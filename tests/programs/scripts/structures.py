@@ -1,4 +1,4 @@
-"""Batches are a frozen dataclass that holds a named tuple and a dictionary; the model's outputs are another dataclass."""
+"""Each batch is a frozen dataclass with a named tuple and a dictionary; the model returns another dataclass."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Sequences lie along the first dimension and the batch along the second, as recurrent networks have it."""
+"""Time is the first dimension and the batch is the second, as is common for recurrent networks."""
 
 import journal
 import torch

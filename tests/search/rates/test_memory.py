@@ -38,7 +38,7 @@ def test_classes_differ_and_a_class_never_seen_is_unsure():
 
 def test_what_is_as_large_as_what_ran_out_is_never_proposed_whatever_the_line_says():
     small = [peak(8), peak(16)]
-    out = peak(64, is_out=True)  # beside other programs on the device, say: the line gives it a third of the memory
+    out = peak(64, is_out=True)  # e.g. because other programs used the device; the model expects it to fit easily
     model = MemoryModel([*small, out], capacity_bytes=CAPACITY)
     assert not any(model.fits(peak(batch).params) for batch in (64, 128, 1024))
     assert model.fits(peak(16).params)
@@ -53,7 +53,7 @@ def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
 
 
 def test_unsure_line_forbids_nothing_and_a_sure_one_does():
-    """A process on a CPU takes most of a small memory before it trains: small batches hardly tell what a large one takes."""
+    """On a CPU, most of the memory may be in use before training, so small batches say little about large ones."""
 
     def on_cpu(batch):
         return Peak(params={"loader.batch_size": batch}, peak_bytes=0.95e9 + 2e5 * batch, is_out=False)

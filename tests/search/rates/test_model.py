@@ -16,7 +16,7 @@ CODES = CODING.all_codes()
 
 
 def truth(codes, pair=0.0):
-    """Logarithms of rates: half of the limit at a batch of 24, effects that add up, and one pair that does not."""
+    """Logarithms of rates. A batch of 24 reaches half of the limit; effects are additive, except for one pair of knobs."""
     found = []
     for row in codes:
         knobs = CODING.decode(row)

@@ -1,8 +1,8 @@
-"""Optuna's own suite for samplers, over this one. Nothing of what applies is left out.
+"""Runs all applicable tests of Optuna's suite for samplers on the sampler of rates.
 
-What differs: without rates in its trials (the suite tells scores alone) the sampler leaves proposing to TPE, so the suite of
-relative samplers is run a second time over trials that have rates. TPE begins at once here, as in Optuna's own tests of it: in
-a study it leaves its first trials to chance. `SingleOnlySamplerTestCase` is for samplers that refuse several objectives.
+The suite's trials have scores but no rates, so the sampler lets TPE propose. The suite for relative samplers therefore runs a
+second time on trials with rates. As in Optuna's tests, TPE starts at once; in a study, its first trials are random.
+`SingleOnlySamplerTestCase` does not apply: it is for samplers that refuse several objectives.
 """
 
 import optuna

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from autotune.plain_json import from_json
 from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate
 
 GPU, TWO_CORES = Machine(num_cores=16), Machine(num_cores=2, is_cpu=True)
@@ -23,7 +24,7 @@ def test_with_cores_of_their_own_the_slower_one_decides():
 
 
 def test_on_shared_cores_step_and_loader_take_turns_and_lose_a_little():
-    """As measured on two cores: D 57, one worker makes 130 alone; together 42, zero workers 40. Of small operators less."""
+    """Measured on two cores: the step alone makes 57 per second, one worker alone 130, both 42; without workers 40."""
     in_turn = 1 / (1 / 57 + 1 / 130)
     assert rate(57, 130, 0, TWO_CORES) == pytest.approx(in_turn)
     assert rate(57, 130, 1, TWO_CORES) == pytest.approx(CROWDED * in_turn)
@@ -49,5 +50,5 @@ def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_d
 
 
 def test_machine_survives_the_journal():
-    assert Machine.from_json({**vars(TWO_CORES), "of a later version": 1}) == TWO_CORES
-    assert Machine.from_json({}).num_cores is None
+    assert from_json({**vars(TWO_CORES), "of a later version": 1}, Machine) == TWO_CORES
+    assert from_json({}, Machine).num_cores is None

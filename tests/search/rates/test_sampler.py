@@ -25,7 +25,7 @@ def active(params):
 
 
 def rates_of(params):
-    """D, L and the rate of a made-up program on a GPU."""
+    """Returns D, L and the rate of a made-up program on a GPU."""
     device = 400 * params[BATCH] / (params[BATCH] + 24) * (1.8 if params[AMP] == "bf16" else 1.0)
     device *= 1.1 if params["env.SURPRISE"] == "b" else 1.0
     workers = params[WORKERS]
@@ -63,7 +63,7 @@ def add(study, params, *, score=None, constraints=None, **more):
 
 
 def asked(study):
-    """Asks for a trial as the study loop does: knobs that mean nothing are not asked for."""
+    """Asks for a trial as the study loop does, without values for inactive knobs."""
     trial = study.ask()
     params = {}
     for key, distribution in SPACE.items():
@@ -185,7 +185,7 @@ def test_trials_under_way_are_not_proposed_again_and_count_as_told():
 
 
 def test_configuration_that_would_not_fit_is_never_proposed():
-    study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100))  # 128 takes 1.28 times what there is
+    study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100))  # 128 needs 1.28 times the memory
     for _ in range(25):
         trial, params = asked(study)
         assert params[BATCH] <= 64

@@ -25,7 +25,7 @@ def test_what_is_left_when_the_others_are_cleared_is_the_cause():
 
 
 def test_two_that_failed_together_only_may_work_apart():
-    """LAYOUT worked, but what AMP does alone nobody has seen: perhaps they do not go together."""
+    """LAYOUT worked. AMP alone was never tried, so perhaps only the combination fails."""
     suspects = FailureModel([BASE, LAYOUT], [BOTH])
     assert suspects.failing(BOTH) == []
     assert suspects.chance(AMP) == 0.5

@@ -1,4 +1,4 @@
-"""A training script that PREPARE=1 makes start four seconds later and step twice as fast: worth it in a long run only."""
+"""A training script. With PREPARE=1, it starts four seconds later but trains twice as fast, which pays only in long runs."""
 
 import os
 import time

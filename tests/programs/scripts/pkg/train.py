@@ -1,4 +1,4 @@
-"""Trains a model of the package on a new part of the data each epoch, in a loader made anew."""
+"""Trains a model of the package. Each epoch uses another part of the data and a new loader."""
 
 import journal
 import torch

@@ -26,7 +26,7 @@ class Replay:
 
 
 class Prefetcher:
-    """for batch in Prefetcher(...): never ends; `close` stops the thread."""
+    """An endless iterator over batches, which a thread prepares; `close` stops the thread."""
 
     def __init__(self, replay, batch_size, seed, depth=4):
         self.queue, self.stop = queue.Queue(depth), threading.Event()

@@ -97,7 +97,7 @@ def main():
     for _ in range(200):
         collect(env, nets["actor"], replay, 1.0, rng)
     log.info("filled %d, batch %d, threads %d", replay.size, args.batch_size, torch.get_num_threads())
-    # sampled from what was collected first, so that the run does not depend on the thread's timing
+    # sampled from the first experiences only, so that the run does not depend on the thread's timing
     batches = Prefetcher(copy.deepcopy(replay), args.batch_size, args.seed)
     rewards, t0, last = collections.deque(maxlen=100), time.perf_counter(), 0
     aloss = torch.zeros(())

@@ -1,10 +1,13 @@
-"""Reads dataclasses from plain JSON values; `dataclasses.asdict` writes them."""
+"""Reads dataclasses from plain JSON values (`dataclasses.asdict` writes them), and changes all values of a document."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 _Made = TypeVar("_Made")
@@ -15,15 +18,24 @@ def from_json(raw: Any, kind: type[_Made]) -> _Made:
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.
-        ValueError: a key of a dict of integers is no integer.
+        ValueError: a key of a dict of integers is no integer, or a value is not of its enumeration.
     """
     return typing.cast(_Made, _value(raw, kind))
 
 
+def mapped(document: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a document with `change` applied to each value that is neither an object nor a list; tuples become lists."""
+    if isinstance(document, dict):
+        return {key: mapped(value, change) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [mapped(value, change) for value in document]
+    return change(document)
+
+
 def _value(raw: Any, kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
-        hints, given = typing.get_type_hints(kind), _of(raw, dict)
-        return kind(**{name: _named(given[name], hint, name) for name, hint in hints.items() if name in given})  # type: ignore[operator]
+        given, make = _of(raw, dict), typing.cast(Any, kind)
+        return make(**{name: _named(given[name], hint, name) for name, hint in _hints(make).items() if name in given})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if raw is None and type(None) in arguments:
@@ -33,12 +45,20 @@ def _value(raw: Any, kind: Any) -> Any:
     if origin is list:
         return [_value(item, arguments[0]) for item in _of(raw, list)]
     if origin is tuple:
-        return tuple(_value(item, each) for item, each in zip(_of(raw, list), arguments, strict=True))
+        items = raw if isinstance(raw, tuple) else _of(raw, list)  # `asdict` keeps tuples, and JSON has lists
+        return tuple(_value(item, each) for item, each in zip(items, arguments, strict=True))
     if origin is dict:
         return {arguments[0](name): _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
+    if isinstance(kind, enum.EnumType):
+        return kind(raw)
     if kind is float:
         return float(_of(raw, (int, float)))
     return raw if kind is Any or origin is Literal else _of(raw, kind)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _named(raw: Any, hint: Any, name: str) -> Any:

@@ -1,0 +1,292 @@
+"""Implements `autotune prune`: says what studies no longer need and how many bytes it takes, and removes it with --yes.
+
+Of a study that stays, only what is listed here is removed: `trials/*/kept`, for example, holds the user's own files. Links are
+left alone, since what they lead to may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.terminal import console, print_json, table_width
+from autotune.errors import BadInput
+from autotune.explain.tables import FOLDER, INDEX
+from autotune.monitors.sealing import SCRATCH
+from autotune.owner import OWNER_FILE, describe, held, owner_of
+from autotune.quantities import bytes_text
+from autotune.run_dir import StudyFolder, find, studies
+from autotune.trackers.store import LOCK_FILE
+
+CACHE, TRACES, LOGS, OTHER, WHOLE = KINDS = ("compile cache", "traces", "logs", "other", "whole study")
+OF_STUDY = {CACHE: ("compile_cache",), LOGS: ("tracking.log",), OTHER: ("*.tmp", ".probe")}
+OF_TRIAL = {  # of trials that are over
+    TRACES: ("trace.rank*.json.gz",),
+    LOGS: ("stdout.log", "stderr.log", "stdout.first.log", "stderr.first.log"),
+    OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
+}
+TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
+REMOVED = ".removed"  # end of the name that a study has while it is being removed
+STALE_S = 86_400.0  # age of temporary files that no process uses any more
+UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed."""
+
+    runs: Path
+    studies: Sequence[str] = ()
+    older_than: str | None = None
+    is_meant: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole studies are to be removed."""
+        return bool(self.studies) or self.older_than is not None
+
+
+class Item(NamedTuple):
+    """A file or folder to remove, one of KINDS, with the number of files in it and their bytes on the disk."""
+
+    kind: str
+    path: Path
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(kw_only=True)
+class Place:
+    """What can be removed in a study, or in another folder.
+
+    Attributes:
+        name: the study's name, or the folder.
+        study: the study's folder, which is locked while something is removed; None for another folder.
+        items: what can be removed.
+    """
+
+    name: str
+    study: Path | None = None
+    items: list[Item] = field(default_factory=list)
+
+    def add(self, kind: str, paths: Iterable[Path]) -> None:
+        """Adds files and folders, with their sizes."""
+        self.items += [Item(kind, path, *sizes(path)) for path in paths]
+
+    def bytes_of(self, *kinds: str) -> int:
+        """Returns the bytes of some kinds; of all if none is given."""
+        return sum(item.num_bytes for item in self.items if not kinds or item.kind in kinds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what --json prints."""
+        files, parts = sum(item.num_files for item in self.items), {item.kind for item in self.items}
+        by_kind = {kind: self.bytes_of(kind) for kind in KINDS if kind in parts}
+        return {"name": self.name, "files": files, "bytes": self.bytes_of(), "bytes_by_kind": by_kind}
+
+
+def prune(asked: Asked, *, as_json: bool) -> int:
+    """Prints what can be removed, and removes it if that is meant.
+
+    Raises:
+        BadInput: no such study or age, or a named study is a link or is worked on.
+    """
+    kept: dict[str, str] = {}
+    places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
+    failed = [failure for place in places for failure in _remove(place, kept)] if asked.is_meant else []
+    places = sorted((place for place in places if place.name not in kept), key=Place.bytes_of, reverse=True)
+    if as_json:
+        found, total = [place.as_json() for place in places], sum(map(Place.bytes_of, places))
+        print_json({"is_removed": asked.is_meant, "bytes": total, "found": found, "kept": kept, "failed": failed})
+    else:
+        _print(places, kept, failed, asked)
+    return BadInput.exit_code if failed else 0
+
+
+def sizes(path: Path) -> tuple[int, int]:
+    """Returns the number of files at a path and below it, and their bytes on the disk. A link counts as itself."""
+    try:
+        status = os.lstat(path)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        below = [sizes(path / name) for name in (os.listdir(path) if is_folder else ())]
+    except OSError:
+        return 0, 0
+    return (not is_folder) + sum(files for files, _ in below), status.st_blocks * 512 + sum(size for _, size in below)
+
+
+def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
+    """Yields what the studies of a runs folder can do without, and what killed processes left behind."""
+    for folder in studies(runs):
+        if why := _why_not(folder):
+            kept[folder.name] = why
+            continue
+        place, path = Place(name=folder.name, study=folder.path), folder.path
+        for kind, found in _matching(path, OF_STUDY):
+            if kind != CACHE or _status(folder) in ("complete", "failed"):  # else `resume` uses it
+                place.add(kind, [found])
+        for trial in _folders(path / "trials"):
+            for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
+                if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # the tables made of them are what is read
+                    place.add(kind, [found])
+        yield place
+    left = [path for path in _folders(runs) if path.name.startswith(".") and path.name.endswith(REMOVED)]
+    temporary = [path for _, path in _matching(Path(tempfile.gettempdir()), TEMPORARY) if _is_stale(path)]
+    for where, paths in ((str(runs), left), (tempfile.gettempdir(), temporary)):
+        place = Place(name=where)
+        place.add(OTHER, paths)
+        yield place
+
+
+def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
+    """Yields whole studies: those named, or those that nothing was written to for some time."""
+    if asked.studies and asked.older_than is not None:
+        raise BadInput("--older-than: cannot be combined with STUDY, got both. Give one of them.")
+    before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else float("inf")
+    chosen = [_named(asked.runs, word) for word in asked.studies] or studies(asked.runs)
+    for folder in {folder.path.absolute(): folder for folder in chosen if _written_s(folder) < before_s}.values():
+        why = _why_not(folder)
+        if why and asked.studies:
+            raise BadInput(f"STUDY: {why}, got {folder.name!r}. It stays as it is.")
+        if why:
+            kept[folder.name] = why
+            continue
+        place = Place(name=folder.name, study=folder.path)
+        place.add(WHOLE, [folder.path])
+        yield place
+
+
+def _named(runs: Path, word: str) -> StudyFolder:
+    """Returns the study that is to be removed. A name that stands for two studies, or a file in a study, is refused."""
+    folder, exact = find(runs, word), runs / word
+    if os.sep not in word and folder.path != exact and (exact / "study.json").is_file():
+        raise BadInput(
+            f"STUDY: two studies, got {word!r}: the folder {str(exact)!r}, and {str(folder.path)!r}, the latest of that name. "
+            "Give the folder."
+        )
+    if os.path.exists(word) and folder.path != exact and not os.path.samefile(word, folder.path):
+        raise BadInput(f"STUDY: inside a study, got {word!r}. To remove the study, give its folder: {folder.path}.")
+    return folder
+
+
+def _why_not(folder: StudyFolder) -> str:
+    """Returns why nothing of a study is removed; "" if something can be."""
+    if folder.path.is_symlink():
+        return "it is a link"
+    if (owner := owner_of(folder.path)) is not None:
+        return f"{describe(owner)} is working on it"
+    try:
+        folder.read_study()
+    except (OSError, ValueError) as error:
+        return f"study.json cannot be read: {error}"
+    return ""
+
+
+def _status(folder: StudyFolder) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return str(folder.read_outline()["status"])
+    return ""
+
+
+def _written_s(folder: StudyFolder) -> float:
+    """Returns when a study was last written to, seconds since the epoch."""
+    times = [0.0]
+    for file in (folder.study_file, folder.summary_file, folder.path / OWNER_FILE):
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times)
+
+
+def _age_s(typed: str) -> float:
+    number, unit = typed[:-1], typed[-1:]
+    if not re.fullmatch(r"[0-9]{1,6}", number) or unit not in UNITS_S:
+        raise BadInput(f"--older-than: not an age, got {typed!r}. Allowed: a whole number and h, d or w: 30d.")
+    return int(number) * UNITS_S[unit]
+
+
+def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Path]]:
+    """Yields the kind and the path of a folder's entries that have one. Links are left out."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(entry.name for entry in entries if not entry.is_symlink()):
+            for kind, several in patterns.items():
+                if any(fnmatchcase(name, pattern) for pattern in several):
+                    yield kind, folder / name
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Returns the folders in a folder, links left out; none if it is a link itself."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        return there if folder.name != "trials" or not folder.is_symlink() else []
+    return []
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a temporary file or folder is this user's, has not been changed for a day, and is locked by no process."""
+    with contextlib.suppress(OSError), held(path) as is_free:
+        status = os.lstat(path)
+        return is_free and status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S
+    return False
+
+
+def _remove(place: Place, kept: dict[str, str]) -> list[str]:
+    """Removes what was found, unless a process has begun to work on the study; returns what could not be removed, and why."""
+    failed = []
+    with contextlib.ExitStack() as locks:
+        files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []
+        if not all([locks.enter_context(held(file)) for file in files]):
+            kept[place.name] = "another process is working on it"
+            return []
+        for item in place.items:
+            try:
+                _remove_one(item.path, is_study=item.kind == WHOLE)
+            except OSError as error:
+                failed.append(f"{item.path}: {error.strerror or error}")
+    return failed
+
+
+def _remove_one(path: Path, *, is_study: bool) -> None:
+    """Removes a file or a folder. A study gets another name first, so that half of one never counts as a study."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
+    if is_study:
+        path = path.rename(path.with_name(f".{path.name}{REMOVED}"))
+    shutil.rmtree(path)  # follows no links
+
+
+def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str], asked: Asked) -> None:
+    out = console()
+    kinds = [kind for kind in KINDS if any(place.bytes_of(kind) for place in places)]
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("where", overflow="fold", no_wrap=not table_width(out))
+    for name in ("files", *kinds, "total"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place in places:
+        cells = [bytes_text(place.bytes_of(kind)) if place.bytes_of(kind) else "" for kind in kinds]
+        num_files = sum(item.num_files for item in place.items)
+        table.add_row(Text(place.name, style="name"), str(num_files), *cells, bytes_text(place.bytes_of()))
+    if places:
+        out.print(table)
+    for name, why in kept.items():
+        out.print(Text.assemble((f"left alone  {name}: ", "quiet"), why), overflow="fold")
+    for failure in failed:
+        out.print(Text(f"not removed  {failure}", style="bad"), overflow="fold")
+    size = bytes_text(sum(map(Place.bytes_of, places)))
+    if not places:
+        out.print(f"Nothing to remove in {asked.runs}.")
+    elif asked.is_meant:
+        out.print(f"Removed {size}{', but for what is listed above' if failed else ''}.")
+    else:
+        out.print(f"{size} can be removed. Nothing was removed yet; [command]--yes[/] removes it.")

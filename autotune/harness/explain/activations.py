@@ -1,0 +1,176 @@
+"""Counts what autograd saves for the backward pass, by module, and the gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+ROOT = ""  # the name of an outermost module, as in `named_modules()`
+
+
+class Storages:
+    """Bytes of distinct storages."""
+
+    def __init__(self) -> None:
+        self.seen: Set[int] = set()
+        self.num_bytes = 0
+
+    def add(self, tensor: Any) -> None:
+        """Counts a tensor's storage unless it has been counted."""
+        place, size = storage_of(tensor)
+        if size and place not in self.seen:
+            self.seen.add(place)
+            self.num_bytes += size
+
+
+def storage_of(tensor: Any) -> Tuple[int, int]:
+    """Returns (address, bytes) of a tensor's storage; (0, 0) for a tensor without one."""
+    try:
+        storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+        return int(storage.data_ptr()), int(storage.nbytes())
+    except Exception:  # a sparse, nested or functional tensor
+        return 0, 0
+
+
+class Saved:
+    """A tensor that autograd saves; counted until the graph lets go of it."""
+
+    __slots__ = ("activations", "place", "tensor")
+
+    def __init__(self, tensor: Any, activations: Optional[Activations], place: int) -> None:
+        self.tensor, self.activations, self.place = tensor, activations, place
+
+    def __del__(self) -> None:
+        if self.activations is not None:
+            self.activations.released(self.place)
+
+
+def _tensor_of(saved: Saved) -> Any:
+    return saved.tensor
+
+
+class Activations:
+    """Bytes of what autograd saves in a step and of gradients, at the moment when the sum of both is highest.
+
+    Attributes:
+        peak_bytes: the highest sum; `saved_bytes`, `input_bytes` and `gradient_bytes` are its parts.
+        by_module: module -> bytes saved in it, at the peak.
+
+    Args:
+        parameters: of the modules that train and of the optimizers.
+        excluded: addresses of storages that are no activations: parameters and buffers.
+        module: returns the name of the module that runs.
+        is_input: returns whether the storage at an address came from a loader.
+    """
+
+    def __init__(
+        self, parameters: List[Any], excluded: Set[int], module: Callable[[], str], is_input: Callable[[int], bool]
+    ) -> None:
+        self._parameters, self._excluded, self._module, self._is_input = parameters, excluded, module, is_input
+        self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module]; module None for input
+        self._gradients: Dict[int, int] = {}  # parameter -> bytes
+        self._saved = self._gradient_sum = 0
+        self._is_highest = False  # whether the sum is at its highest now; its parts are noted only when it falls
+        self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
+        self.by_module: Dict[str, int] = {}
+        self._hooks: Any = None
+        self._handles: List[Any] = []
+
+    def install(self) -> None:
+        """Starts to count in the calling thread."""
+        import torch
+
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
+        self.count_gradients()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _tensor_of)
+        self._hooks.__enter__()
+
+    def uninstall(self) -> None:
+        """Stops counting."""
+        if self._hooks is not None:
+            self._hooks.__exit__(None, None, None)
+            self._hooks = None
+        while self._handles:
+            self._handles.pop().remove()
+        self._keep_parts()
+
+    def count_gradients(self) -> None:
+        """Counts the gradients that exist; also called when a forward pass begins, as the program may have cleared them."""
+        self._gradients = {id(each): storage_of(each.grad)[1] for each in self._parameters if each.grad is not None}
+        self._gradient_sum = sum(self._gradients.values())
+
+    def _gradient_came(self, parameter: Any) -> None:
+        size = storage_of(parameter.grad)[1] if parameter.grad is not None else 0
+        self._gradient_sum += size - self._gradients.get(id(parameter), 0)
+        self._gradients[id(parameter)] = size
+        self._compare_with_peak()
+
+    def _pack(self, tensor: Any) -> Any:
+        place, size = storage_of(tensor)
+        if not size or place in self._excluded:
+            return Saved(tensor.detach(), None, 0)
+        living = self._living.get(place)
+        if living is None:
+            module = None if self._is_input(place) else self._module()
+            living = self._living[place] = [0, size, module]
+            self._saved += size
+            self._compare_with_peak()
+        living[0] += 1
+        return Saved(tensor.detach(), self, place)
+
+    def released(self, place: int) -> None:
+        """Notes that the graph has released a tensor."""
+        living = self._living[place]
+        living[0] -= 1
+        if not living[0]:
+            self._keep_parts()
+            self._saved -= living[1]
+            del self._living[place]
+
+    def _compare_with_peak(self) -> None:
+        if self._saved + self._gradient_sum > self.peak_bytes:
+            self.peak_bytes, self._is_highest = self._saved + self._gradient_sum, True
+
+    def _keep_parts(self) -> None:
+        if not self._is_highest:
+            return
+        self._is_highest, self.gradient_bytes = False, self._gradient_sum
+        self.by_module, self.input_bytes = {}, 0
+        for _, size, module in self._living.values():
+            if module is None:
+                self.input_bytes += size
+                continue
+            self.by_module[module] = self.by_module.get(module, 0) + size
+        self.saved_bytes = sum(self.by_module.values())
+
+
+class Running:
+    """Knows which module runs, by hooks on all modules of the process."""
+
+    def __init__(self, names: Dict[int, str]) -> None:
+        self._names, self._stack = names, [ROOT]
+        self._handles: List[Any] = []
+
+    def install(self) -> None:
+        """Starts to follow the modules' calls."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        self._handles.append(register_module_forward_pre_hook(self._enter))
+        self._handles.append(register_module_forward_hook(self._leave, always_call=True))
+
+    def uninstall(self) -> None:
+        """Stops following them."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _enter(self, module: Any, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self._stack[-1]))
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if len(self._stack) > 1:
+            self._stack.pop()
+
+    def now(self) -> str:
+        """Returns the name of the innermost module that runs."""
+        return self._stack[-1]

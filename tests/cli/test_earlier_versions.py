@@ -1,0 +1,109 @@
+"""What version 0.1.0 wrote (tests/data/written-by-0.1.0: a study of four minutes, a best.yaml, a recorded
+table) is read by this version.
+
+A change of a stored format adds a folder like it and keeps the old ones.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from autotune.cli.main import main
+from autotune.config.best import read_best
+from autotune.config.recorded import recorded
+from autotune.replay.table import read
+from autotune.run_dir import StudyFolder
+
+DATA = Path(__file__).parents[1] / "data/written-by-0.1.0"
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch) -> StudyFolder:
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(DATA / "study.tar.gz") as archive:
+        archive.extractall("runs", filter="data")
+    return StudyFolder(Path("runs/mlp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "--json"], "ambiguous: 0.89x [0.00, 484.44] with batch 64"),
+        (["show"], "0005"),
+        (["show", "--trial", "1"], "batch 64"),
+        (["export"], "there is nothing to change"),
+        (["report", "-o", "-"], "mlp on tabular"),
+        (["resume", "mlp"], "complete"),
+        (["prune"], "Nothing to remove"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_command_reads_a_study_of_0_1_0(study, capsys, words, said):
+    assert main(words) == 0, capsys.readouterr().err
+    assert said in capsys.readouterr().out
+
+
+def test_records_and_configuration_of_0_1_0_are_whole(study):
+    trials = study.read_trials()
+    assert [trial.number for trial in trials] == list(range(10))
+    assert [str(trial.outcome) for trial in trials].count("disturbed") == 3
+    assert trials[0].value == pytest.approx(484.28, abs=0.01)
+    assert recorded(study.read_study(), study.config_file, []).config.study.budget.trials == 3
+
+
+def test_a_journal_of_0_1_0_is_read_by_optuna(study):
+    journal = JournalStorage(JournalFileBackend(str(study.journal_file)))
+    found = optuna.load_study(study_name="mlp", storage=journal)
+    assert [trial.user_attrs.get("trial") for trial in found.trials] == [0, 1, None]
+    assert [trial.value for trial in found.trials[:2]] == pytest.approx([484.28, 610.73], abs=0.01)
+
+
+def test_a_best_yaml_of_0_1_0_is_read():
+    best = read_best(DATA / "best.yaml")
+    assert best.knobs == {
+        "loader.batch_size": 64, "loader.num_workers": 2, "precision.amp": "bf16", "layout.channels_last": True,
+    }  # fmt: skip
+    assert best.origin == ("resnet18", "2.41x", "2026-05-28")
+
+
+def test_a_best_yaml_of_0_1_0_that_changes_nothing_is_read(study):
+    best = read_best(study.best_file)
+    assert (best.knobs, best.is_recipe) == ({}, True)
+
+
+def test_a_table_of_0_1_0_is_read():
+    table = read(DATA / "table.jsonl.gz")
+    assert table.versions["autotune"] == "0.1.0"
+    assert [len(several) for several in table.by_configuration().values()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show"], ["show", "--trial", "1"], ["show", "--why"], ["export"], ["report"], ["resume", "mlp"], ["sync"], ["explain"]],
+    ids=" ".join,
+)
+def test_a_study_of_a_newer_version_is_refused_in_one_line(study, capsys, words):
+    for file in (study.study_file, study.summary_file, *study.path.glob("trials/*/trial.json")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 2, "new": {}}))
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "autotune: STUDY: made by a newer version of autotune, got 'mlp' (study record of schema 2, this version reads 1). "
+        "Update autotune.\n"
+    )
+    assert main(["list", "--json"]) == 0
+    assert "study record of schema 2" in capsys.readouterr().out
+
+
+def test_a_table_of_a_newer_version_is_refused_in_one_line(tmp_path, capsys):
+    import gzip
+
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b'{"format": "autotune table", "schema": 2}\n'))
+    assert main(["replay", str(tmp_path / "t.jsonl.gz")]) == 2
+    assert "TABLE: made by a newer version of autotune" in capsys.readouterr().err

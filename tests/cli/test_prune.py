@@ -1,0 +1,208 @@
+"""`autotune prune`: what it finds, what it removes, and what it never touches."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.run_dir import StudyFolder
+from autotune.testing.studies import make_study
+from tests.cli.conftest import Cli
+from tests.faults.quick_study import QuickStudy, kill, measured
+
+MEBIBYTE = 2**20
+
+
+def content(place: Path) -> dict[str, bytes]:
+    """Returns every file below a folder, links not followed."""
+    found = {}
+    for at, _, names in os.walk(place):
+        found |= {os.path.relpath(os.path.join(at, name), place): Path(at, name).read_bytes() for name in names}
+    return found
+
+
+def filled(runs: Path, name: str = "resnet18", **how: str) -> StudyFolder:
+    """Makes a study with a compile cache, a trace whose tables were made, logs, leftovers and a copy of a user's checkpoint."""
+    folder = make_study(runs, name, **how)
+    trial = folder.trial_path(1)
+    for file, size in (
+        (folder.path / "compile_cache/aa/kernel.so", 3 * MEBIBYTE),
+        (trial / "trace.rank0.json.gz", 2 * MEBIBYTE),
+        (trial / "explain/tables.json", 100),
+        (trial / "explained.trace.rank0.json", 100),
+        (trial / "progress.jsonl", 5000),
+        (trial / "kept/model.pt", MEBIBYTE),
+        (folder.trial_path(2) / "trace.rank0.json.gz", 100),  # without tables
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * size)
+    (folder.path / "owner.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def private(cli: Cli, tmp_path: Path) -> Path:
+    """A folder for temporary files that no other test writes to."""
+    (tmp_path / "tmp").mkdir()
+    cli.environment["TMPDIR"] = str(tmp_path / "tmp")
+    return tmp_path / "tmp"
+
+
+def test_without_yes_it_says_what_and_how_much_and_removes_nothing(cli, tmp_path, private):
+    filled(tmp_path / "runs")
+    before = content(tmp_path / "runs")
+    ended = cli("prune")
+    assert ended.returncode == 0, ended.stderr
+    assert "3.01 MiB  2.00 MiB" in ended.stdout  # folders take space, too
+    assert "5.05 MiB can be removed." in ended.stdout
+    assert "Nothing was removed yet; --yes removes it." in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    assert content(tmp_path / "runs") == before
+
+
+def test_with_yes_only_what_no_command_reads_is_gone(cli, tmp_path, private):
+    folder = filled(tmp_path / "runs")
+    shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}
+    before = content(folder.path)
+    assert cli("prune", "--yes").returncode == 0
+    gone = before.keys() - content(folder.path).keys()
+    logs = {f"trials/{number:04d}/{name}.log" for number in range(8) for name in ("stdout", "stderr")}
+    other = {"compile_cache/aa/kernel.so", "trials/0001/trace.rank0.json.gz", "trials/0001/progress.jsonl"}
+    assert gone == logs | other
+    assert {words: cli(*words).stdout for words in shown} == shown
+    assert cli("report").returncode == 0
+    assert "Nothing to remove" in cli("prune").stdout
+
+
+def test_json_counts_files_and_bytes_of_each_part(cli, tmp_path, private):
+    filled(tmp_path / "runs")
+    said = json.loads(cli("prune", "--json", "--yes").stdout)
+    (study,) = said["found"]
+    assert said["is_removed"]
+    assert study["name"] == "resnet18"
+    assert study["bytes_by_kind"]["traces"] == 2 * MEBIBYTE
+    assert study["bytes"] == said["bytes"] == sum(study["bytes_by_kind"].values())
+    assert study["files"] == 19
+
+
+def test_a_study_that_may_be_resumed_keeps_its_compile_cache(cli, tmp_path, private):
+    folder = filled(tmp_path / "runs", status="interrupted")
+    assert cli("prune", "--yes").returncode == 0
+    assert (folder.path / "compile_cache/aa/kernel.so").exists()
+    assert not (folder.trial_path(1) / "trace.rank0.json.gz").exists()
+
+
+def test_a_study_that_is_worked_on_is_left_alone(cli, tmp_path, private):
+    folder = filled(tmp_path / "runs")
+    with folder.claimed():
+        before = content(folder.path)
+        for words in ([], ["--older-than", "0h"]):
+            assert f"left alone  resnet18: process {os.getpid()}" in cli("prune", "--yes", *words).stdout
+        assert f"process {os.getpid()} on host" in cli.refused("prune", "resnet18", "--yes")
+        assert content(folder.path) == before
+
+
+def test_named_studies_are_removed_whole_and_others_stay(cli, tmp_path, private):
+    filled(tmp_path / "runs", "one")
+    other = filled(tmp_path / "runs", "other")
+    before = content(other.path)
+    assert "Removed" in cli("prune", "one", "--yes").stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+    assert content(other.path) == before
+
+
+def test_studies_are_removed_by_age(cli, tmp_path, private):
+    old, new = filled(tmp_path / "runs", "old"), filled(tmp_path / "runs", "new")
+    long_ago = time.time() - 31 * 86_400
+    for file in old.path.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    assert "old" in cli("prune", "--older-than", "30d").stdout
+    assert cli("prune", "--older-than", "30d", "--yes").returncode == 0
+    assert not old.path.exists()
+    assert new.best_file.exists()
+
+
+def test_links_are_never_followed(cli, tmp_path, private):
+    filled(tmp_path / "elsewhere", "far")
+    folder = filled(tmp_path / "runs")
+    (tmp_path / "runs/linked").symlink_to(tmp_path / "elsewhere/far")
+    cache = tmp_path / "elsewhere/far/compile_cache"
+    (folder.trial_path(3) / "scratch").symlink_to(cache)
+    (folder.trial_path(3) / "loader0.bin").symlink_to(cache / "aa/kernel.so")
+    (folder.path / "trials/0099").symlink_to(tmp_path / "elsewhere/far/trials/0001")
+    before = content(tmp_path / "elsewhere")
+    assert "linked: it is a link" in cli("prune", "--yes").stdout
+    assert "it is a link" in cli.refused("prune", "linked", "--yes")
+    assert cli("prune", "resnet18", "--yes").returncode == 0
+    assert not folder.path.exists()
+    assert content(tmp_path / "elsewhere") == before
+
+
+def test_what_killed_processes_left_goes_once_it_is_a_day_old(cli, tmp_path, private):
+    two_days_ago = time.time() - 2 * 86_400
+    for name in ("autotune-fault-abcdefgh.log", "autotune-slots-abc_e123", "autotune-settings", "tmpabcdefgh"):
+        (private / name).mkdir()
+        os.utime(private / name, (two_days_ago, two_days_ago))
+    (private / "autotune-inspect-abcdefgh").mkdir()  # new
+    assert cli("prune", "--yes").returncode == 0
+    assert {path.name for path in private.iterdir()} == {
+        "autotune-settings", "tmpabcdefgh", "autotune-inspect-abcdefgh"
+    }  # fmt: skip
+
+
+def test_temporary_folder_of_slots_in_use_is_left_alone(cli, private, monkeypatch):
+    from autotune.launchers.slots import SlotsLauncher
+
+    monkeypatch.setattr("tempfile.tempdir", str(private))
+    launcher = SlotsLauncher([])
+    (made,) = private.iterdir()
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(made, (two_days_ago, two_days_ago))
+    assert cli("prune", "--yes").returncode == 0
+    assert made.exists()
+    launcher.close()
+
+
+def test_a_removal_that_was_cut_short_is_finished_by_the_next(cli, tmp_path, private):
+    folder = filled(tmp_path / "runs")
+    folder.path.rename(tmp_path / "runs/.resnet18.removed")
+    assert "No study in runs" in cli("list").stdout
+    assert cli("prune", "--yes").returncode == 0
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--older-than", "month"], "--older-than: not an age, got 'month'. Allowed: a whole number and h, d or w: 30d."),
+        (["--older-than", "-3d"], "--older-than: not an age, got '-3d'"),
+        (["--older-than", ""], "--older-than: not an age, got ''"),
+        (["--older-than", "3d", "resnet18"], "--older-than: cannot be combined with STUDY"),
+        (["resnet"], "STUDY: no such study in 'runs', got 'resnet'"),
+        (["resnet18"], "STUDY: two studies, got 'resnet18'"),
+        (["runs/resnet18/trials"], "STUDY: inside a study, got 'runs/resnet18/trials'"),
+    ],
+)
+def test_bad_input_is_one_line_and_removes_nothing(cli, tmp_path, private, words, said):
+    filled(tmp_path / "runs")
+    filled(tmp_path / "runs")
+    before = content(tmp_path / "runs")
+    assert said in cli.refused("prune", "--yes", *words)
+    assert content(tmp_path / "runs") == before
+
+
+def test_a_killed_study_is_resumed_after_it_was_pruned(tmp_path, private):
+    study = QuickStudy(tmp_path)
+    tuner = study.start("study.budget.trials=3")
+    study.wait_for_trial(2, tuner)
+    kill(tuner)
+    assert study.none_is_left()
+    before = measured(study.folder.read_trials())
+    assert "Removed" in study.say("prune", "--yes").stdout
+    resumed = study.resume()
+    resumed.communicate(timeout=90)
+    assert (resumed.returncode, study.shown()["status"]) == (0, "complete")
+    assert measured(study.folder.read_trials())[: len(before)] == before
+    assert study.say("prune", "--yes").returncode == 0

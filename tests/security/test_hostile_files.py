@@ -1,0 +1,180 @@
+"""Files from a stranger: a best.yaml, a study's folder, a replay table. Reading them runs nothing and writes nowhere else."""
+
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.replay.table import MAX_BYTES
+from autotune.testing.studies import make_study
+from tests.cli.conftest import Cli
+
+PWNED = "PWNED"  # the file that hostile code would make in the current folder
+TAGS = {
+    "apply": f"loader: !!python/object/apply:os.system ['touch {PWNED}']",
+    "new": f"loader: {{num_workers: !!python/object/new:subprocess.Popen [[touch, {PWNED}]]}}",
+    "module": "loader: !!python/module:antigravity",
+    "target": f"_target_: os.system\ncommand: touch {PWNED}",
+    "hydra": f"model: {{_target_: builtins.open, file: {PWNED}, mode: w}}",
+    "alias": "loader: &all {num_workers: 2}\nthreads: *all",
+}
+DOCUMENTS = [
+    *("study.json", "summary.json", "best.yaml", "config.yaml", "optuna.journal", "explanation.json", "tracking.json"),
+    *("owner.json", "trials/0001/trial.json", "trials/0001/spec.json", "trials/0001/result.rank0.json"),
+]
+READERS = [
+    *(["list"], ["show"], ["show", "--trial", "1"], ["show", "--why"], ["report"]),
+    *(["export"], ["export", "-f", "python"], ["prune"]),
+]
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+
+
+class Bomb:
+    """Makes the file PWNED when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {PWNED}",)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outside(place: Path, study: Path) -> dict[str, bytes]:
+    """Returns every file here that does not belong to the study."""
+    files = [path for path in place.rglob("*") if path.is_file() and not path.is_relative_to(study)]
+    return {str(path): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["apply", "evil.yaml", "--", sys.executable, "-c", "pass"],
+        ["verify", "evil.yaml", "--", sys.executable, "-c", "pass"],
+        ["run", "--dry-run", "--config-dir", ".", "+x=evil", "model=mlp"],
+        ["run", "--dry-run", "search_space=evil.yaml", "model=mlp"],
+    ],
+    ids=["apply", "verify", "config-dir", "search_space"],
+)
+def test_a_yaml_file_that_would_run_something_is_refused(place, capsys, name, words):
+    (place / "x").mkdir()
+    for file in (place / "evil.yaml", place / "x/evil.yaml"):
+        file.write_text(f"# @package _global_\n{TAGS[name]}\n")
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert not (place / PWNED).exists()
+
+
+def test_a_best_yaml_s_command_is_text_and_is_never_run(place, capsys):
+    (place / "best.yaml").write_text(
+        f"# @package _global_\nthreads: {{intra: 1}}\nprovenance: {{program: {{command: [touch, {PWNED}], cwd: /}}, "
+        "speedup: {ratio: 2.0}, baseline: {value: 1.0}, best: {value: 2.0}}\n"
+    )
+    for words in (["apply", "best.yaml"], ["verify", "best.yaml"]):
+        assert main(words) == 2
+        assert "best.yaml was made for your own program" in capsys.readouterr().err
+    assert not (place / PWNED).exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_pickle_in_place_of_a_document_is_never_unpickled(place, capsys, document):
+    study = make_study(place / "runs")
+    (study.path / document).write_bytes(pickle.dumps(Bomb()))
+    for words in READERS:
+        assert main(words) in (0, 2), capsys.readouterr().err
+    assert not (place / PWNED).exists()
+    pickle.loads(pickle.dumps(Bomb()))
+    assert (place / PWNED).exists(), "the bomb would have worked"
+
+
+def test_names_that_lead_elsewhere_write_nowhere_else(place, capsys):
+    study = make_study(place / "runs")
+    summary = study.read_summary()
+    summary |= {"study": "../../away", "cwd": "/", "command": ["touch", PWNED]}
+    summary["trials"] = [
+        {**trial, "number": f"../../../away{at}"} if at else trial for at, trial in enumerate(summary["trials"])
+    ]
+    study.write_summary(summary)
+    record = json.loads(study.study_file.read_text())
+    study.study_file.write_text(json.dumps({**record, "name": "../../away", "base": "../../away", "cwd": "/"}))
+    before = outside(place, study.path)
+    for words in READERS:
+        assert main(words) in (0, 2), capsys.readouterr().err
+    assert outside(place, study.path) == before
+
+
+def test_exported_text_is_comments_and_quoted_values_whatever_a_study_says(place, capsys):
+    study = make_study(place / "runs")
+    summary = study.read_summary()
+    evil = f"'\"\ntouch {PWNED}\n$(touch {PWNED})`touch {PWNED}`"
+    summary |= {"title": evil, "command": [evil], "cwd": evil, "versions": {"torch": evil, "autotune": evil}}
+    summary["best"]["overrides"] |= {"env.EVIL": evil}
+    summary["best"]["knobs"] |= {"env.EVIL": evil}
+    summary["machine"] |= {"hostname": evil, "cpu_model": evil}
+    study.write_summary(summary)
+    assert main(["export", "-f", "env", "-o", "settings.sh"]) == 0, capsys.readouterr().err
+    subprocess.run(["sh", "-c", ". ./settings.sh"], check=False, capture_output=True)
+    assert not (place / PWNED).exists()
+    assert main(["export", "-f", "python", "-o", "settings.py"]) == 0
+    compiled = compile((place / "settings.py").read_text(), "settings.py", "exec")
+    assert "touch" not in compiled.co_names
+    assert main(["export", "-o", "best.yaml"]) == 0
+    assert main(["apply", "best.yaml", "--", "no-such-program"]) == 2
+    assert not (place / PWNED).exists()
+
+
+def test_a_study_cannot_steer_the_terminal(tmp_path):
+    study = make_study(tmp_path / "runs")
+    summary = study.read_summary()
+    summary |= {"title": f"title {ESCAPES}", "reason": ESCAPES}
+    summary["trials"] = [{**trial, "why": ESCAPES, "reason": ESCAPES} for trial in summary["trials"]]
+    study.write_summary(summary)
+    record = json.loads(study.study_file.read_text())
+    study.study_file.write_text(json.dumps({**record, "title": f"title {ESCAPES}"}))
+    trial = json.loads((study.trial_path(1) / "trial.json").read_text())
+    changed = {"why": ESCAPES, "reason": ESCAPES, "evidence": {"log_tail": ESCAPES}}
+    (study.trial_path(1) / "trial.json").write_text(json.dumps({**trial, **changed}))
+    cli = Cli(tmp_path)
+    for words in (["list"], ["list", "--json"], ["show"], ["show", "--json"], ["show", "--trial", "1"], ["export"]):
+        ended = cli(*words)
+        assert ended.returncode == 0, ended.stderr
+        assert not {"\x1b", "\x07", "\x9b"} & set(ended.stdout + ended.stderr), words
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps(Bomb()), "cannot be read"),
+        (gzip.compress(pickle.dumps(Bomb())), "cannot be read"),
+        (gzip.compress(b'{"format": "autotune table"}' + bytes(MAX_BYTES), compresslevel=1), "larger than 256 MiB"),
+    ],
+    ids=["pickle", "pickle inside", "small file that unpacks to much"],
+)
+def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
+    (place / "t.jsonl.gz").write_bytes(content)
+    assert main(["replay", "t.jsonl.gz"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (place / PWNED).exists()
+
+
+def test_a_link_in_a_study_uploads_nothing_of_the_user_s(place):
+    (place / "private").mkdir()
+    (place / "private/id").write_text("a-private-key-0001")
+    study = make_study(place / "runs")
+    for name in ("explanation.json", "trials/0001/spec.json", "trials/0001/stdout.log"):
+        (study.path / name).unlink(missing_ok=True)
+        (study.path / name).symlink_to(place / "private/id")
+    assert Cli(place)("sync").returncode == 0
+    stored = [path for path in (place / "runs/mlartifacts").rglob("*") if path.is_file()]
+    assert len(stored) > 5
+    assert [path for path in stored if "a-private-key-0001" in path.read_text(errors="replace")] == []

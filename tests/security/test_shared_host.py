@@ -1,0 +1,179 @@
+"""Other people on the same machine: links that they made, modes of what is written, who listens, who is sent signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.cli import output
+from autotune.cli.main import main
+from autotune.errors import BadInput, FolderLost
+from autotune.harness.protocol import MARK_VARIABLE
+from autotune.launchers.process_tree import members
+from autotune.run_dir import create
+from autotune.testing.studies import make_study
+from autotune.trackers import store
+from tests.cli.conftest import Cli
+from tests.faults.quick_study import QuickStudy
+
+NOBODY = 65534
+SECRET = "hf_abcdefghijklmnop0001"
+
+
+@contextmanager
+def open_umask() -> Iterator[None]:
+    """Lets processes that are started meanwhile write files for everybody, unless they say otherwise."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of the user's that nobody may reach through a link."""
+    file = tmp_path / "victim"
+    file.write_text("precious")
+    return file
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """Returns the addresses that a process and its descendants listen on."""
+    found = set()
+    for each in (process, *process.children(recursive=True)):
+        try:
+            connections = each.net_connections(kind="inet")
+        except psutil.Error:  # ended meanwhile
+            continue
+        found |= {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+    return found
+
+
+# Links that somebody made before ------------------------------------------------------------------------------------------
+
+
+def test_a_file_in_a_shared_folder_is_written_through_no_link(tmp_path, victim, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0123")  # even if its name could be foreseen
+    (tmp_path / f"best.yaml.{os.getpid()}.0123.tmp").symlink_to(victim)
+    with pytest.raises(BadInput, match="--output: cannot be written"):
+        output.write("threads: {intra: 1}\n", tmp_path / "best.yaml")
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_with_a_study_s_name_is_passed_over(tmp_path, victim):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs/s").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "runs/s-2").symlink_to(tmp_path / "nowhere")
+    assert create(tmp_path / "runs", "s").name == "s-3"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_locks_are_taken_through_no_link(tmp_path, victim):
+    folder = make_study(tmp_path / "runs")
+    for file in (folder.path / "owner.json", folder.path / ".sync.lock", tmp_path / "runs/.mlflow.lock"):
+        file.symlink_to(victim)
+    with pytest.raises(FolderLost), folder.claimed():
+        pass
+    with pytest.raises(OSError, match="symbolic links"):
+        store.ensure_store(tmp_path / "runs", lambda _: None)
+    with store.only_writer(folder):
+        pass
+    assert victim.read_text() == "precious"
+
+
+# Modes --------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_umask_opens_a_study_to_others(tmp_path):
+    study = QuickStudy(tmp_path)
+    with open_umask():
+        tuner = study.start("study.budget.trials=1")
+    assert tuner.communicate(timeout=90)[0] is not None
+    assert tuner.returncode == 0
+    assert study.folder.path.parent.stat().st_mode & 0o022 == 0
+    assert [path for path in (study.folder.path, study.folder.path / "trials") if path.stat().st_mode & 0o077] == []
+    files = [path for path in (*study.folder.path.glob("*.*"), *study.folder.path.glob("trials/*/*.json")) if path.is_file()]
+    by_program = ("result.rank0.json",)  # the program of this test writes it, not the harness
+    assert len(files) > 10
+    assert [path for path in files if path.stat().st_mode & 0o077 and path.name not in by_program] == []
+
+
+def test_no_umask_opens_the_tracking_store_to_others(tmp_path):
+    make_study(tmp_path / "runs")
+    with open_umask():
+        ended = Cli(tmp_path)("sync")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "runs/mlflow.db").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "runs/mlartifacts").stat().st_mode & 0o077 == 0
+
+
+def test_the_traceback_of_a_fault_is_private_and_masked(tmp_path, monkeypatch, capsys):
+    def fail() -> None:
+        raise RuntimeError(f"refused {SECRET}")
+
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr("autotune.cli.app.build", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_umask():
+        assert main(["list"]) == 1
+    assert SECRET not in capsys.readouterr().err
+    (log,) = tmp_path.iterdir()
+    assert log.stat().st_mode & 0o077 == 0
+    assert "RuntimeError: refused ***" in log.read_text()
+
+
+# Sockets and signals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_listens_on_nothing(tmp_path):
+    study = QuickStudy(tmp_path, trial_s=3.0)
+    words = ["run", "device.kind=cpu", "study.name=s", "runs_dir=runs", "study.budget.trials=1"]
+    command = ["--", sys.executable, "-S", "train.py", "3"]
+    environment = Cli(tmp_path).environment
+    tuner = subprocess.Popen(
+        [sys.executable, "-m", "autotune", *words, *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    study.wait_for_trial(0, tuner)
+    found: set[str] = set()
+    seen = 0
+    while tuner.poll() is None and seen < 20:
+        found |= listening(psutil.Process(tuner.pid))
+        seen += 1
+        time.sleep(0.2)
+    tuner.send_signal(signal.SIGINT)
+    tuner.communicate(timeout=60)
+    assert seen > 5
+    assert found == set()
+
+
+def test_the_ui_listens_on_loopback_alone(tmp_path):
+    make_study(tmp_path / "runs")
+    ui = Cli(tmp_path).start("ui")
+    try:
+        assert any("MLflow UI: " in line for line in iter(ui.stdout.readline, ""))
+        assert listening(psutil.Process(ui.pid)) == {"127.0.0.1"}
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        ui.communicate(timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user, or send it a signal")
+def test_another_user_s_process_is_none_of_a_study_s_whatever_it_says_of_itself():
+    environment = {**os.environ, MARK_VARIABLE: "/runs/s:0001"}
+    own, other = (subprocess.Popen(["sleep", "60"], env=environment, cwd="/", user=user) for user in (None, NOBODY))
+    try:
+        assert [process.pid for process in members(lambda mark: mark == "/runs/s:0001")] == [own.pid]
+    finally:
+        for process in (own, other):
+            process.kill()
+            process.wait()
