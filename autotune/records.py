@@ -390,7 +390,7 @@ def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> di
 
 
 def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
-    """Checks that a document is a mapping of the schema that this version reads.
+    """Checks that a document is a mapping that this version can read.
 
     Args:
         raw: the document.
@@ -399,7 +399,7 @@ def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
 
     Raises:
         NewerVersion: a newer version of autotune wrote it.
-        ValueError: it has another schema.
+        ValueError: it is no mapping, or has another schema.
     """
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
-from autotune.plain_text import escaped, visible
+from autotune.plain_text import escaped, plain
 from autotune.records import Outcome
 
 THEME = Theme(
@@ -55,7 +55,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments of what is to be printed."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -63,10 +63,11 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    nowhere = None if stream else io.StringIO()  # the caller has closed the stream
-    made = PlainConsole(file=nowhere, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
+    nowhere = io.StringIO()  # for a stream that the caller has closed
+    file = None if stream else nowhere
+    made = PlainConsole(file=file, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width, made.file = PIPE_WIDTH, cast(IO[str], _Unpadded(stream))
+        made.width, made.file = PIPE_WIDTH, cast(IO[str], _Unpadded(stream or nowhere))
     return made
 
 
