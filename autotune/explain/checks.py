@@ -10,9 +10,9 @@ from typing import Any
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import Gain, gain_of_ratio
-from autotune.explain.plain_json import from_json
 from autotune.explain.trials import NORMAL_95
 from autotune.knobs.base import value_text
+from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
 
 TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"

@@ -20,13 +20,13 @@ from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
 from autotune.explain.operators import operator_rows, operators_of, uses_tf32
 from autotune.explain.passes import Passes, read_passes
-from autotune.explain.plain_json import from_json
 from autotune.explain.ranks import ranks_table
 from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
 from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
+from autotune.plain_json import from_json
 from autotune.run_dir import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"

@@ -18,12 +18,12 @@ from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
-from autotune.explain.plain_json import from_json
 from autotune.explain.tables import Explanation, explained, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.gains import Gain
-from autotune.explain.plain_json import from_json
+from autotune.plain_json import from_json
 from autotune.records import KnobValue
 
 
