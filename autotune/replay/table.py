@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, Outcome
 
@@ -157,7 +159,7 @@ def read(path: Path) -> Table:
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode()
-        lines = [json.loads(line, parse_constant=_no_number) for line in text.splitlines()]
+        lines = [json.loads(line, parse_constant=_no_number, parse_float=_finite) for line in text.splitlines()]
         return _table(lines)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
         said = getattr(error, "strerror", None) or str(error)
@@ -171,19 +173,20 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number")
 
 
+def _finite(word: str) -> float:
+    if math.isfinite(value := float(word)):
+        return value
+    raise ValueError(f"{word} is too large")
+
+
 def _table(lines: Sequence[Any]) -> Table:
     header = dict(lines[0]) if lines and isinstance(lines[0], dict) else {}
     if header.pop("format", None) != FORMAT or header.pop("schema", None) != SCHEMA:
         raise ValueError(f"not a table of schema {SCHEMA}")
     fields = {field.name for field in dataclasses.fields(Table)}
-    table = Table(**{name: value for name, value in header.items() if name in fields})
-    known = {field.name for field in dataclasses.fields(Measurement)}
+    table = from_json({name: value for name, value in header.items() if name in fields - {"measurements"}}, Table)
     for number, line in enumerate(lines[1:], 2):
         if not isinstance(line, dict) or "outcome" not in line:
             raise ValueError(f"line {number} is no measurement")
-        values = {name: value for name, value in line.items() if name in known}
-        values["outcome"] = Outcome(values["outcome"])
-        values["changed"] = values.get("changed", {})
-        values["ci"] = (float(line["ci"][0]), float(line["ci"][1])) if line.get("ci") else None
-        table.measurements.append(Measurement(**values))
+        table.measurements.append(from_json({"changed": {}, **line}, Measurement))
     return table
