@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import Unreadable
-from autotune.explain.plain_json import from_json
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
+from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
+NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
 _Document = TypeVar("_Document", Lines, Traced, Memory)
@@ -114,9 +115,23 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
+        _check_numbers(raw)
         return from_json(_masked(raw, mask), kind)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
+
+
+def _check_numbers(value: Any) -> None:
+    """Checks the numbers in rows, whose values have no types.
+
+    Raises:
+        TypeError: one of `NUMBERS` is something else.
+    """
+    for name, item in value.items() if isinstance(value, dict) else ():
+        if name in NUMBERS and not (item is None or (isinstance(item, int | float) and abs(item) < MAX_INT)):
+            raise TypeError(f"{name}: no number, or one that is too large")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:

@@ -32,6 +32,7 @@ MAX_VALUE_CHARS = 32 << 20  # characters of one event
 MAX_INTERNED_BYTES = 128 << 20  # bytes of all different names, and likewise of all different shapes
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
 BLOCK_BYTES = 1 << 20
+MAX_ELEMENTS = 1 << 62  # of a tensor
 
 OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET = range(6)
 _CATEGORIES = {
@@ -303,7 +304,7 @@ class _Columns:
         if not isinstance(event, dict):
             self.num_skipped += 1
             return
-        category = _CATEGORIES.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
+        category = _CATEGORIES.get(str(event.get("cat", "")), -1) if event.get("ph") == "X" else -1
         if category < 0:
             return
         try:
@@ -387,13 +388,23 @@ _LAUNCH = {
 
 
 def _shapes(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    dims = arguments.get("Input Dims", arguments.get("Input dims"))
-    if dims is None:
+    dims, types = arguments.get("Input Dims", arguments.get("Input dims")), arguments.get("Input type", [])
+    if not (isinstance(dims, list) and all(map(_is_shape, dims)) and isinstance(types, list)):
         return {}
-    found = {"dims": dims, "types": arguments.get("Input type", [])}
+    found = {"dims": dims, "types": [str(kind) for kind in types]}
     if any(word in name for word in _WITH_VALUES):
-        found["values"] = arguments.get("Concrete Inputs", [])
+        values = arguments.get("Concrete Inputs", [])
+        found["values"] = values if isinstance(values, list) else []
     return found
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether a value is a tensor's shape, or a list of shapes: the argument is a list of tensors then."""
+    if not isinstance(value, list):
+        return False
+    if all(isinstance(size, int) and 0 <= size < MAX_ELEMENTS for size in value):
+        return math.prod(value) < MAX_ELEMENTS
+    return all(isinstance(shape, list) and _is_shape(shape) for shape in value)
 
 
 def _clean(text: str, mask: Callable[[str], str]) -> str:

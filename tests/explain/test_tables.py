@@ -205,6 +205,16 @@ def test_a_wrong_type_in_a_document_is_named(tmp_path: Path) -> None:
             read_document(path, Lines)
 
 
+@pytest.mark.parametrize("value", ["two", 10**30, float("nan"), {}])
+def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) -> None:
+    write(tmp_path, lines())
+    path = tmp_path / document_file("lines", 0)
+    compiled = {"recompilations": [{"file": "train.py", "count": value}]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "compiled": compiled}))
+    with pytest.raises(Unreadable, match="not a document of this pass: count: no number"):
+        read_document(path, Lines)
+
+
 def test_further_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, lines())
     path = tmp_path / document_file("lines", 0)
