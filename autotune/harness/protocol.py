@@ -58,10 +58,15 @@ APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden b
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
+def whole_number(text: str) -> Optional[int]:
+    """Returns the whole number that a variable holds; None if it holds none, or one of more than nine digits."""
+    return int(text) if text.isdecimal() and len(text) <= 9 else None
+
+
 def launched_rank(environment: Mapping[str, str]) -> int:
     """Returns the rank that a launcher assigned to a process; 0 without a launcher."""
-    given = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
-    return int(given[0]) if given else 0
+    given = [whole_number(environment.get(name, "")) for name in RANK_VARIABLES]
+    return next((rank for rank in given if rank is not None), 0)
 
 
 def is_real_run(environment: Mapping[str, str]) -> bool:

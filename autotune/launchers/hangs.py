@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from autotune.harness.protocol import STACK_SIGNAL
+from autotune.harness.protocol import STACK_SIGNAL, whole_number
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
@@ -227,9 +227,9 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
         state = process.status()
         found = Looked(pid=process.pid, state=_in_words(process.pid, state))
         environment = process.environ()
-        rank, world_size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-        if rank.isdigit() and world_size.isdigit():
-            found.rank, found.world_size = int(rank), int(world_size)
+        rank, world_size = (whole_number(environment.get(name, "")) for name in ("RANK", "WORLD_SIZE"))
+        if rank is not None and world_size is not None:
+            found.rank, found.world_size = rank, world_size
         if state not in _STOPPED and time.monotonic() < until_s and _can_report(process.pid, log):
             found.frames = _reported(process, log)
     except (psutil.Error, OSError):
