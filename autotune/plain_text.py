@@ -42,6 +42,11 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
     return f"{room[:words].rstrip() if words >= least else room}{end}"
 
 
+def escaped(text: str) -> str:
+    """Returns a text with each letter that cannot be printed as its escape: a line feed as a backslash and n."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def one_line(text: str, most: int) -> str:
     """Returns text as one line of at most `most` printable characters, for a terminal, a comment or a table."""
     printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))

@@ -50,7 +50,7 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     if names and unknown is not None and unknown not in names:
         return f"COMMAND: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
     if extra := EXTRA.fullmatch(text := _text(error)):
-        return f"{of}more words than it takes, got {extra[1]!r}. {see}"
+        return f"{of}more words than it takes, got {extra[1]!r:.300}. {see}"
     parameter = getattr(error, "param", None)
     option, value = _given(parameter, arguments)
     if value is not None and (allowed := _numbers(parameter)):
