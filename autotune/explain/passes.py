@@ -135,8 +135,13 @@ def _check_numbers(value: Any) -> None:
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:
+    """Returns a document without secrets, and without lone surrogates, which paths may hold and no file can."""
     if isinstance(value, dict):
-        return {name: _masked(item, mask) for name, item in value.items()}
+        return {_writable(name): _masked(item, mask) for name, item in value.items()}
     if isinstance(value, list):
         return [_masked(item, mask) for item in value]
-    return mask(value) if isinstance(value, str) else value
+    return _writable(mask(value)) if isinstance(value, str) else value
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
