@@ -139,6 +139,7 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
             raw.seek(0)
             text = _Text(gzip.GzipFile(fileobj=raw) if is_compressed else raw)  # type: ignore[arg-type]
             _read_document(text, columns)
+        return columns.as_trace(mask)
     except FileNotFoundError:
         raise Unreadable(f"{path.name}: not there") from None
     except EOFError:
@@ -149,7 +150,6 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
         raise Unreadable(f"{path.name}: not a trace: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path.name}: {error}") from None
-    return columns.as_trace(mask)
 
 
 # Parsing -------------------------------------------------------------------------------------------------------------------
@@ -353,8 +353,8 @@ class _Columns:
             correlations=sorted_ints(self.correlations),
             details=sorted_ints(self.details),
             texts=[_clean(text, mask) for text in self.texts.numbers],
-            lanes=list(self.lanes),
-            arguments=[marshal.loads(kept) for kept in self.arguments.numbers],
+            lanes=[(_clean(process, mask), _clean(thread, mask)) for process, thread in self.lanes],
+            arguments=[_usable(marshal.loads(kept)) for kept in self.arguments.numbers],
             device_name=_clean(self.device_name, mask),
             num_events=self.num_events,
             num_skipped=self.num_skipped,
@@ -388,14 +388,28 @@ _LAUNCH = {
 
 
 def _shapes(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    dims, types = arguments.get("Input Dims", arguments.get("Input dims")), arguments.get("Input type", [])
-    if not (isinstance(dims, list) and all(map(_is_shape, dims)) and isinstance(types, list)):
+    dims = arguments.get("Input Dims", arguments.get("Input dims"))
+    if dims is None:
         return {}
-    found = {"dims": dims, "types": [str(kind) for kind in types]}
+    found = {"dims": dims, "types": arguments.get("Input type", [])}
     if any(word in name for word in _WITH_VALUES):
-        values = arguments.get("Concrete Inputs", [])
-        found["values"] = values if isinstance(values, list) else []
+        found["values"] = arguments.get("Concrete Inputs", [])
     return found
+
+
+def _usable(kept: dict[str, Any]) -> dict[str, Any]:
+    """Returns an event's arguments without those that are not as the profiler writes them."""
+    if "dims" not in kept:
+        return {name: value for name, value in kept.items() if _is_size(value)}
+    dims, types, values = (kept.get(name, []) for name in ("dims", "types", "values"))
+    if not all(isinstance(each, list) for each in (dims, types, values)) or not all(map(_is_shape, dims)):
+        return {}
+    return {**kept, "types": [_clean(str(kind), str) for kind in types]}
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a number, or a list of whole numbers such as a grid."""
+    return isinstance(value, int | float) or (isinstance(value, list) and all(isinstance(size, int) for size in value))
 
 
 def _is_shape(value: Any) -> bool:

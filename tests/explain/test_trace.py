@@ -154,6 +154,14 @@ def test_odd_arguments_do_no_harm(tmp_path: Path) -> None:
     assert operator_rows(trace, host_of(trace), operators_of(trace, host_of(trace)))[0]
 
 
+def test_shapes_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    path = small().write(tmp_path / "trace.json")
+    deep = "[" * 700 + "]" * 700
+    path.write_text(path.read_text().replace("[[4, 8], [8, 2]]", deep))
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        read_trace(path)
+
+
 def test_names_are_masked_and_hold_no_control_characters(tmp_path: Path) -> None:
     made = small()
     made.add("user_annotation", "login password=hunter22secret", 1, 1)
