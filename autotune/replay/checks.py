@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.errors import BadInput
 from autotune.harness.protocol import KnobReport, RankResult, Spec, Window
+from autotune.knobs.catalogue import is_knob, knob
 from autotune.launchers.base import Ended
 from autotune.machine import comparable
 from autotune.plain_json import MAX_INT, from_json
@@ -51,6 +52,9 @@ def _check_header(table: Table) -> None:
         if domain_from_json(domain) is None:
             raise ValueError(f"{key} has no values")
         table.reference[key], table.baseline[key]
+    for key, value in [*table.reference.items(), *table.baseline.items()]:
+        if is_knob(key) and knob(key).type is int and not isinstance(value, int):
+            raise TypeError(f"{key} is no whole number")
     for gpu in table.machine.get("gpus") or []:
         dict(gpu)
     if min(capacity_bytes(table.machine), table.memory_bytes or MIN_BYTES) < MIN_BYTES:

@@ -25,6 +25,7 @@ DAMAGE = {
     "steady": lambda table: setattr(table, "settings", {"steady": {"": 1}}),
     "no measurement 0": _without_baseline,
     "str instead of int": lambda table: _results(table, rank="first"),
+    "loader.num_workers is no whole number": lambda table: table.reference.update({"loader.num_workers": "two"}),
     "loss.curve[1] is no number": lambda table: _results(table, loss={"curve": [1.0, "x"]}),
     "no machine has so little memory": lambda table: setattr(table, "machine", {**table.machine, "memory_bytes": 0}),
     "memory.peak_bytes is no number": lambda table: _results(table, memory={"kind": "cpu", "peak_bytes": "much"}),
@@ -38,6 +39,7 @@ DAMAGE = {
 @pytest.mark.parametrize("why", DAMAGE)
 def test_what_cannot_be_replayed_is_named(tmp_path, why):
     table = make_table()
+    table.reference, table.space = dict(table.reference), dict(table.space)
     DAMAGE[why](table)
     write(table, tmp_path / "t.jsonl.gz")
     with pytest.raises(BadInput, match=r"TABLE: cannot be replayed, got '.*t\.jsonl\.gz' \(.*Record it again") as refused:
