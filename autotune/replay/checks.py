@@ -47,13 +47,13 @@ def usable(path: Path) -> tuple[Table, Grid]:
 
 
 def _check_header(table: Table) -> None:
-    first_result(table)
+    first = first_result(table)
     for key, domain in table.space.items():
         if domain_from_json(domain) is None:
             raise ValueError(f"{key} has no values")
         table.reference[key], table.baseline[key]
-    for key, value in [*table.reference.items(), *table.baseline.items()]:
-        if is_knob(key) and knob(key).type is int and not isinstance(value, int):
+    for key, value in [*table.reference.items(), *table.baseline.items(), *first.observed.items()]:
+        if is_knob(key) and knob(key).type is int and not isinstance(value, int | None):
             raise TypeError(f"{key} is no whole number")
     for gpu in table.machine.get("gpus") or []:
         dict(gpu)
