@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
+MAX_INT = 1 << 63
 _Made = TypeVar("_Made")
 
 
@@ -18,7 +20,7 @@ def from_json(raw: Any, kind: type[_Made]) -> _Made:
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.
-        ValueError: a key of a dict of integers is no integer, or a value is not of its enumeration.
+        ValueError: a key of a dict of integers is no integer, or a value is none of those that are allowed.
     """
     return typing.cast(_Made, _value(raw, kind))
 
@@ -40,10 +42,11 @@ def _value(raw: Any, kind: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if raw is None and type(None) in arguments:
             return None
-        kinds = tuple(each for each in arguments if each is not type(None))
-        return _value(raw, kinds[0]) if len(kinds) == 1 else raw
+        return _first(raw, [each for each in arguments if each is not type(None)])
     if origin is list:
         return [_value(item, arguments[0]) for item in _of(raw, list)]
+    if origin is tuple and arguments[1:] == (...,):
+        return tuple(_value(item, arguments[0]) for item in (raw if isinstance(raw, tuple) else _of(raw, list)))
     if origin is tuple:
         items = raw if isinstance(raw, tuple) else _of(raw, list)  # `asdict` keeps tuples, and JSON has lists
         return tuple(_value(item, each) for item, each in zip(items, arguments, strict=True))
@@ -53,7 +56,17 @@ def _value(raw: Any, kind: Any) -> Any:
         return kind(raw)
     if kind is float:
         return float(_of(raw, (int, float)))
+    if origin is Literal and raw not in arguments:
+        raise ValueError(f"{raw!r:.40} instead of {' or '.join(map(str, arguments))}")
     return raw if kind is Any or origin is Literal else _of(raw, kind)
+
+
+def _first(raw: Any, kinds: Sequence[Any]) -> Any:
+    """Returns a value as the first of several kinds that it can be."""
+    for kind in kinds[:-1]:
+        with contextlib.suppress(TypeError, ValueError):
+            return _value(raw, kind)
+    return _value(raw, kinds[-1])
 
 
 @functools.cache
@@ -64,11 +77,13 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _named(raw: Any, hint: Any, name: str) -> Any:
     try:
         return _value(raw, hint)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}") from None
 
 
 def _of(raw: Any, kind: Any) -> Any:
+    if isinstance(raw, int) and abs(raw) >= MAX_INT:
+        raise ValueError("a number that is too large")
     if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
         what = "object" if kind is dict else getattr(kind, "__name__", "number")
         raise TypeError(f"{type(raw).__name__} instead of {what}")

@@ -29,7 +29,7 @@ def visible(text: str) -> str:
     return _CONTROLS.sub("", text)
 
 
-def escaped(document: str) -> str:
+def escaped_document(document: str) -> str:
     r"""Returns a JSON or YAML document whose strings are quoted with their control characters written as "\u009b"."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
@@ -51,6 +51,11 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
         return f"{room[: sentences[-1]]} {end}"
     words = len(room) if text[len(room)].isspace() else room.rfind(" ")
     return f"{room[:words].rstrip() if words >= least else room}{end}"
+
+
+def escaped(text: str) -> str:
+    """Returns a text with each letter that cannot be printed as its escape: a line feed as a backslash and n."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def one_line(text: str, most: int) -> str:

@@ -191,7 +191,7 @@ class StudyFolder:
     def next_number(self) -> int:
         """Returns the first trial number that has no folder yet."""
         if self._next is None:
-            taken = [int(folder.name) for folder in self.path.glob("trials/[0-9]*") if folder.name.isdigit()]
+            taken = [int(folder.name) for folder in self.path.glob("trials/[0-9]*") if folder.name.isdecimal()]
             self._next = max(taken, default=-1) + 1
         return self._next
 
@@ -377,7 +377,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
         return exact
     if os.path.exists(name):
         return _at(name)
-    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {_there_are(name, there)}")
+    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r:.300}. {_there_are(name, there)}")
 
 
 def _at(path: str) -> StudyFolder:
@@ -387,7 +387,9 @@ def _at(path: str) -> StudyFolder:
         BadInput: it lies in none, or it does not exist.
     """
     if not os.path.exists(path):
-        raise BadInput(f"STUDY: no such study, got {path!r}. {_there_are(os.path.basename(path), studies(Path(path).parent))}")
+        raise BadInput(
+            f"STUDY: no such study, got {path!r:.300}. {_there_are(os.path.basename(path), studies(Path(path).parent))}"
+        )
     if folder := around(Path(path)):
         return folder
     what = "a folder that is no study" if os.path.isdir(path) else "a file that belongs to no study"

@@ -6,11 +6,12 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autotune.cli.began import begin
 from autotune.errors import AutotuneError, BadInput, Interrupted
+from autotune.plain_text import escaped, plain
 
 SPLIT = "--"
 TAKE_COMMAND = (
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run([a for a in arguments if a != "--debug"], command)
     except BadInput as error:
-        _say(error.problems)
+        _say(error.problems, escaped)
         return error.exit_code
     except Interrupted as error:
         _say([str(error)] if str(error) else [])
@@ -100,13 +101,12 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _say(problems: Sequence[str]) -> None:
+def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None:
     from autotune.masking import Secrets
-    from autotune.plain_text import plain
 
     secrets = Secrets.known(words=sys.argv[1:])  # messages quote the faulty words, which may contain secrets
     for problem in problems:
-        print(f"autotune: {plain(secrets.message(problem))}", file=sys.stderr)
+        print(f"autotune: {written(secrets.message(problem))}", file=sys.stderr)
 
 
 def _fault(error: Exception) -> str:

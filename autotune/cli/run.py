@@ -51,7 +51,7 @@ def print_info(asked: Asked, what: str) -> int:
     from autotune.config.locate import folder
 
     if what != "searchpath":
-        raise BadInput(f"--info: no such information, got {what!r}. Allowed: searchpath.")
+        raise BadInput(f"--info: no such information, got {what!r:.300}. Allowed: searchpath.")
     if problems := missing_folders(asked.config_dirs):
         raise BadInput(problems)
     for path in (*asked.config_dirs, folder("conf")):

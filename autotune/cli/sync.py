@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from autotune.cli.processes import own_environment
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
-from autotune.masking import Secrets, is_masked
+from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
 from autotune.run_dir import StudyFolder, studies
 from autotune.trackers import store
@@ -137,7 +137,10 @@ class _Reports:
 
 
 def _given_secrets() -> list[str]:
-    return [str(value) for value in json.loads(os.environ.pop(SECRETS_VARIABLE, "[]"))]
+    try:
+        return [str(value) for value in json.loads(os.environ.pop(SECRETS_VARIABLE, "[]"))]
+    except (ValueError, TypeError, RecursionError):
+        raise BadInput(f"{SECRETS_VARIABLE}: not a JSON list of texts, got {MASK}. Unset it; autotune sets it.") from None
 
 
 def _give_way() -> None:

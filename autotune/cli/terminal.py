@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
-from autotune.plain_text import escaped, plain
+from autotune.plain_text import escaped_document, plain
 from autotune.records import Outcome
 
 THEME = Theme(
@@ -96,4 +96,4 @@ def outcome_style(outcome: str) -> str:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output, without styles."""
-    print(escaped(json.dumps(document, indent=2, ensure_ascii=False)))
+    print(escaped_document(json.dumps(document, indent=2, ensure_ascii=False)))

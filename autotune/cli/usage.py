@@ -41,21 +41,21 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     see = f"See `{path} --help`."
     if option and type(error).__name__ == "NoSuchOption":
         if meant := KEYS.get(option):
-            return f"{of}no such option, got {option!r}. Give {meant}. {see}"
-        return f"{of}no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
+            return f"{of}no such option, got {option!r:.300}. Give {meant}. {see}"
+        return f"{of}no such option, got {option!r:.300}. {one_of(option, _options_of(context))} {see}"
     names = _commands_of(context)
     unknown = next((a for a in arguments if not a.startswith("-")), None)
     if names and (meant := OPTIONS.get(unknown or "")):
-        return f"COMMAND: no such command, got {unknown!r}. Did you mean {meant!r}? {see}"
+        return f"COMMAND: no such command, got {unknown!r:.300}. Did you mean {meant!r}? {see}"
     if names and unknown is not None and unknown not in names:
-        return f"COMMAND: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
+        return f"COMMAND: no such command, got {unknown!r:.300}. {one_of(unknown, names)} {see}"
     if extra := EXTRA.fullmatch(text := _text(error)):
-        return f"{of}more words than it takes, got {extra[1]!r}. {see}"
+        return f"{of}more words than it takes, got {extra[1]!r:.300}. {see}"
     parameter = getattr(error, "param", None)
     option, value = _given(parameter, arguments)
     if value is not None and (allowed := _numbers(parameter)):
-        return f"{option}: {_wrong(parameter, value)}, got {value!r}. Allowed: {allowed}. {see}"
-    got = f", got {value!r}" if value is not None else ""
+        return f"{option}: {_wrong(parameter, value)}, got {value!r:.300}. Allowed: {allowed}. {see}"
+    got = f", got {value!r:.300}" if value is not None else ""
     return f"{of}{text[:1].lower()}{text[1:]}{got}. {see}"
 
 

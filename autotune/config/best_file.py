@@ -114,7 +114,10 @@ def words(said: Any) -> list[str]:
 def number(said: Any) -> float | None:
     """Returns a finite number; None for anything else."""
     is_number = isinstance(said, int | float) and not isinstance(said, bool)
-    return float(said) if is_number and math.isfinite(said) else None
+    try:
+        return float(said) if is_number and math.isfinite(said) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None
 
 
 def interval(said: Any) -> tuple[float, float] | None:

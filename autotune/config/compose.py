@@ -147,6 +147,8 @@ def compose(
     template = found.collect(lambda: _command(config, command, overrides, here, given.domains))
     if template is not None:
         found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
+    if template is None and not found.problems:  # model=FILE, with a file that names no model
+        found.add(["model.name: not set, got a recipe without it. Give model.name=NAME, on the command line or in the file."])
     if found.problems or space is None or template is None:
         raise found.error()
     for key in template.placeholders:  # the knob of a placeholder is tuned even if the named search space omits it

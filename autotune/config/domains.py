@@ -27,6 +27,7 @@ from autotune.space import Choice, Domain, IntInterval
 
 MAX_VALUES = 256  # of one domain; more could not be searched, and range(0,10**12) would fill memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
+MAX_KEY = 200  # characters
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
@@ -145,6 +146,8 @@ def parse(text: str) -> Override:
     key, equals, value = text.partition("=")
     if "\0" in text:
         raise BadInput(f"{shown(text)}: a NUL character, which no value can have. Give KEY=VALUE.")
+    if equals and len(key) > MAX_KEY:
+        raise BadInput(f"{shown(key)}: no such key, it has {len(key)} characters, got {shown(value)}. Give KEY=VALUE.")
     if not KEY.fullmatch(key):
         raise BadInput(f"{shown(text)}: no key before the '=', or a key with letters that keys cannot have. Give KEY=VALUE.")
     if key in options("model", [folder("conf")]) and not equals:

@@ -71,6 +71,8 @@ def check_value(key: str, value: Any) -> None:
     """
     try:
         OmegaConf.update(_scratch(), key, value, merge=True)
+    except OverflowError as error:  # a whole number of 400 digits
+        raise BadInput(f"{key}: too large, got {shown(value)}. Give a smaller number.") from error
     except OmegaConfBaseException as error:
         raise BadInput(refusal(key, value, error)) from error
 

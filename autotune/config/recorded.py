@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from autotune.config import yaml_file
 from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
@@ -67,11 +67,11 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
 
 def _read(file: Path) -> DictConfig:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml_file.loaded(file.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise BadInput(f"{file}: not a configuration, got {document!r:.80}. {ANOTHER}")
         return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.create(document)))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, OverflowError, OmegaConfBaseException) as error:
         why = shortened(" ".join(plain(str(error)).split()), 200)
         raise BadInput(f"{file}: not a configuration that this version can read, got: {why}. {ANOTHER}") from error
 
@@ -84,7 +84,7 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
     if key not in changeable:
         return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
     try:
-        OmegaConf.update(raw, key, yaml.safe_load(text))
-    except (yaml.YAMLError, OmegaConfBaseException):
+        OmegaConf.update(raw, key, yaml_file.loaded(text))
+    except (ValueError, OverflowError, OmegaConfBaseException):
         return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     return ""

@@ -62,11 +62,22 @@ def read(path: Path, name: str) -> Any:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
     """
     try:
-        text = _text(path)
-        return yaml.load(text, _Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return loaded(_text(path))
+    except (OSError, ValueError) as error:
         allowed = "Give a YAML file of plain keys and values."
         raise BadInput(f"{name}: cannot be read, got {shown(str(path))} ({_reason(error)}). {allowed}") from error
+
+
+def loaded(text: str) -> Any:
+    """Returns what a YAML text holds, as `read` does for a file.
+
+    Raises:
+        ValueError: it is not plain YAML; says why in a line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(_reason(error)) from error
 
 
 def _text(path: Path) -> str:

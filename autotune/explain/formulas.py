@@ -16,6 +16,8 @@ from typing import Any
 from autotune.explain.names import operator_kind
 
 Dims = list[list[int]]
+# What a formula raises for arguments that are not those of its operator: a trace may hold anything.
+UNKNOWN = (LookupError, TypeError, ValueError, SyntaxError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 ITEM_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "long int": 8,
@@ -54,7 +56,7 @@ def flops_of(name: str, arguments: Mapping[str, Any]) -> float | None:
         return None
     try:
         return float(formula(name, arguments))
-    except (LookupError, TypeError, ValueError, SyntaxError):
+    except UNKNOWN:
         return None
 
 
@@ -103,7 +105,7 @@ def _traffic(name: str, arguments: Mapping[str, Any], sizes: list[int]) -> float
             wanted = _values(arguments)[-1]
             return float(sum(sizes) + sum(size for size, is_wanted in zip(sizes[1:], wanted, strict=False) if is_wanted))
         return float(sum(sizes) + item * (_convolved(arguments) * dims[1][0] if "conv" in name else _outputs(name, dims)))
-    except (LookupError, TypeError, ValueError, SyntaxError):
+    except UNKNOWN:
         return None
 
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from autotune.errors import Unreadable
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
-from autotune.plain_json import from_json, mapped
+from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
+NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
 _Document = TypeVar("_Document", Lines, Traced, Memory)
@@ -114,6 +115,33 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
-        return from_json(mapped(raw, lambda value: mask(value) if isinstance(value, str) else value), kind)
-    except (TypeError, ValueError, KeyError) as error:
+        _check_numbers(raw)
+        return from_json(_masked(raw, mask), kind)
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
+
+
+def _check_numbers(value: Any) -> None:
+    """Checks the numbers in rows, whose values have no types.
+
+    Raises:
+        TypeError: one of `NUMBERS` is something else.
+    """
+    for name, item in value.items() if isinstance(value, dict) else ():
+        if name in NUMBERS and not (item is None or (isinstance(item, int | float) and abs(item) < MAX_INT)):
+            raise TypeError(f"{name}: no number, or one that is too large")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
+
+
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
+    """Returns a document without secrets, and without lone surrogates, which paths may hold and no file can."""
+    if isinstance(value, dict):
+        return {_writable(name): _masked(item, mask) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, mask) for item in value]
+    return _writable(mask(value)) if isinstance(value, str) else value
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -27,6 +27,7 @@ from autotune.plain_text import plain
 MAX_EVENTS = 2_000_000  # events that are kept; a pass profiles at most 200,000
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
 SKIPPED = "{:,} of {:,} events have no usable name or time and are left out"
+MAX_ELEMENTS = 1 << 62  # of a tensor
 
 OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET = range(6)
 _CATEGORIES = {
@@ -213,7 +214,7 @@ class _Columns:
         if "ph" not in parsed:
             return parsed  # arguments of an event, or the whole document
         self.num_events += 1
-        category = _CATEGORIES.get(parsed.get("cat", ""), -1) if parsed["ph"] == "X" else -1
+        category = _CATEGORIES.get(str(parsed.get("cat", "")), -1) if parsed["ph"] == "X" else -1
         if category < 0:
             return _TAKEN
         try:
@@ -260,8 +261,8 @@ class _Columns:
             correlations=sorted_ints(self.correlations),
             details=sorted_ints(self.details),
             texts=[_clean(text, mask) for text in self.texts],
-            lanes=list(self.lanes),
-            arguments=[marshal.loads(kept) for kept in self.arguments],
+            lanes=[(_clean(process, mask), _clean(thread, mask)) for process, thread in self.lanes],
+            arguments=[_usable(marshal.loads(kept)) for kept in self.arguments],
             device_name=_clean(self.device_name, mask),
             num_events=self.num_events,
             num_skipped=self.num_skipped,
@@ -294,6 +295,30 @@ def _shapes(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if any(word in name for word in _WITH_VALUES):
         found["values"] = arguments.get("Concrete Inputs", [])
     return found
+
+
+def _usable(kept: dict[str, Any]) -> dict[str, Any]:
+    """Returns an event's arguments without those that are not as the profiler writes them."""
+    if "dims" not in kept:
+        return {name: value for name, value in kept.items() if _is_size(value)}
+    dims, types, values = (kept.get(name, []) for name in ("dims", "types", "values"))
+    if not all(isinstance(each, list) for each in (dims, types, values)) or not all(map(_is_shape, dims)):
+        return {}
+    return {**kept, "types": [_clean(str(kind), str) for kind in types]}
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a number, or a list of whole numbers such as a grid."""
+    return isinstance(value, int | float) or (isinstance(value, list) and all(isinstance(size, int) for size in value))
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether a value is a tensor's shape, or a list of shapes: the argument is a list of tensors then."""
+    if not isinstance(value, list):
+        return False
+    if all(isinstance(size, int) and 0 <= size < MAX_ELEMENTS for size in value):
+        return math.prod(value) < MAX_ELEMENTS
+    return all(isinstance(shape, list) and _is_shape(shape) for shape in value)
 
 
 def _clean(text: str, mask: Callable[[str], str]) -> str:

@@ -10,7 +10,7 @@ from autotune.config.keys import literal
 from autotune.export.document import Exported
 from autotune.export.winner import Winner
 from autotune.plain_json import mapped
-from autotune.plain_text import escaped
+from autotune.plain_text import escaped_document
 from autotune.records import KnobValue
 
 PACKAGE_LINE = "# @package _global_"
@@ -51,7 +51,7 @@ def render(winner: Winner) -> Exported:
 
 
 def _dump(document: dict[str, Any]) -> str:
-    return escaped(str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)))
+    return escaped_document(str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)))
 
 
 def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import state
 from .knobs import affinity
+from .protocol import whole_number
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
@@ -178,11 +179,10 @@ def _uuid(properties: Any, index: int) -> Optional[str]:
 def num_nodes(environment: Mapping[str, str]) -> int:
     """Returns the number of machines that train together, from the launcher's variables; 1 without them."""
     for total, local in WORLD_SIZES:
-        sizes = [environment.get(name, "") for name in (total, local)]
-        if all(size.isdigit() and int(size) for size in sizes):
-            return -(-int(sizes[0]) // int(sizes[1]))
-    nodes = environment.get("SLURM_STEP_NUM_NODES", "")
-    return int(nodes) if nodes.isdigit() and int(nodes) else 1
+        ranks, per_node = (whole_number(environment.get(name, "")) for name in (total, local))
+        if ranks and per_node:
+            return -(-ranks // per_node)
+    return whole_number(environment.get("SLURM_STEP_NUM_NODES", "")) or 1
 
 
 def _collectives() -> Optional[str]:

@@ -62,10 +62,15 @@ APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden b
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
+def whole_number(text: str) -> Optional[int]:
+    """Returns the whole number that a variable holds; None if it holds none, or one of more than nine digits."""
+    return int(text) if text.isdecimal() and len(text) <= 9 else None
+
+
 def launched_rank(environment: Mapping[str, str]) -> int:
     """Returns the rank that a launcher assigned to a process; 0 without a launcher."""
-    given = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
-    return int(given[0]) if given else 0
+    given = [whole_number(environment.get(name, "")) for name in RANK_VARIABLES]
+    return next((rank for rank in given if rank is not None), 0)
 
 
 def place_of(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
@@ -74,9 +79,9 @@ def place_of(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     In a batch script, Slurm sets SLURM_PROCID as well, but no number of tasks: only a step has one.
     """
     for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        rank, num = (environment.get(name, "") for name in names)
-        if rank.isdigit() and num.isdigit():
-            return int(rank), int(num)
+        rank, num = (whole_number(environment.get(name, "")) for name in names)
+        if rank is not None and num is not None:
+            return rank, num
     return None
 
 

@@ -24,6 +24,7 @@ BEAT_S = 2.0
 LEASE_S = 30.0  # an agent that hears nothing from its tuner for this long ends its trial and itself
 WRITE_S = 30.0  # longest wait for the other side to read
 BEAT = {"is": "beat"}
+BEAT_BYTES = LENGTH.size + len(json.dumps(BEAT))
 Message = dict[str, Any]
 
 
@@ -59,7 +60,10 @@ class Link:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the other side was last heard, or since the link was opened."""
+        """Seconds since the other side was last heard, or since the link was opened.
+
+        Beats that a message with a wrong length swallows do not count; the pieces of a long message do.
+        """
         return time.monotonic() - self._heard_s
 
     @property
@@ -151,13 +155,15 @@ class Link:
     def _take(self, data: bytes) -> None:
         if not data:
             raise LinkLost("the other side has closed the link")
-        self._heard_s = time.monotonic()
+        if len(data) > BEAT_BYTES or not self.is_begun:
+            self._heard_s = time.monotonic()
         self._buffer += data
         if not self.is_begun:
             at = self._buffer.find(START)
             del self._buffer[: at + len(START) if at >= 0 else max(0, len(self._buffer) - len(START))]
             self.is_begun = at >= 0
         while self.is_begun and (message := self._next()) is not None:
+            self._heard_s = time.monotonic()
             if message != BEAT:
                 self._inbox.put(message)
 

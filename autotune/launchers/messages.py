@@ -14,6 +14,7 @@ from autotune.launchers.base import Deadlines, Ended, Launch
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import Disturbance
 from autotune.monitors.watch import MachineWatch
+from autotune.plain_json import from_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def to_launch(raw: dict[str, Any]) -> Launch:
     made: dict[str, Any] = {
         "folder": Path(raw["folder"]),
         "spec": spec,
-        "deadlines": Deadlines(**raw["deadlines"]),
+        "deadlines": from_json(raw["deadlines"], Deadlines),
         "warm": tuple(raw["warm"]),
     }
     return Launch(**{**raw, **made})
@@ -56,7 +57,8 @@ def to_launch(raw: dict[str, Any]) -> Launch:
 
 def to_ended(raw: dict[str, Any]) -> Ended:
     """Returns the `Ended` that `dataclasses.asdict` made into JSON."""
-    return Ended(**{**raw, "results": [protocol.result_of(result, "the node") for result in raw["results"]]})
+    ended = from_json({**raw, "results": []}, Ended)
+    return dataclasses.replace(ended, results=[protocol.result_of(result, "the node") for result in raw["results"]])
 
 
 def from_watch(watch: MachineWatch) -> dict[str, Any]:
@@ -69,16 +71,9 @@ def from_watch(watch: MachineWatch) -> dict[str, Any]:
 
 def to_disturbances(raw: list[dict[str, Any]]) -> list[Disturbance]:
     """Returns the disturbances that `dataclasses.asdict` made into JSON."""
-    return [Disturbance(**one) for one in raw]
+    return [from_json(one, Disturbance) for one in raw]
 
 
 def to_watched(raw: dict[str, Any]) -> Watched:
     """Returns what `from_watch` made into JSON."""
-    use = raw["cpu_use"]
-    culprits = [(int(pid), float(cores)) for pid, cores in use["culprits"]] if use else []
-    return Watched(
-        disturbances=to_disturbances(raw["disturbances"]),
-        cpu_use=CpuUse(**{**use, "culprits": tuple(culprits)}) if use else None,
-        metrics=raw["metrics"],
-        used_frac=raw["used_frac"],
-    )
+    return from_json(raw, Watched)

@@ -42,6 +42,8 @@ from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
 from autotune.machine.visible import visible_gpus
 from autotune.monitors.watch import MachineWatch, configured_device
+from autotune.plain_json import from_json
+from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0
@@ -83,7 +85,8 @@ class Agent:
 
     @property
     def _watched(self) -> MachineWatch:
-        assert self._watch is not None, "the first message is `open`"
+        if self._watch is None:
+            raise LookupError("the first message is `open`")
         return self._watch
 
     def run(self) -> None:
@@ -96,7 +99,7 @@ class Agent:
         while self._link.silent_s < LEASE_S:
             pause_s = IDLE_S if self._running is None else max(0.0, self._next_look_s - time.monotonic())
             if message := self._link.receive(pause_s):
-                self._link.send({"re": message["id"], **self._answer(message)})
+                self._link.send({"re": message.get("id"), **self._answer(message)})
             if self._running is not None and time.monotonic() >= self._next_look_s:
                 self._look(self._running)
         raise LinkLost(f"nothing was heard from the tuner for {LEASE_S:.0f} s")
@@ -114,6 +117,9 @@ class Agent:
             return {"problems": error.problems}
         except AutotuneError as error:
             return {"fault": str(error)}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            asked, why = str(message.get("do"))[:20], f"{type(error).__name__}: {shortened(str(error), 200)}"
+            return {"fault": f"node {platform.node()} could not do {asked!r} ({why})"}
 
     def _open(self, message: Message) -> dict[str, Any]:
         take_over(message["environment"])
@@ -121,7 +127,7 @@ class Agent:
             raise BadInput(problems)
         name = message["slot"]
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
-        self._launcher = LocalLauncher(Graces(**message["graces"]), slot=slot)
+        self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
         gpus = visible_gpus(facts["gpus"], os.environ)

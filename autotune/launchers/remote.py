@@ -24,9 +24,10 @@ from autotune.launchers.link import LinkLost, Message
 from autotune.launchers.local import Graces, signals_held
 from autotune.launchers.messages import Watched, from_launch, to_ended, to_watched
 from autotune.launchers.node_watch import NodeWatch
-from autotune.launchers.transport import Node, NodeLost, Transport
+from autotune.launchers.transport import Node, NodeLost, Transport, readable
 from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
+from autotune.plain_json import from_json
 
 ANSWER_S = 60.0  # longest wait for an answer that takes no more than files and processes
 START_S = 180.0  # the same for a start, which may have to wait for a warm server
@@ -128,7 +129,9 @@ class RemoteLauncher(Launcher):
         self._study = study
         if self.slots() and self.node is not None:
             with contextlib.suppress(NodeLost):  # the first trial finds out
-                return list(self.node.ask("sweep", ANSWER_S, study=str(study.resolve()))["lines"])
+                answer = self.node.ask("sweep", ANSWER_S, study=str(study.resolve()))
+                with readable():
+                    return [str(line) for line in answer["lines"]]
         return []
 
     def close(self) -> None:
@@ -185,29 +188,37 @@ class RemoteLauncher(Launcher):
 
     def _open(self, transport: Transport, hello: Message) -> None:
         """Lets a new agent get ready for the study."""
-        node, transport.job = Node(transport, hello), hello["job"]
         try:
-            _check_version(hello)
-            facts = self._ask_to_open(node)["facts"]
-            if self._study:  # an earlier node was lost; perhaps it was this one, and what ran there still runs
-                node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
+            with readable():
+                self._slot = self._opened(transport, hello)
         except NodeLost as lost:
             self.close()
-            raise BadInput(f"launcher: node {hello['host']} was lost at once, got: {lost}. Start again.") from lost
+            host = hello.get("host", "of the study")
+            raise BadInput(f"launcher: node {host} was lost at once, got: {lost}. Start again.") from lost
         except BaseException:
             self.close()
             raise
+        if self._name:
+            self.slot = dataclasses.replace(self._slot, name=f"{self._name}: {self._slot.name}")
+        self.clock.go_on()
+
+    def _opened(self, transport: Transport, hello: Message) -> Slot:
+        node = Node(transport, hello)
+        host, transport.job = node.about["host"], node.about["job"]
+        _check_version(hello)
+        facts = dict(self._ask_to_open(node)["facts"])
+        if self._study:  # an earlier node was lost; perhaps it was this one, and what ran there still runs
+            node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
         gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
-        name = f"{hello['host']}, job {hello['job']}" if hello["job"] else hello["host"]
-        slot = Slot(name=name, host=hello["host"], gpus=gpus, cores=tuple(hello["cores"]), facts=facts)
+        cores = tuple(int(core) for core in hello["cores"])
+        slot = Slot(
+            name=f"{host}, job {transport.job}" if transport.job else host, host=host, gpus=gpus, cores=cores, facts=facts
+        )
         self._first = self._first or slot
         if problems := unlike(self._first, slot):
-            self.close()
             raise BadInput(problems)
-        self._slot, self.node = slot, node
-        if self._name:
-            self.slot = dataclasses.replace(slot, name=f"{self._name}: {slot.name}")
-        self.clock.go_on()
+        self.node = node
+        return slot
 
     def _ask_to_open(self, node: Node) -> Message:
         with _token(Path(self._place.runs_dir)) as token:
@@ -261,9 +272,9 @@ class RemoteRunning(Running):
         """Returns the newest progress line of rank 0, read on the node now or just before; the last one known if it is lost."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
-            with contextlib.suppress(NodeLost):  # `poll` finds out
+            with contextlib.suppress(NodeLost), readable():  # `poll` finds out
                 raw = self._node.ask("progress", PROGRESS_S)["progress"]
-                self._newest = Progress(**raw) if raw else None
+                self._newest = from_json(raw, Progress) if raw else None
         return self._newest
 
     def stop(self, reason: str) -> None:
@@ -275,7 +286,7 @@ class RemoteRunning(Running):
                 self._ended = self._without_results(reason)
                 return
             try:
-                self._take(self._node.ask("stop", STOP_S, reason=reason)["over"])
+                self._take(self._node.ask("stop", STOP_S, reason=reason).get("over"))
             except NodeLost as lost:
                 self._lose(str(lost))
 
@@ -283,17 +294,19 @@ class RemoteRunning(Running):
         """Starts the trial if it still waits for a node; else looks whether it is over."""
         if self._node is not None:
             event = self._node.event()
-            if event and event["nonce"] == self._launch.spec.nonce:  # else it is of a trial that was stopped before
+            if event and event.get("nonce") == self._launch.spec.nonce:  # else it is of a trial that was stopped before
                 self._take(event)
         elif node := self._launcher.ready():
             self._about, self._started_s = node.about, time.monotonic()
             self._launcher.begin(node, self._launch)
             self._node = node
 
-    def _take(self, event: Message) -> None:
-        self._launcher.watched.seen = to_watched(event["watched"])
-        self._ended = to_ended(event["ended"])
-        self._ended.evidence["node"] = self._about
+    def _take(self, event: Any) -> None:
+        with readable():
+            self._launcher.watched.seen, ended = to_watched(event["watched"]), to_ended(event["ended"])
+            ended.facts(self._launch.spec)
+        ended.evidence["node"] = self._about
+        self._ended = ended
 
     def _lose(self, why: str) -> None:
         host = self._about.get("host") or "of the study"

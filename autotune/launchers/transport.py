@@ -8,11 +8,13 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.launchers.link import Link, LinkLost, Message
 from autotune.launchers.local import signals_held
+from autotune.plain_text import shortened
 
 SILENT_S = 10.0  # after this long without a beat, the engine is asked whether the node is still there
 LOST_S = 32.0  # after this long it counts as lost, whatever the engine says: its agent has left by then (link.LEASE_S)
@@ -21,6 +23,19 @@ LEAVE_S, KILL_S = 15.0, 3.0  # an agent that leaves needs its grace periods to e
 
 class NodeLost(Exception):
     """The agent on the node cannot be reached any more; the message says why."""
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Gives up a node whose agent sends something else than this version understands.
+
+    Raises:
+        NodeLost: a message lacks a key, or a value has another type.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NodeLost(f"its agent sent what cannot be read ({type(error).__name__}: {shortened(str(error), 200)})") from error
 
 
 class Transport(ABC):
@@ -67,7 +82,7 @@ class Node:
     """
 
     def __init__(self, transport: Transport, hello: Message) -> None:
-        self.about = {name: hello[name] for name in ("host", "boot_id", "job")}
+        self.about = {name: str(hello[name]) for name in ("host", "boot_id", "job")}
         self._transport = transport
         self._events: deque[Message] = deque()
         self._ids = itertools.count()
@@ -89,7 +104,8 @@ class Node:
         while (left_s := give_up_s - time.monotonic()) > 0:
             message = self._next(min(left_s, 1.0))
             if message and message.get("re") == number:
-                return _checked(message)
+                with readable():
+                    return _checked(message)
             if message and "is" in message:  # other answers came too late for those who asked
                 self._events.append(message)
         raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
@@ -138,7 +154,7 @@ def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
 def _checked(answer: Message) -> Message:
     """Returns an answer of the agent, or raises the error that it holds."""
     if "problems" in answer:
-        raise BadInput(answer["problems"])
+        raise BadInput([str(problem) for problem in answer["problems"]])
     if "fault" in answer:
         raise AutotuneError(answer["fault"])
     return answer

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.harness.protocol import whole_number
+
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set, so that every GPU is visible.
@@ -17,7 +19,7 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
         return None
     found: list[str] = []
     for entry in map(str.strip, text.split(",")):
-        if not entry.isdigit() and not entry.startswith(("GPU-", "MIG-")):
+        if whole_number(entry) is None and not entry.startswith(("GPU-", "MIG-")):
             break
         found.append(entry)
     return found
@@ -35,8 +37,8 @@ def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, st
         return [dict(gpu) for gpu in gpus]
 
     def named(entry: str) -> dict[str, Any]:
-        if entry.isdigit():
-            return dict(gpus[int(entry)]) if int(entry) < len(gpus) else {}
+        if (index := whole_number(entry)) is not None:
+            return dict(gpus[index]) if index < len(gpus) else {}
         found = [gpu for gpu in gpus if str(gpu.get("uuid")).startswith(entry)]
         return dict(found[0]) if len(found) == 1 else {}
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.replay.space import Grid, grid_of
+from autotune.replay.checks import usable
+from autotune.replay.space import Grid
 from autotune.replay.strategies import STRATEGIES, strategy
 from autotune.replay.study import Limits, Replayed, replay
-from autotune.replay.table import Table, read
+from autotune.replay.table import Table
 
 # Used without --sampler: all but the Gaussian process, which takes as long as all the other strategies together.
 USUAL = tuple(name for name in STRATEGIES if name != "gp")
@@ -70,8 +71,8 @@ def run(asked: Asked, on_study: Callable[[], None] = lambda: None) -> list[Resul
     results, problems = [], []
     for path in asked.tables:
         try:
-            table = read(path)
-            results.append(Result(path=path, table=table, grid=grid_of(table)))
+            table, grid = usable(path)
+            results.append(Result(path=path, table=table, grid=grid))
         except BadInput as error:
             problems += error.problems
     for name in asked.strategies:
@@ -130,5 +131,4 @@ def _study(job: _Job, limits: Limits) -> Replayed:
 @functools.cache
 def _table(path: Path) -> tuple[Table, Grid]:
     """Returns a table and its grid, read once per process."""
-    table = read(path)
-    return table, grid_of(table)
+    return usable(path)

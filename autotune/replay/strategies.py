@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-import yaml
 
+from autotune.config import yaml_file
 from autotune.config.keys import LEAVES, check_value, unknown_key
 from autotune.config.schema import SAMPLERS
 from autotune.errors import BadInput, one_of
@@ -99,6 +99,9 @@ def strategy(text: str) -> Strategy:
             raise BadInput(f"--sampler: no value, got {word!r}. Give NAME:KEY=VALUE, as in default:search.sampler=tpe.")
         if key not in LEAVES:
             raise BadInput(unknown_key(key, value))
-        keys[key] = yaml.safe_load(value)
+        try:
+            keys[key] = yaml_file.loaded(value)
+        except ValueError as error:
+            raise BadInput(f"--sampler: not a value of {key}, got {value!r:.80} ({error}). Give NAME:KEY=VALUE.") from error
         check_value(key, keys[key])
     return Strategy(name=text, keys=keys, search=found.search)

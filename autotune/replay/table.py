@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -164,7 +165,8 @@ def read(path: Path) -> Table:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
-        lines = [json.loads(line, parse_constant=_no_number) for line in content.decode().splitlines()]
+        text = content.decode()
+        lines = [json.loads(line, parse_constant=_no_number, parse_float=_finite) for line in text.splitlines()]
         return _table(lines)
     except NewerVersion as error:
         raise BadInput(f"TABLE: made by a newer version of autotune, got {str(path)!r} ({error}). Update autotune.") from error
@@ -180,13 +182,18 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number")
 
 
+def _finite(word: str) -> float:
+    if math.isfinite(value := float(word)):
+        return value
+    raise ValueError(f"{word} is too large")
+
+
 def _table(lines: Sequence[Any]) -> Table:
     header = dict(lines[0]) if lines and isinstance(lines[0], dict) else {}
     if header.pop("format", None) != FORMAT:
         raise ValueError("not a table")
     check_schema(header, "table", reads=SCHEMA)
-    del header["schema"]
-    table = from_json(header, Table)
+    table = from_json({name: value for name, value in header.items() if name not in ("schema", "measurements")}, Table)
     for number, line in enumerate(lines[1:], 2):
         if not isinstance(line, dict) or "outcome" not in line:
             raise ValueError(f"line {number} is no measurement")

@@ -7,6 +7,7 @@ from autotune.config.recorded import recorded
 from autotune.errors import BadInput
 from autotune.records import StudyRecord
 from autotune.space import Choice, IntInterval, domain_from_json
+from tests.corpus.documents import LAUGHS
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
     assert "minutes: 16.5" in after.yaml
     _, after = kept(change=["study.budget.minutes=null"])
     assert after.config.study.budget.minutes is None
-    words = ["study.seed=3", "study.budget.minutes=-1e", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]
+    words = ["study.seed=3", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]
+    words += [f"study.budget.minutes={text}" for text in ("-1e", "[", "2001-13-45", "1" + "0" * 400)]
     with pytest.raises(BadInput) as refused:
         kept(change=words)
     assert len(refused.value.problems) == len(words)
@@ -75,7 +77,7 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
         kept(change=["study.budget.minutes=-3"])
 
 
-@pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00"])
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00", LAUGHS])
 def test_a_configuration_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     study = StudyRecord(name="s", title="", command=["python"], cwd="/")

@@ -106,6 +106,7 @@ FILES: list[tuple[str, list[str]]] = [
     (f"{TOP}study: {{name: ../../etc}}\n", ["study.name: not a plain name, got '../../etc'"]),
     (f"{TOP}study: {{name: '${{oc.env:HOME}}'}}\n", ["study.name: not a plain name"]),
     (f"{TOP}study: {{budget: {{minutes: -1}}}}\n", ["study.budget.minutes: too small, got -1"]),
+    (f"{TOP}study: {{budget: {{minutes: 1{'0' * 400}}}}}\n", ["study.budget.minutes: too large, got 1000"]),
     (f"{TOP}study: {{budget: 8}}\n", ["study.budget: a group of keys"]),
     (f"{TOP}runs_dir: ''\n", ["runs_dir: empty"]),
     (f"{TOP}measure: {{screening: {{max_s: .inf}}}}\n", ["measure.screening.max_s: too large"]),

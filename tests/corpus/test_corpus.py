@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.processes import own_environment
+from autotune.testing.studies import make_study
 from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
 from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE
 from tests.corpus.overrides import OVERRIDES, TOGETHER
@@ -133,6 +134,12 @@ def test_keys_that_a_command_has_no_use_for(refused: Refused, words: list[str], 
 @pytest.mark.parametrize(("words", "message"), OPTIONS, ids=lambda value: ascii(value)[:40])
 def test_bad_command_lines(refused: Refused, words: list[str], message: str) -> None:
     says(refused(*words), message)
+
+
+def test_a_damaged_variable_of_autotune_s_own_is_named(refused: Refused, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_study(place / "runs")
+    monkeypatch.setenv("AUTOTUNE_SECRETS", "[")
+    says(refused("sync", "resnet18", "--uri", "none"), "AUTOTUNE_SECRETS: not a JSON list of texts, got ***. Unset it")
 
 
 def test_a_working_directory_that_is_gone_is_named(place: Path) -> None:

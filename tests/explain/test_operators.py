@@ -101,6 +101,7 @@ BACKWARD = {
         ("aten::mm", {"dims": [[3, 4], [5, 6]]}, None),
         ("aten::convolution", {"dims": CONVOLUTION["dims"], "values": ["x("] * 9}, None),
         ("aten::convolution", {"dims": CONVOLUTION["dims"]}, None),
+        ("aten::convolution", {"dims": CONVOLUTION["dims"], "values": ["", "", "", "[0, 0]", "[1]", "[1]", "False"]}, None),
     ],
 )  # fmt: skip
 def test_flops_follow_the_shapes_and_are_unknown_without_them(name: str, arguments: dict[str, Any], flops: int | None) -> None:

@@ -13,7 +13,7 @@ from autotune.errors import Unreadable
 from autotune.explain.passes import read_document, read_passes
 from autotune.explain.table import Table
 from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
-from autotune.harness.explain.documents import Lines, document_file, trace_file
+from autotune.harness.explain.documents import Line, Lines, document_file, trace_file
 from autotune.masking import Secrets
 from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
@@ -203,6 +203,23 @@ def test_a_wrong_type_in_a_document_is_named(tmp_path: Path) -> None:
         path.write_text(json.dumps({**document, key: value}))
         with pytest.raises(Unreadable, match=f"not a document of this pass: {key}: "):
             read_document(path, Lines)
+
+
+@pytest.mark.parametrize("value", ["two", 10**30, float("nan"), {}])
+def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) -> None:
+    write(tmp_path, lines())
+    path = tmp_path / document_file("lines", 0)
+    compiled = {"recompilations": [{"file": "train.py", "count": value}]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "compiled": compiled}))
+    with pytest.raises(Unreadable, match="not a document of this pass: count: no number"):
+        read_document(path, Lines)
+
+
+def test_a_path_that_is_no_utf_8_can_be_written(tmp_path: Path) -> None:
+    line = Line("/p/caf\udce9.py", 12, "main", "log(loss)", "other", "main", True, 0.004, 0.004)
+    write(tmp_path, lines(lines=[line]))
+    write_tables(explained([tmp_path]).tables, tmp_path)
+    assert "/p/caf?.py" in (tmp_path / "explain" / "lines.csv").read_text()
 
 
 def test_further_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:

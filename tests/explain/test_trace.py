@@ -11,6 +11,8 @@ import pytest
 
 from autotune.errors import BadInput, Unreadable
 from autotune.explain import trace as reader
+from autotune.explain.host import host_of
+from autotune.explain.operators import operator_rows, operators_of
 from autotune.explain.trace import read_trace
 from autotune.masking import Secrets
 from tests.explain.kineto import GEMM, Kineto
@@ -128,7 +130,21 @@ def test_odd_arguments_do_no_harm(tmp_path: Path) -> None:
     made.events[-1]["args"]["correlation"] = "many"
     made.add("cpu_op", "aten::none", 4, 1)
     made.events[-1]["args"] = None
-    assert len(made.trace(tmp_path)) == 6
+    made.add(["cpu_op"], "aten::none", 4, 1)
+    for dims in (7, ["x"], [{"0": 1}], [[1, [2]]], [[-1]], [[2**40, 2**40]]):
+        made.operator("aten::mm", 5, 1, dims if isinstance(dims, list) else [])
+        made.events[-1]["args"]["Input Dims"] = dims
+    trace = made.trace(tmp_path)
+    assert len(trace) == 12
+    assert operator_rows(trace, host_of(trace), operators_of(trace, host_of(trace)))[0]
+
+
+def test_shapes_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    path = small().write(tmp_path / "trace.json")
+    deep = "[" * 700 + "]" * 700
+    path.write_text(path.read_text().replace("[[4, 8], [8, 2]]", deep))
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        read_trace(path)
 
 
 def test_names_are_masked_and_hold_no_control_characters(tmp_path: Path) -> None:

@@ -108,3 +108,17 @@ def test_beats_are_heard_and_silence_is_counted(pipes, monkeypatch):
     theirs._is_closed = False
     for one in (ours, theirs):
         one.close()
+
+
+def test_beats_that_a_wrong_length_swallows_are_silence_and_pieces_of_a_long_message_are_not(pipes):
+    (read, write), (_, their_write) = pipes
+    ours = Link(read, write)
+    os.write(their_write, link.START + struct.pack(">I", 1 << 20))
+    for _ in range(8):
+        os.write(their_write, frame(b'{"is": "beat"}'))
+        assert ours.receive(0.05) is None
+    assert ours.silent_s > 0.3
+    os.write(their_write, b" " * 1000)
+    assert ours.receive(0.05) is None
+    assert ours.silent_s < 0.3
+    ours.close()

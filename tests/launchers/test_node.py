@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import autotune
-from autotune.errors import BadInput
+from autotune.errors import AutotuneError, BadInput
 from autotune.failures import classify
-from autotune.launchers import messages, transport
+from autotune.launchers import messages, node, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -23,6 +23,8 @@ from tests.launchers.agents import PipeLauncher, environment, gone, place, ready
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # leaves when the link closes
+SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
+FACTS = {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}
 QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"
 
 
@@ -133,6 +135,44 @@ def test_another_version_on_the_node_is_refused(make, monkeypatch):
     monkeypatch.setattr(autotune, "__version__", "99.0")
     with pytest.raises(BadInput, match=r"another version of autotune.*This is 99\.0"):
         ready(launcher)
+
+
+def says(*messages):
+    """Returns the command of an agent that says just this."""
+    code = f"import json, os, sys; from autotune.launchers.link import Link; link = Link(os.dup(0), os.dup(1)); {SEND}"
+    return (sys.executable, "-c", code, json.dumps(messages))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"is": "hello"}],
+        [{**node.hello(), "cores": ["one"]}, {"re": 0, "facts": FACTS}],
+        [node.hello(), {"re": 0}],
+        [node.hello(), {"re": 0, "facts": {"gpus": [7]}}],
+        [node.hello(), {"re": 0, "problems": 7}],
+    ],
+)
+def test_an_agent_that_cannot_be_understood_is_given_up(make, messages):
+    with pytest.raises(BadInput, match=r"was lost at once, got: its agent sent what cannot be read \("):
+        ready(make(argv=says(*messages)))
+
+
+def test_an_end_that_cannot_be_understood_is_a_lost_node(make, folder):
+    ended = {"is": "ended", "nonce": "made", "ended": {"exit_code": "0"}, "watched": {}}
+    launcher = ready(make(argv=says(node.hello(), {"re": 0, "facts": FACTS}, {"re": 99}, {"re": 1}, ended)))
+    launch = a_launch(folder, program("result()"))
+    launch.spec.nonce = "made"
+    found = wait(launcher.start(launch))
+    assert found.evidence["node_lost"]
+    assert "sent what cannot be read" in found.evidence["stop_reason"]
+
+
+@pytest.mark.parametrize(("what", "why"), [("nonsense", "KeyError: 'nonsense'"), ("sweep", "KeyError: 'study'")])
+def test_an_agent_says_what_it_cannot_do_and_goes_on(launcher, what, why):
+    with pytest.raises(AutotuneError, match=rf"could not do '{what}' \({why}\)"):
+        launcher.node.ask(what, 20.0)
+    assert launcher.node.ask("progress", 20.0)["progress"] is None
 
 
 def test_a_node_that_replaces_another_must_be_like_it(launcher, folder, monkeypatch):

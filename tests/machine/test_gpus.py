@@ -61,6 +61,8 @@ def test_a_driver_shows_in_the_devices(tmp_path, name):
         ("GPU-c", ["GPU-c3"]),
         ("GPU-ab,GPU-ab2", [None, "GPU-ab2"]),
         ("7,MIG-1", [None, None]),
+        ("0,\u00b2,1", ["GPU-ab1"]),
+        ("9" * 5000, []),
         ("", []),
     ],
 )

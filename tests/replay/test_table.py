@@ -51,6 +51,10 @@ def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
         ("[1, 2]", "line 3 is no measurement"),
         ('{"a": 1}', "line 3 is no measurement"),
         ('{"outcome": "ok", "value": NaN}', "NaN is no number"),
+        ('{"outcome": "ok", "value": 1e999}', "1e999 is too large"),
+        ('{"outcome": "good"}', "outcome: 'good' is not a valid Outcome"),
+        ('{"outcome": "ok", "changed": {"a": [1]}}', "changed: list instead of str"),
+        ('{"outcome": "ok", "ci": [1]}', "ci: "),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, line, problem):

@@ -37,6 +37,7 @@ BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make 
 # highest, the likeliest, the lowest.
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
+MAX_WORKERS = 1_000_000  # no machine has as many; the documents may hold any number
 ENOUGH = 1.1  # provide enough workers for this many times the work of a step
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
@@ -262,7 +263,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
 def _wanted(evidence: Evidence) -> int | None:
     """Returns a larger number of workers to try; None if there is none."""
     busy_s = max(evidence.step_s - evidence.wait_s, 1e-6)
-    needed = math.ceil(ENOUGH * service_s(evidence) * evidence.batch / busy_s)
+    needed = math.ceil(min(ENOUGH * service_s(evidence) * evidence.batch / busy_s, MAX_WORKERS))
     return evidence.larger(NUM_WORKERS, evidence.num_workers, needed)
 
 

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..cores import read
-from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":
 
 def allowed(environment: Mapping[str, str]) -> FrozenSet[int]:
     """Returns the cores that this job may use."""
-    given = environment.get(CORES_VARIABLE, "")
-    return frozenset(int(word) for word in given.split(",")) if given else frozenset(os.sched_getaffinity(0))
+    given = [whole_number(word) for word in environment.get(CORES_VARIABLE, "").split(",")]
+    return frozenset(core for core in given if core is not None) or frozenset(os.sched_getaffinity(0))
 
 
 def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
@@ -224,7 +224,8 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
     if visible is not None:
         found: List[str] = []
         for word in map(str.strip, visible.split(",")):
-            same = gpus[int(word) : int(word) + 1] if word.isdigit() else [path for path in gpus if word and word in read(path)]
+            index = whole_number(word)
+            same = gpus[index : index + 1] if index is not None else [path for path in gpus if word and word in read(path)]
             if not same:
                 break  # CUDA ignores everything from the first entry that is not a GPU
             found += same

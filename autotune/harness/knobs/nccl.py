@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Optional
 
-from ..protocol import APPLIED, OVERRIDDEN, KnobReport
+from ..protocol import APPLIED, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
 
 VARIABLES = {
@@ -55,4 +55,5 @@ def _value(key: str, text: str) -> Optional[Any]:
         return None
     if key in SWITCHES:
         return text != "0"
-    return int(text) if key in NUMBERS and text.isdigit() else text
+    number = whole_number(text) if key in NUMBERS else None
+    return text if number is None else number

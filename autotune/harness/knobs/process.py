@@ -12,7 +12,7 @@ import os
 from typing import Any, Dict
 
 from ..patches import patches
-from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport
+from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport, whole_number
 from . import affinity
 from .base import ON_THE_CPU, KnobHandler
 
@@ -61,8 +61,8 @@ class ProcessKnobs(KnobHandler):
             SHARING: torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         }
         for key, name in ((OMP, "OMP_NUM_THREADS"), (MKL, "MKL_NUM_THREADS")):
-            if os.environ.get(name, "").isdigit():
-                found[key] = int(os.environ[name])
+            if (threads := whole_number(os.environ.get(name, ""))) is not None:
+                found[key] = threads
         return found
 
     def applicability(self) -> Dict[str, str]:

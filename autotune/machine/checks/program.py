@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import Any
 
+from autotune.harness.protocol import whole_number
 from autotune.machine.checks.finding import Finding, Status, gpus_text
 
 GROUP = "program"
@@ -138,7 +139,8 @@ def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any])
 
 def _threads(host: dict[str, Any]) -> Finding:
     variables, cores, name = host["variables"], int(host["num_cores"]), "thread variables"
-    counts = {name: int(variables[name]) for name in COUNTS if str(variables.get(name, "")).isdigit()}
+    given = {name: whole_number(str(variables.get(name, ""))) for name in COUNTS}
+    counts = {name: count for name, count in given.items() if count is not None}
     few = {name: count for name, count in counts.items() if count < cores}
     many = {name: count for name, count in counts.items() if count > cores}
     text = ", ".join(f"{name}={count}" for name, count in {**few, **many}.items())
@@ -163,7 +165,7 @@ def _threads(host: dict[str, Any]) -> Finding:
 
 def _is_count(text: str) -> bool:
     """Returns whether a value is a number of threads; OpenMP also accepts "4,2", one number per nesting level."""
-    return all(part.strip().isdigit() and int(part) > 0 for part in text.split(","))
+    return all(whole_number(part.strip()) for part in text.split(","))
 
 
 def _debugging(variables: dict[str, str]) -> list[Finding]:

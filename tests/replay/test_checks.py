@@ -1,0 +1,55 @@
+"""A damaged table is refused with what is wrong, before a study is replayed from it."""
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.replay.checks import usable
+from autotune.replay.table import write
+from tests.replay.tables import make_table
+
+
+def _results(table, **changes):
+    for one in table.measurements:
+        one.results = [{**result, **changes} for result in one.results]
+
+
+def _without_baseline(table):
+    table.measurements = [one for one in table.measurements if one.changed]
+
+
+DAMAGE = {
+    "not a domain, got {'choice': 'x'}": lambda table: table.space.update({"loader.batch_size": {"choice": "x"}}),
+    "no 'loader.batch_size'": lambda table: setattr(table, "reference", {}),
+    "invalid literal for int": lambda table: setattr(table, "machine", {"memory_bytes": "much"}),
+    "object is not iterable": lambda table: setattr(table, "machine", {**table.machine, "isa": 7}),
+    "steady": lambda table: setattr(table, "settings", {"steady": {"": 1}}),
+    "no measurement 0": _without_baseline,
+    "str instead of int": lambda table: _results(table, rank="first"),
+    "loader.num_workers is no whole number": lambda table: table.reference.update({"loader.num_workers": "two"}),
+    "loss.curve[1] is no number": lambda table: _results(table, loss={"curve": [1.0, "x"]}),
+    "no machine has so little memory": lambda table: setattr(table, "machine", {**table.machine, "memory_bytes": 0}),
+    "memory.peak_bytes is no number": lambda table: _results(table, memory={"kind": "cpu", "peak_bytes": "much"}),
+    "must be a string": lambda table: table.measurements[3].ended["evidence"].update(num_steps=[]),
+    "lengths of its blocks": lambda table: [
+        result["window"]["block_s"].pop() for one in table.measurements for result in one.results if "window" in result
+    ],
+}
+
+
+@pytest.mark.parametrize("why", DAMAGE)
+def test_what_cannot_be_replayed_is_named(tmp_path, why):
+    table = make_table()
+    table.reference, table.space = dict(table.reference), dict(table.space)
+    DAMAGE[why](table)
+    write(table, tmp_path / "t.jsonl.gz")
+    with pytest.raises(BadInput, match=r"TABLE: cannot be replayed, got '.*t\.jsonl\.gz' \(.*Record it again") as refused:
+        usable(tmp_path / "t.jsonl.gz")
+    assert why in str(refused.value)
+
+
+def test_a_table_whose_baseline_was_not_measured_is_refused(tmp_path):
+    table = make_table()
+    table.reference = {**table.reference, "loader.batch_size": 999}
+    write(table, tmp_path / "t.jsonl.gz")
+    with pytest.raises(BadInput, match="its baseline was not measured"):
+        usable(tmp_path / "t.jsonl.gz")
