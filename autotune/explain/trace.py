@@ -140,6 +140,7 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
     try:
         text, is_whole = _text_of(path)
         columns.parse(text)
+        trace = columns.as_trace(mask)
     except FileNotFoundError:
         raise Unreadable(f"{path.name}: not there") from None
     except zlib.error as error:
@@ -154,7 +155,7 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
         raise Unreadable(f"{path.name}: {error}") from None
     if not is_whole:
         raise Unreadable(f"{path.name}: cut short after {columns.num_events:,} events")
-    return columns.as_trace(mask)
+    return trace
 
 
 def _text_of(path: Path) -> tuple[str, bool]:
