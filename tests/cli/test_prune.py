@@ -193,6 +193,7 @@ def test_bad_input_is_one_line_and_removes_nothing(cli, tmp_path, private, words
     assert content(tmp_path / "runs") == before
 
 
+@pytest.mark.thorough
 def test_a_killed_study_is_resumed_after_it_was_pruned(tmp_path, private):
     study = QuickStudy(tmp_path)
     tuner = study.start("study.budget.trials=3")

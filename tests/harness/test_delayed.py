@@ -266,6 +266,7 @@ def losses(run: Run) -> str:
     return (run.folder / "losses.txt").read_text()
 
 
+@pytest.mark.thorough
 def test_a_program_trains_as_before_and_its_other_loader_has_plain_tensors(trial: Trial, plain: Trial) -> None:
     words = ("pipeline=v2", "workers=1", "persistent=1", "evaluate=1", "steps=14")
     alone = losses(plain("images.py", *words))

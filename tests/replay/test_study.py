@@ -37,10 +37,11 @@ def test_a_search_that_is_handed_the_optimum_scores_one_from_its_first_trial_on(
     base = rate_of(REFERENCE) / rate_of({**REFERENCE, **BEST})
     assert [step.trials for step in found.steps] == [0, 1]
     assert found.steps[0].fraction == pytest.approx(base)
-    assert found.steps[1].fraction == found.final_fraction == 1.0
+    assert found.steps[1].fraction == 1.0
+    assert found.final_fraction > 0.97, "the attribution may revert the change that gains least"
     assert [step.seconds for step in found.steps] == [OK_S, 2 * OK_S]
     assert found.total_s > 10 * OK_S, "finals and attribution cost what they cost"
-    assert found.claim.ratio == pytest.approx(1 / base)
+    assert found.claim.ratio == pytest.approx(found.final_fraction / base)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -167,6 +167,7 @@ def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
     assert not (place / PWNED).exists()
 
 
+@pytest.mark.thorough
 def test_a_link_in_a_study_uploads_nothing_of_the_user_s(place):
     (place / "private").mkdir()
     (place / "private/id").write_text("a-private-key-0001")

@@ -94,6 +94,7 @@ def test_locks_are_taken_through_no_link(tmp_path, victim):
 # Modes --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_no_umask_opens_a_study_to_others(tmp_path):
     study = QuickStudy(tmp_path)
     with open_umask():
@@ -108,6 +109,7 @@ def test_no_umask_opens_a_study_to_others(tmp_path):
     assert [path for path in files if path.stat().st_mode & 0o077 and path.name not in by_program] == []
 
 
+@pytest.mark.thorough
 def test_no_umask_opens_the_tracking_store_to_others(tmp_path):
     make_study(tmp_path / "runs")
     with open_umask():
@@ -156,6 +158,7 @@ def test_a_study_listens_on_nothing(tmp_path):
     assert found == set()
 
 
+@pytest.mark.thorough
 def test_the_ui_listens_on_loopback_alone(tmp_path):
     make_study(tmp_path / "runs")
     ui = Cli(tmp_path).start("ui")

@@ -141,6 +141,7 @@ def test_a_rank_that_torchrun_saw_killed_is_named(trial, meeting):
     assert found.reason.startswith("rank 1 was ended by SIGKILL")
 
 
+@pytest.mark.thorough
 def test_a_rendezvous_that_never_completes_ends_in_time_and_names_what_is_waited_for(trial, meeting):
     found = trial(torchrun(meeting["MASTER_PORT"], "--nnodes=3"), limits=Deadlines(start_s=25))
     assert found.outcome is Outcome.timeout
