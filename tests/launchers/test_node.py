@@ -180,7 +180,8 @@ def test_a_node_that_replaces_another_must_be_like_it(launcher, folder, monkeypa
     os.kill(launcher.started[0].process.pid, signal.SIGKILL)
     launcher.started[0].process.wait()
     with pytest.raises(BadInput, match=r"unlike node.*cpu_model was 'another model'"):
-        wait(launcher.start(a_launch(folder, program("result()"))))
+        for _ in range(2):  # the first launch may still go to the node that is gone
+            wait(launcher.start(a_launch(folder, program("result()"))))
 
 
 def test_an_agent_that_is_killed_takes_the_trial_along_and_the_next_has_a_new_one(launcher, folder):
