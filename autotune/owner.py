@@ -116,7 +116,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Locks a file or a folder, and yields whether no other process has it locked; nobody has one that does not exist.
+    """Locks a file or a folder, and yields whether no other process holds the lock; true if the file does not exist.
 
     Nothing is written, so that it works on a full disk, too.
     """

@@ -473,7 +473,7 @@ def write_text(path: Path, text: str) -> None:
 def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
     """Makes a temporary file that is to replace another, and returns its descriptor and its path.
 
-    Its name cannot be foreseen and the file is new, so that nobody can have made a link of that name in a shared folder.
+    Its name is random and the file is new, so another user cannot have placed a link with that name in a shared folder.
     """
     temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary

@@ -1,7 +1,7 @@
 """Implements `autotune prune`: says what studies no longer need and how many bytes it takes, and removes it with --yes.
 
 Of a study that stays, only what is listed here is removed: `trials/*/kept`, for example, holds the user's own files. Links are
-left alone, since what they lead to may be somebody else's.
+neither followed nor removed, because their targets may belong to someone else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lets rank 0 tell the other ranks the number of a step, before any rank reaches it.
 
-It is told by a file in the trial's folder. On several nodes it is also told by the store of the process group, since a shared
-folder may hide a new file for half a minute: NFS remembers what was not there.
+The number is written to a file in the trial's folder. On several nodes it is also put into the store of the process group,
+because a new file in a shared folder may be invisible for half a minute: NFS caches that a file does not exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .context import TrialContext
 
 AHEAD = 2  # rank 0 tells the number this many steps ahead; all ranks see it in time (they run in lockstep)
 ASK_EVERY_S = 0.1  # between two questions to the store, each of which takes a way through the network
-AHEAD_S = 0.3  # on several nodes, the number is told this long ahead as well
+AHEAD_S = 0.3  # on several nodes, the last step lies at least this many seconds ahead
 SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
 
 

@@ -358,7 +358,7 @@ def write_json(path: str, document: Any) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes a file that only its owner may read, under a temporary name, then renames it: nobody reads half of it."""
+    """Writes a file that only its owner may read. It is renamed once it is complete, so no reader sees a part of it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ that were measured on this machine are in planted/truths.json and are not measur
 `autotune explain` run on each program, and the findings are compared with planted_causes.py. The same command continues an
 interrupted run.
 
-The authors of the programs did not know the rules that find causes. Whoever changes the rules must not look at the programs.
+The programs were written without knowledge of the rules that find causes. Do not read the programs when you change the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tracking stores that are down, slow, full or wrong: nothing is lost or duplicated, and the user is told."""
+"""If a tracking store is down, slow, full or wrong, no trial is lost or recorded twice, and the user gets a message."""
 
 import os
 import random
