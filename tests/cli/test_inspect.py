@@ -46,6 +46,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
         assert words in told, words
 
 
+@pytest.mark.thorough
 def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
     source = PROGRAM.replace("batch_size=16", "batch_size=int(__import__('sys').argv[1])")
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")

@@ -48,6 +48,7 @@ def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
     return trial("records.py", mode="inspect", env=named, is_fresh=True), store
 
 
+@pytest.mark.thorough
 def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_names(trial: Trial, tmp_path: Path) -> None:
     found, store = recorded(trial, tmp_path)
     assert found.result().status == "measured", found.stderr

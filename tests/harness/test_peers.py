@@ -27,6 +27,7 @@ def own_steps(folder: Path, number: int, span: list[float]) -> list[float]:
 @pytest.mark.parametrize(
     "how", ["shared", pytest.param("first", marks=pytest.mark.thorough), pytest.param("late", marks=pytest.mark.thorough)]
 )
+@pytest.mark.thorough
 def test_processes_that_share_one_model_are_counted_together_over_one_span(trial: Trial, how: str) -> None:
     run = trial("hogwild.py", how, is_fresh=True, rules=LONGER)
     results = [run.result(rank) for rank in (0, 1)]

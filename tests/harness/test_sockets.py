@@ -58,6 +58,7 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
     folder.rmdir()
 
 
+@pytest.mark.thorough
 def test_a_measured_trial_with_workers_leaves_no_sockets(trial: Trial) -> None:
     with tempfile.TemporaryDirectory() as place:  # a socket's path has at most 107 characters
         run = trial("basic.py", "workers=2", is_fresh=True, env={"TMPDIR": place})

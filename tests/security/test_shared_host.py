@@ -137,6 +137,7 @@ def test_the_traceback_of_a_fault_is_private_and_masked(tmp_path, monkeypatch, c
 # Sockets and signals ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_study_listens_on_nothing(tmp_path):
     study = QuickStudy(tmp_path, trial_s=3.0)
     words = ["run", "device.kind=cpu", "study.name=s", "runs_dir=runs", "study.budget.trials=1"]

@@ -127,6 +127,7 @@ def test_what_happens_to_a_rank_on_the_other_node_is_the_trial_s_outcome(trial, 
     assert (found.outcome, bool(re.search(words, found.reason))) == (outcome, True), found.reason
 
 
+@pytest.mark.thorough
 def test_ranks_leave_together_where_a_shared_folder_shows_new_files_late(trial):
     found = trial([*SRUN, *TASK], FAULT="new files are seen late")
     assert found.outcome in (Outcome.ok, Outcome.unsteady), found.reason  # other programs may disturb the test
@@ -204,6 +205,7 @@ def test_inspect_sees_both_ranks(slurm, tmp_path, meeting):
     assert slurm.is_idle()
 
 
+@pytest.mark.thorough
 def test_apply_reaches_the_ranks_of_both_nodes_and_one_says_so(slurm, tmp_path):
     place = Place(tmp_path)
     place.best({"loader": {"batch_size": 8}, "threads": {"intra": 1}})
@@ -213,6 +215,7 @@ def test_apply_reaches_the_ranks_of_both_nodes_and_one_says_so(slurm, tmp_path):
     assert done.stderr.count("autotune: all 2 settings of best.yaml are in effect") == 1
 
 
+@pytest.mark.thorough
 def test_a_killed_tuner_leaves_no_rank_on_either_node(slurm, tmp_path, meeting):
     command = [sys.executable, "-m", "autotune", "run", *QUICK, "study.name=s", "study.budget.minutes=5", "--", *SRUN, *TASK]
     tuner = subprocess.Popen(
