@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness.conftest import INJECT, Run, Trial
 
 
