@@ -48,7 +48,7 @@ def remedy_text(finding: Mapping[str, Any]) -> str:
 def advice_text(finding: Mapping[str, Any], unit: str) -> str:
     """Returns a finding as a sentence: its cause and place, what to do, and what that gains.
 
-    "too few workers (training thread): set loader.num_workers=2 (predicted +6 % [0, 14] samples/s)".
+    "too few workers (DataLoader, num_workers=0): set loader.num_workers=2 (predicted +6 % [0, 14] samples/s)".
     """
     do = f"set {remedy_text(finding)}" if finding["remedy"].get("knob") else remedy_text(finding)
     return f"{finding['cause']} ({finding['where']}): {do} ({size_text(finding)} {unit}/s)"

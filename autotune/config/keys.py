@@ -70,7 +70,7 @@ def check_value(key: str, value: Any) -> None:
         BadInput: the value does not have that type.
     """
     try:
-        OmegaConf.update(_scratch(), key, value, merge=True)
+        OmegaConf.update(_scratch(), key, value, merge=False)
     except OverflowError as error:  # a whole number of 400 digits
         raise BadInput(f"{key}: too large, got {shown(value)}. Give a smaller number.") from error
     except OmegaConfBaseException as error:

@@ -18,6 +18,7 @@ from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
+LONG_COMPILATIONS = 3  # this many of the longest compilation do not use up the warm-up; max-autotune alone takes minutes
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
 # 4.60 / 2.78); for more blocks, it is less than that.
@@ -62,6 +63,7 @@ class Meter:
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
+        self._compiling_s = self._longest_compiling_s = 0.0  # steps in which something was compiled: all, and the longest
         self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0
@@ -125,6 +127,8 @@ class Meter:
             self._held_s += step_s
         if not is_quiet:
             self._cycles.begin_after(*self._position)
+            self._compiling_s += step_s
+            self._longest_compiling_s = max(self._longest_compiling_s, step_s)
             self._quiet_steps, self._quiet_s = 0, 0.0
             self._warm = Blocks(self.width, self.rules.block_min_s)
         else:
@@ -138,9 +142,14 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long without a quiet step
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long without a quiet step
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
+
+    @property
+    def _waited_s(self) -> float:
+        """Seconds so far that count against the limit of the warm-up. A few long compilations do not, but endless ones do."""
+        return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:
         rules = self.rules
@@ -198,7 +207,7 @@ class Meter:
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
         # The steps measured so far belong to a state that is over: return to warm-up, unless too much time has passed already.
-        if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
+        if self._waited_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
         self._left, self._left_after_steps = self.window() or self._left, self.warmup_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from autotune.plain_text import plain
 TAIL_BYTES = 8 << 10
 MAX_BYTES = 8 << 20
 HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # kept of the beginning and of the end of a log larger than MAX_BYTES
+COLLAPSE_RANGE, ALIGN_BYTES = 0x08, 64 << 10  # fallocate(2)'s flag; a multiple of every usual block size
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
@@ -23,27 +25,48 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
-    Writers must have opened the log for appending, so they continue at its end. What they write while the file is read is
-    kept; what they write in the microseconds between the last read and the cut is lost. A pipe would lose nothing, but then
-    each print of the program would wait for our reader, and the reader's death would end the program.
+    Writers must have opened the log for appending, so they continue at its end. Linux takes the middle out of a file in one
+    step on ext4 and XFS. Elsewhere the end is copied: what the program writes during the copy is kept, and what it writes
+    between the last read and the cut is lost. A pipe would lose nothing, but then each print of the program would wait for
+    our reader, and the reader's death would end the program.
     """
     try:
         size_bytes = path.stat().st_size
-        if size_bytes <= MAX_BYTES:
-            return
-        with path.open("rb") as file, path.open("ab", buffering=0) as cut:
-            file.seek(size_bytes - KEEP_BYTES)
-            end = file.read()
-            for _ in range(8):  # eight times at most, since a flood of output may never pause
-                size_bytes, end = file.tell(), end[-KEEP_BYTES:]
-                if not (more := file.read()):
-                    break
-                end += more
-            end = end[end.find(b"\n") + 1 :]  # drop the partial line at the start
-            os.ftruncate(cut.fileno(), HEAD_BYTES)
-            cut.write(b"\n[autotune: %d bytes left out here]\n" % (size_bytes - HEAD_BYTES - len(end)) + end)
+        if size_bytes > MAX_BYTES and not _take_out_middle(path, size_bytes):
+            _copy_end(path, size_bytes)
     except OSError:
         return  # the folder is gone, or the disk is full
+
+
+def _take_out_middle(path: Path, size_bytes: int) -> bool:
+    """Removes the middle of a file without a copy; returns False if the file system cannot (fallocate(2), COLLAPSE_RANGE)."""
+    length = (size_bytes - HEAD_BYTES - KEEP_BYTES) // ALIGN_BYTES * ALIGN_BYTES  # both ends must be multiples of a block
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    with path.open("r+b", buffering=0) as file:
+        if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
+            return False
+        note = _note(length + len(_note(length)))  # it replaces the first bytes of the end that is kept
+        os.pwrite(file.fileno(), note, HEAD_BYTES)
+    return True
+
+
+def _copy_end(path: Path, size_bytes: int) -> None:
+    """Cuts the file off behind its beginning and appends a copy of its end."""
+    with path.open("rb") as file, path.open("ab", buffering=0) as cut:
+        file.seek(size_bytes - KEEP_BYTES)
+        end = file.read()
+        for _ in range(8):  # eight times at most, since a flood of output may never pause
+            size_bytes, end = file.tell(), end[-KEEP_BYTES:]
+            if not (more := file.read()):
+                break
+            end += more
+        end = end[end.find(b"\n") + 1 :]  # drop the partial line at the start
+        os.ftruncate(cut.fileno(), HEAD_BYTES)
+        cut.write(_note(size_bytes - HEAD_BYTES - len(end)) + end)
+
+
+def _note(num_bytes: int) -> bytes:
+    return b"\n[autotune: %d bytes left out here]\n" % num_bytes
 
 
 def _end(path: Path, max_bytes: int) -> bytes:

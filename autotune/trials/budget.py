@@ -27,6 +27,7 @@ LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any wind
 # Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
 # would take the time of other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
+WARMUP_MAX_FRAC = 1 / 4  # a program that never becomes steady is still measured within the budget
 FINALS_WINDOW_S = 5.0  # window of a cheap trial of the finals; rates vary more between processes than within one process
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
 ATTRIBUTION_TRIALS = 18  # number of ablation trials for which time is reserved: three rounds of a winner with five changes
@@ -135,11 +136,16 @@ class Budget:
             self.reserved_s = max(self.reserved_s, min(most_s, finals_s + self.attribution_s))
 
     def screening_rules(self, rules: MeasureRules) -> MeasureRules:
-        """Returns the search's rules, with windows short enough to leave time for other trials."""
+        """Returns the search's rules, with warm-ups and windows short enough to leave time for other trials."""
         if self.total_s is None:
             return rules
         window_s = max(2 * rules.min_s, SEARCH_WINDOW_FRAC * self.total_s)
-        return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
+        return dataclasses.replace(
+            rules,
+            max_s=min(rules.max_s, window_s),
+            slow_max_s=min(rules.slow_max_s, window_s),
+            warmup_max_s=min(rules.warmup_max_s, max(rules.warmup_min_device_s, WARMUP_MAX_FRAC * self.total_s)),
+        )
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Whether it is time to try the late proposals (costly values, lower tiers), so that they still fit.

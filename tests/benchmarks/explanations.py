@@ -38,7 +38,7 @@ RUN = (  # the shortest possible study: the baseline, and little else
     "measure.quiet=false",
     "device.kind=cpu",
 )
-EXPLAIN = ("--json",)  # options besides the study's name
+EXPLAIN = ("--trial", "0", "--json")  # options besides the study's name; a faster trial than the baseline lacks the cause
 RUN_LIMIT_S, EXPLAIN_LIMIT_S = 240.0, 180.0
 TAIL_CHARS = 1_000
 
@@ -58,7 +58,7 @@ class Explained:
     def findings(self, program: Program) -> list[Finding] | None:
         """Returns the program's findings in order; None if it was not explained, or `autotune explain` failed."""
         entry = self.get(program)
-        return findings_of(explained_entry(entry["document"])) if entry and entry["document"] else None
+        return findings_of(entry["document"]) if entry and entry["document"] else None
 
     def add(self, program: Program, document: Mapping[str, Any] | None, error: str, seconds: float) -> None:
         """Stores an output, or why there is none."""
@@ -68,11 +68,6 @@ class Explained:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
         new.replace(self.path)
-
-
-def explained_entry(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the entry of the trial that was explained; {} if none was."""
-    return next(iter(document.get("explained") or []), {})
 
 
 def explain(program: Program, folder: Path) -> dict[str, Any]:
@@ -119,7 +114,7 @@ def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_a
         except RuntimeError as error:
             problem = str(error)
         explained.add(program, document, problem, time.monotonic() - started_s)
-        told = problem or f"{len(findings_of(explained_entry(document or {})))} findings"
+        told = problem or f"{len(findings_of(document or {}))} findings"
         print(f"{program.name}: {told}, {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
 
 

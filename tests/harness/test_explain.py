@@ -221,6 +221,28 @@ def test_stages_give_back_what_they_replace() -> None:
     assert isinstance(patches, Patches)
 
 
+def test_in_a_worker_every_other_batch_is_timed_and_the_rest_are_for_the_line_sampler() -> None:
+    from torch.utils.data._utils import fetch
+
+    stages, untimed = Stages(one_in=2), []
+
+    class Slow:
+        def __getitem__(self, index: int) -> int:
+            untimed.append(stages.is_untimed)
+            time.sleep(0.001)  # a cheap batch is timed one time in 32
+            return index
+
+    stages.install()
+    try:
+        fetcher = fetch._MapDatasetFetcher(Slow(), True, list, False)
+        for number in range(5):
+            fetcher.fetch([number])
+    finally:
+        stages.uninstall()
+    assert untimed == [False, True, False, True, False]
+    assert (stages.num_samples, stages.num_timed, stages.untimed_frac) == (5, 3, pytest.approx(0.4))
+
+
 def test_the_switch_interval_is_given_back() -> None:
     before = sys.getswitchinterval()
     sampler = LineSampler(Sources(), 0.002, lambda: "other")

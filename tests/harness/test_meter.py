@@ -80,6 +80,13 @@ def test_a_program_that_compiles_for_ever_is_measured_all_the_same_but_not_stead
     assert meter.is_steady is False
 
 
+def test_a_compilation_longer_than_the_warm_up_may_be_is_no_lack_of_a_steady_state() -> None:
+    meter = Meter(MeasureRules(warmup_max_s=5.0))
+    feed(meter, 170.0, 1, is_quiet=False)
+    feed_until(meter, 0.01, DONE)
+    assert (meter.is_steady, meter.reason) == (True, "interval narrow enough")
+
+
 def test_compiling_inside_the_window_begins_it_anew() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.explain.evidence import Evidence, Operations
+from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain
 from autotune.explain.names import CUSTOM, operator_kind
@@ -134,9 +134,8 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the weights are updated one by one although one kernel could do it."""
-    seconds = evidence.first.phases_s.get(OPTIMIZER, 0.0)
-    value = next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
-    if value is None or evidence.value(OPTIMIZER_KNOB) == "fused":
+    seconds, value = evidence.first.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
+    if value is None:
         return
     low, mid, high = (seconds * (1 - 1 / times) for times in FASTER_OPTIMIZER)
     own = [line for line in evidence.own_lines() if line.phase == OPTIMIZER]
@@ -151,17 +150,31 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     )
 
 
+def _faster_optimizer(evidence: Evidence) -> str | None:
+    """Returns the implementation that updates the weights with fewer operators; None if there is none to choose."""
+    if evidence.value(OPTIMIZER_KNOB) == "fused":
+        return None
+    return next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
+
+
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if most of a step goes to calling many small operators, not to what they compute.
 
-    Input is not part of it: its operators do not count, and its time is another finding's.
+    Input is not part of it: its operators do not count, and its time is another finding's. So is the update of the weights, if
+    another implementation of the optimizer needs fewer operators.
     """
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None:
         return
-    busy_s, idle = evidence.step_s - evidence.input_s, idle_frac(evidence)
-    overhead_s = _calling_s(evidence, operations) if idle is None else idle * evidence.step_s
-    knob, value = _relief(evidence)
+    (knob, value), idle = _relief(evidence), idle_frac(evidence)
+    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # only the model is compiled
+    busy_s = evidence.step_s - evidence.input_s
+    if idle is None and OPTIMIZER not in phases:
+        busy_s -= evidence.first.phases_s.get(OPTIMIZER, 0.0)
+    rows = [row for row in operations.by_operator if row.get("phase") in phases]
+    others = [row for row in operations.by_operator if row.get("phase") == OPTIMIZER and OPTIMIZER not in phases]
+    count = operations.count - math.fsum(row["count"] for row in others)
+    overhead_s = _calling_s(evidence, rows, count, phases) if idle is None else idle * evidence.step_s
     if overhead_s < LAUNCH_FRAC * busy_s or value is None:
         return
     if knob == BATCH:
@@ -174,7 +187,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="launch-bound",
         where=_model_line(evidence),
-        evidence=f"{operations.count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
+        evidence=f"{count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
         gain=gain,
         basis=basis,
         knob=knob,
@@ -182,17 +195,16 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     )
 
 
-def _calling_s(evidence: Evidence, operations: Operations) -> float:
-    """Returns the seconds of a step in which the CPU calls operators: at most OPERATOR_S for each of them.
+def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: float, phases: Sequence[str]) -> float:
+    """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each of them.
 
     What products take beyond that is their own work, and so it is for other operators that take WORK_S or more. Calling cannot
     take longer than the phases that call operators, less this work.
     """
-    rows = [row for row in operations.by_operator if row.get("phase") in CALLING]
     working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
     work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
-    phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in CALLING)
-    return min(operations.count * OPERATOR_S, max(0.0, phases_s - work_s))
+    phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in phases)
+    return min(count * OPERATOR_S, max(0.0, phases_s - work_s))
 
 
 def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:

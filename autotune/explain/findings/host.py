@@ -128,7 +128,8 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
-    least, most = max(0.0, seconds - error_s), seconds * (1 + FREED_FRAC) + error_s
+    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # by the pass, which slows Python down most
+    least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
         return (0.0, min(seconds, idle_s), min(most, idle_s))

@@ -250,7 +250,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     low, mid, high = _saved_by_workers(evidence, wanted)
     yield Finding(
         cause=WORKERS,
-        where="loader" if have else "training thread",
+        where=f"DataLoader, num_workers={have}",
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; {_input_text(evidence)}"
         + (f"; {step_time_text(service)} of work per sample" if service else ""),
         gain=evidence.gain(low, mid, high, "predicted"),

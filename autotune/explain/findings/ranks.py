@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
+from autotune.explain.gains import Saved
 from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
@@ -33,10 +34,20 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
         where=f"rank {slow.rank}{place}",
         evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, most in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
-        gain=evidence.gain(0.8 * excess_s, excess_s, excess_s + 0.2 * (evidence.step_s - excess_s), "floor"),
+        gain=evidence.gain(*_saved_by_balance(evidence, own_s, excess_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
         code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
+
+
+def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
+    """Returns what equal ranks save: at most the slowest one's excess; if its work is spread, the excess over the mean.
+
+    Without GPUs, the other ranks then need the cores that the slowest one had for itself.
+    """
+    spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
+    least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)
+    return (least * spread_s, usual * spread_s, excess_s)
 
 
 def _own_s(lines: Lines) -> float:

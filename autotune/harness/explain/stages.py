@@ -46,6 +46,10 @@ NOWHERE: Place = ("", 0, "")
 class Stages:
     """Times the stages in this process.
 
+    Args:
+        one_in: time one batch in this many. A line sampler in the same process observes the others (`is_untimed`): on a busy
+            machine its thread may wait for a core while it holds the interpreter's lock, which looks like blocked work.
+
     Attributes:
         num_fetches, num_samples: batches made, and the samples that the data set was asked for.
         num_timed: samples of the batches that were timed.
@@ -54,9 +58,10 @@ class Stages:
         places: stage -> its code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, one_in: int = 1) -> None:
         self._sources = Sources()
         self._thread = threading.get_ident()
+        self._least_one_in = one_in
         self._delay_s = _delays()
         self.knows_delays = os.path.exists(OWN_DELAYS)
         self.num_fetches = self.num_samples = self.num_timed = 0
@@ -68,6 +73,16 @@ class Stages:
         self._patches: List[Patch] = []
         self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
+
+    @property
+    def is_untimed(self) -> bool:
+        """Whether a batch is being made and not timed."""
+        return self.is_fetching and not self._is_timing
+
+    @property
+    def untimed_frac(self) -> float:
+        """Share of samples in batches that were not timed; 1 if all batches were timed."""
+        return (1 - self.num_timed / self.num_samples if self.num_samples else 1.0) or 1.0
 
     # --- timing ---
 
@@ -101,7 +116,7 @@ class Stages:
             self.num_samples += num
             self.is_fetching = True
             try:
-                if self.num_fetches % self._one_in:
+                if (self.num_fetches - 1) % self._one_in:
                     return fetch(fetcher, index)
                 return self._timed_fetch(fetch, fetcher, index, num)
             finally:
@@ -115,7 +130,7 @@ class Stages:
         self._is_timing, begin_s = True, time.perf_counter()
         batch = self.timed(ITEM, fetch, (fetcher, index), {})
         self.num_timed += num
-        self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
+        self._one_in = self._least_one_in if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
         return batch

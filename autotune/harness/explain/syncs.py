@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import threading
 import time
@@ -21,6 +22,9 @@ KINDS = {
 }
 COPY, SYNCHRONIZE = "copy", "synchronize"
 MAX_SITES = 50
+# Noting a call takes microseconds, and a loop over the elements of a tensor makes thousands of calls a step. So after ALL_NOTED
+# calls, about one in ONE_IN is noted and stands for the others.
+ALL_NOTED, ONE_IN = 2000, 16
 
 Key = Tuple[str, Any, int, str]  # kind, code, line, phase
 
@@ -40,6 +44,9 @@ class SyncSites:
         self._is_on = self._is_inside = False
         self._patches: List[Patch] = []
         self._seen: Dict[Key, List[float]] = {}  # calls, seconds
+        self._num_noted = 0
+        self._skip = 0  # calls that are not noted before the next one that is
+        self._draw = random.Random(0).randrange
 
     def install(self) -> None:
         """Starts to count."""
@@ -71,25 +78,36 @@ class SyncSites:
             # Torch's own optimizers read their step numbers in every step. On the CPU, the first condition ignores these reads.
             if (is_on_host and marks.now is OPTIMIZER) or is_compiling() or not self._is_counted(args[0] if args else None):
                 return function(*args, **kwargs)
-            return self._timed(kind, function, args, kwargs)
+            if self._skip:
+                self._skip -= 1
+                return function(*args, **kwargs)
+            return self._timed(kind, function, args, kwargs, weight=self._weight())
 
         return watched
 
-    def _timed(self, kind: str, function: Any, args: Any, kwargs: Any) -> Any:
+    def _weight(self) -> int:
+        """Returns how many calls this one stands for, and draws how many are skipped after it."""
+        self._num_noted += 1
+        if self._num_noted <= ALL_NOTED:
+            return 1
+        self._skip = self._draw(2 * ONE_IN - 1)  # ONE_IN - 1 on average, but never in step with a loop
+        return ONE_IN
+
+    def _timed(self, kind: str, function: Any, args: Any, kwargs: Any, *, weight: int = 1) -> Any:
         self._is_inside, begin_s = True, time.perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
             self._is_inside = False
-            self._note(kind, sys._getframe(2), time.perf_counter() - begin_s)
+            self._note(kind, sys._getframe(2), time.perf_counter() - begin_s, weight)
 
-    def _note(self, kind: str, frame: Any, seconds: float) -> None:
+    def _note(self, kind: str, frame: Any, seconds: float, weight: int) -> None:
         phase = self._marks.now
         own = self._sources.own_frame(frame)
         if own is not None:
             seen = self._seen.setdefault((kind, own.f_code, own.f_lineno, phase), [0, 0.0])
-            seen[0] += 1
-            seen[1] += seconds
+            seen[0] += weight
+            seen[1] += weight * seconds
 
     # --- copies ---
 
