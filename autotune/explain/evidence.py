@@ -11,7 +11,7 @@ from typing import Any
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.tables import MAX_DISTORTION, Tables
 from autotune.explain.trials import Tried
-from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines, Memory, Site
+from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, Line, Lines, Memory, Site
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.quantities import percent_text, step_time_text
@@ -166,6 +166,12 @@ class Evidence:
         if self.record.regime:
             return self.record.regime == SHARED
         return not self.is_cuda and self.num_workers > 0
+
+    @property
+    def model_place(self) -> str:
+        """Place of the program's own line that takes the most time in forward and backward; "forward" if there is none."""
+        own = [line for line in self.own_lines() if line.phase in (FORWARD, BACKWARD)]
+        return self.place_of(own[0]) if own else "forward"
 
     def own_lines(self, where: str = MAIN) -> list[Line]:
         """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""

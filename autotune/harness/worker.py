@@ -14,11 +14,12 @@ import mmap
 import os
 import struct
 import time
-from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional
+from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from .patches import patches
 
 SLOT = struct.Struct("6d")
+READINGS = 8  # a thread that loses its core during each of so many readings takes the last one
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 
@@ -108,7 +109,7 @@ def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callab
 
     def counted_fetch(self: Any, index: Any) -> Any:
         nonlocal batches, busy_s, delay_s
-        began_s, began_delay_s = time.monotonic(), delay_of_s()
+        began_delay_s, began_s = read_together(delay_of_s, time.monotonic)
         COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
         try:
             batch = fetch(self, index)
@@ -116,8 +117,9 @@ def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callab
             COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
             raise
         batches += 1.0
-        busy_s += time.monotonic() - began_s
-        delay_s += delay_of_s() - began_delay_s
+        ended_delay_s, ended_s = read_together(delay_of_s, time.monotonic)
+        busy_s += ended_s - began_s
+        delay_s += ended_delay_s - began_delay_s
         COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
         return batch
 
@@ -132,6 +134,19 @@ def _delays() -> Callable[[], float]:
     except (OSError, IndexError):
         return lambda: 0.0
     return lambda: int(os.pread(descriptor, 64, 0).split()[1]) / 1e9
+
+
+def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tuple[float, Any]:
+    """Returns the seconds waited for a core and a clock's time at the same moment.
+
+    The system often takes a core away during these very calls. What is waited then would count on one of the two clocks only:
+    a worker on busy cores seemed to be blocked for a fifth of its time. So after a wait in between, both are read again.
+    """
+    for _ in range(READINGS - 1):
+        before_s, now = delay_s(), clock()
+        if delay_s() == before_s:
+            return before_s, now
+    return delay_s(), clock()
 
 
 def create(path: str, num_workers: int) -> None:

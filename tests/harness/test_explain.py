@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
 from autotune.harness.patches import Patches, patches
+from autotune.harness.worker import read_together
 from tests.harness.conftest import PROGRAMS, Run, Trial
 
 PROGRAM = "explained.py"
@@ -221,26 +223,15 @@ def test_stages_give_back_what_they_replace() -> None:
     assert isinstance(patches, Patches)
 
 
-def test_in_a_worker_every_other_batch_is_timed_and_the_rest_are_for_the_line_sampler() -> None:
-    from torch.utils.data._utils import fetch
+def test_time_waited_for_a_core_between_two_readings_counts_on_both_clocks() -> None:
+    """The first reading is interrupted: the thread waits 5 ms for a core after the clock was read."""
+    delays_s, clock_s = iter([1.0, 1.005, 1.005, 1.005]), iter([10.0, 10.006])
+    assert read_together(delays_s.__next__, clock_s.__next__) == (1.005, 10.006)
 
-    stages, untimed = Stages(one_in=2), []
 
-    class Slow:
-        def __getitem__(self, index: int) -> int:
-            untimed.append(stages.is_untimed)
-            time.sleep(0.001)  # a cheap batch is timed one time in 32
-            return index
-
-    stages.install()
-    try:
-        fetcher = fetch._MapDatasetFetcher(Slow(), True, list, False)
-        for number in range(5):
-            fetcher.fetch([number])
-    finally:
-        stages.uninstall()
-    assert untimed == [False, True, False, True, False]
-    assert (stages.num_samples, stages.num_timed, stages.untimed_frac) == (5, 3, pytest.approx(0.4))
+def test_a_thread_that_is_interrupted_again_and_again_is_read_all_the_same() -> None:
+    delay_s, clock_s = itertools.count(), itertools.count()
+    assert read_together(delay_s.__next__, clock_s.__next__)[1] < 10
 
 
 def test_the_switch_interval_is_given_back() -> None:

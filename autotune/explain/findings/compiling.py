@@ -71,7 +71,9 @@ def _seconds_at(breaks: Sequence[Mapping[str, Any]], evidence: Evidence) -> floa
 
 
 def _place(entry: Mapping[str, Any], evidence: Evidence) -> str:
-    return evidence.place(str(entry.get("file") or "?"), int(entry.get("line") or 0))
+    if not entry.get("file"):
+        return evidence.model_place
+    return evidence.place(str(entry["file"]), int(entry.get("line") or 0))
 
 
 def _reason(entry: Mapping[str, Any]) -> str:

@@ -186,7 +186,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         basis = "compiled code usually saves a tenth to nine tenths of the calls"
     yield Finding(
         cause="launch-bound",
-        where=_model_line(evidence),
+        where=evidence.model_place,
         evidence=f"{count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
         gain=gain,
         basis=basis,
@@ -229,11 +229,6 @@ def gain_of_larger_batch(share: float, times: float) -> Gain:
     """
     low, mid, high = (times / (frac * share + times * (1 - frac * share)) - 1 for frac in NOT_GROWING_FRAC)
     return Gain(low=low, mid=mid, high=high, kind="predicted")
-
-
-def _model_line(evidence: Evidence) -> str:
-    own = [line for line in evidence.own_lines() if line.phase in COMPUTING]
-    return evidence.place_of(own[0]) if own else "forward"
 
 
 def memory_bound(evidence: Evidence) -> Iterable[Finding]:

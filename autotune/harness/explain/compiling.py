@@ -6,7 +6,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from .documents import Compiled
-from .sources import OWN, Sources
+from .sources import HARNESS, OWN, Sources
 
 MAX_REASON = 500  # characters
 
@@ -26,7 +26,7 @@ def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     metrics = _metrics()
     if not metrics:
         return None
-    return Compiled(_recompilations(metrics), _graph_breaks(sources), max(0.0, compile_seconds() - seconds_before))
+    return Compiled(_recompilations(metrics, sources), _graph_breaks(sources), max(0.0, compile_seconds() - seconds_before))
 
 
 def _metrics() -> List[Any]:
@@ -39,14 +39,19 @@ def _seconds(metric: Any) -> float:
     return micros / 1e6 if micros else float(getattr(metric, "entire_frame_compile_time_s", None) or 0.0)
 
 
-def _recompilations(metrics: List[Any]) -> List[Dict[str, Any]]:
+def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]]:
+    """Returns the recompilations by code, the most seconds first; "" as the file of a whole model.
+
+    The code of a compiled model is then our own, which is around every model's call.
+    """
     found: Dict[Any, Dict[str, Any]] = {}
     for metric in metrics:
         reason = getattr(metric, "recompile_reason", None)
         is_again = reason or (getattr(metric, "cache_size", None) or 0) > 0
         if not is_again or not metric.co_filename:
             continue
-        place = (metric.co_filename, metric.co_firstlineno or 0, metric.co_name or "")
+        is_model = sources.kind_of_file(metric.co_filename) == HARNESS
+        place = ("", 0, "") if is_model else (metric.co_filename, metric.co_firstlineno or 0, metric.co_name or "")
         each = found.setdefault(place, {"reason": "", "seconds": 0.0, "count": 0})
         each["reason"] = each["reason"] or str(reason or "")[:MAX_REASON]
         each["seconds"] += _seconds(metric)

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
-from ..worker import OWN_DELAYS, _delays
+from ..worker import OWN_DELAYS, _delays, read_together
 from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, Stage
 from .sources import Sources, code_of, name_of
 
@@ -46,10 +46,6 @@ NOWHERE: Place = ("", 0, "")
 class Stages:
     """Times the stages in this process.
 
-    Args:
-        one_in: time one batch in this many. A line sampler in the same process observes the others (`is_untimed`): on a busy
-            machine its thread may wait for a core while it holds the interpreter's lock, which looks like blocked work.
-
     Attributes:
         num_fetches, num_samples: batches made, and the samples that the data set was asked for.
         num_timed: samples of the batches that were timed.
@@ -58,10 +54,9 @@ class Stages:
         places: stage -> its code.
     """
 
-    def __init__(self, one_in: int = 1) -> None:
+    def __init__(self) -> None:
         self._sources = Sources()
         self._thread = threading.get_ident()
-        self._least_one_in = one_in
         self._delay_s = _delays()
         self.knows_delays = os.path.exists(OWN_DELAYS)
         self.num_fetches = self.num_samples = self.num_timed = 0
@@ -74,31 +69,26 @@ class Stages:
         self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
 
-    @property
-    def is_untimed(self) -> bool:
-        """Whether a batch is being made and not timed."""
-        return self.is_fetching and not self._is_timing
-
-    @property
-    def untimed_frac(self) -> float:
-        """Share of samples in batches that were not timed; 1 if all batches were timed."""
-        return (1 - self.num_timed / self.num_samples if self.num_samples else 1.0) or 1.0
-
     # --- timing ---
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function as a stage."""
         if not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
-        begin = (time.perf_counter(), time.thread_time(), self._delay_s())
+        begin = self._now()
         self._open.append([0.0, 0.0, 0.0])
         try:
             return function(*args, **kwargs)
         finally:
-            spent = [time.perf_counter() - begin[0], time.thread_time() - begin[1], self._delay_s() - begin[2]]
+            spent = [end - start for end, start in zip(self._now(), begin)]  # noqa: B905 (Python 3.9)
             self._add(name, [all_ - inner for all_, inner in zip(spent, self._open.pop())])  # noqa: B905 (Python 3.9)
             if self._open:
                 self._open[-1] = [outer + own for outer, own in zip(self._open[-1], spent)]  # noqa: B905
+
+    def _now(self) -> Tuple[float, float, float]:
+        """Returns wall seconds, CPU seconds, and seconds waited for a core, all of the same moment."""
+        delay_s, (now_s, cpu_s) = read_together(self._delay_s, _clocks)
+        return now_s, cpu_s, delay_s
 
     def _add(self, name: str, spent: List[float]) -> None:
         total = self.totals.setdefault(name, [0.0, 0.0, 0.0, 0.0])
@@ -116,7 +106,7 @@ class Stages:
             self.num_samples += num
             self.is_fetching = True
             try:
-                if (self.num_fetches - 1) % self._one_in:
+                if self.num_fetches % self._one_in:
                     return fetch(fetcher, index)
                 return self._timed_fetch(fetch, fetcher, index, num)
             finally:
@@ -130,7 +120,7 @@ class Stages:
         self._is_timing, begin_s = True, time.perf_counter()
         batch = self.timed(ITEM, fetch, (fetcher, index), {})
         self.num_timed += num
-        self._one_in = self._least_one_in if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
+        self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
         return batch
@@ -273,6 +263,10 @@ class Stages:
             "timed": self.num_timed,
             "totals": {name: list(total) for name, total in list(self.totals.items())},
         }
+
+
+def _clocks() -> Tuple[float, float]:
+    return time.perf_counter(), time.thread_time()
 
 
 def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, knows_delays: bool) -> List[Stage]:

@@ -30,10 +30,10 @@ class ObservedWorker:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stages = Stages(one_in=2)
+        self._stages = Stages()
         self._stages.install()
         self._stages.install_sending()
-        self._sampler = LineSampler(Sources(), INTERVAL_S, lambda: INPUT if self._stages.is_untimed else "", WORKER)
+        self._sampler = LineSampler(Sources(), INTERVAL_S, lambda: INPUT if self._stages.is_fetching else "", WORKER)
         self._sampler.after_sample = self._write_if_due
         self._next_s = time.monotonic() + WRITE_S
         self._sampler.start()
@@ -46,7 +46,7 @@ class ObservedWorker:
             "counts": self._stages.counts(),
             "places": self._stages.places,
             "knows_delays": self._stages.knows_delays,
-            "lines": [dataclasses.asdict(line) for line in self._sampler.lines(self._stages.untimed_frac)],
+            "lines": [dataclasses.asdict(line) for line in self._sampler.lines(1.0)],
         }
         with contextlib.suppress(OSError):  # the folder is gone or the disk is full: the loader must work anyway
             temporary = f"{self._path}.tmp"
