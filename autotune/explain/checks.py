@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
-from autotune.explain.gains import Gain, measured_gain_of
+from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
 from autotune.knobs.base import value_text
 from autotune.plain_json import from_json
@@ -102,7 +102,14 @@ def _setting(finding: Finding) -> str:
 
 
 def with_check(finding: Finding, check: Check) -> Finding:
-    """Returns a finding whose gain is replaced by the one that a check measured."""
+    """Returns a finding whose gain is replaced by the one that a check measured.
+
+    If the setting gains nothing but a change of the code may, the finding stays, without the setting: its gain is a bound now.
+    """
+    if check.measured.mid < LEAST_GAIN and finding.code:
+        basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain it"
+        gain = replace(finding.gain, low=0.0, kind="bound")
+        return replace(finding, gain=gain, basis=basis, knob="", value=None)
     basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
     return replace(finding, gain=check.measured, basis=basis, check=check.as_json())
 

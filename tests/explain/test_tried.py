@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from autotune.explain import checks
 from autotune.explain.evidence import Evidence, Operations
 from autotune.explain.findings import found
+from autotune.explain.gains import Gain
 from autotune.explain.trials import Tried
 from autotune.harness.explain.documents import FORWARD
 from autotune.records import Kind, Outcome, TrialRecord
@@ -126,3 +128,16 @@ def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> N
     assert (kept.value, kept.gain.kind, round(kept.gain.mid, 2)) == (32, "measured", 0.2)
     assert kept.check is not None
     assert kept.check["predicted"]["kind"] == "predicted"
+
+
+def test_a_setting_that_gains_nothing_leaves_the_cause_if_a_change_of_the_code_may_remove_it() -> None:
+    given = evidence(*STUDY)
+    (finding,) = [one for one in found(given) if one.cause == "launch-bound"]
+    measured = Gain(low=-0.03, mid=-0.01, high=0.01, kind="measured")
+    tried_in_vain = checks.check_of(finding, measured, trial=9, how=checks.PAIRS, num_pairs=2)
+    kept = checks.with_check(finding, tried_in_vain)
+    assert kept.as_json()["remedy"]["code"].startswith("call fewer and larger operators")
+    assert (kept.gain.low, kept.gain.high, kept.gain.kind) == (0.0, finding.gain.high, "bound")
+    assert kept.basis.endswith("loader.batch_size=32 was tried and does not gain it")
+    only_a_setting = checks.with_check(replace(finding, code=""), tried_in_vain)
+    assert only_a_setting.gain == measured

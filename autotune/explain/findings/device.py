@@ -190,6 +190,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         evidence=f"{count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
         gain=gain,
         basis=basis,
+        code="call fewer and larger operators: a larger batch, fused layers, no loops over small tensors",
         knob=knob,
         value=value,
     )
