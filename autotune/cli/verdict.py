@@ -19,6 +19,7 @@ from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text
 from autotune.report.claims import lines as claim_lines
+from autotune.report.trials import outcomes_text
 from autotune.report.verdict import (
     advice_of,
     file_lines,
@@ -36,7 +37,6 @@ from autotune.report.verdict import (
 )
 from autotune.wording import (
     changes_phrase,
-    counts_text,
     objective_text,
     parity_lines,
     search_cost_text,
@@ -159,7 +159,7 @@ def _limits(summary: Summary) -> Group | None:
 def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
-    made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    made.add_row("outcomes", Text(f"{outcomes_text(summary)}{took}", overflow="fold"))
     if cost := search_cost_text(summary):
         made.add_row("cost", Text(cost, overflow="fold"))
     for name, text in parity_lines(summary):
@@ -201,6 +201,6 @@ def lines(summary: Summary, path: Path) -> list[str]:
 
 
 def _last_lines(summary: Summary, path: Path) -> list[str]:
-    said = [f"outcomes  {counts_text(summary.get('counts') or {})}", f"files  {path}"]
+    said = [f"outcomes  {outcomes_text(summary)}", f"files  {path}"]
     said += [f"{name}  {text}" for name, text in [*noise_lines(summary), *file_lines(summary)]]
     return said + [f"next  {command}" for command in next_commands(summary, path)]

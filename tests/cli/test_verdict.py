@@ -71,6 +71,18 @@ def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
 
 
+def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    counted = "5 ok, 1 raced, 1 host_oom, 1 timeout"
+    assert f"outcomes  {counted}" in lines(summary, folder.path)
+    kinds = [(8, "explain", "ok"), (9, "explain", "timeout"), (10, "check", "ok"), (12, "explain", "ok")]
+    summary["trials"] += [{**summary["trials"][0], "number": n, "kind": kind, "outcome": said} for n, kind, said in kinds]
+    apart = f"{counted}; to explain the result, also 3 passes and 1 check: 3 ok, 1 timeout (trials 0008 to 0010, 0012)"
+    assert f"outcomes  {apart}" in lines(summary, folder.path)
+    assert apart in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
+
+
 def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "status": "interrupted", "reason": "stopped by the user", "speedup": None}
