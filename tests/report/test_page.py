@@ -108,6 +108,21 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    trials = [*summary["trials"], {**summary["trials"][6], "number": 8}, {**summary["trials"][6], "number": 9}]
+    for number, rate in ((0, 38.7), (6, 410.0), (8, 420.0), (9, 600.0)):
+        trials[number] = {**trials[number], "loader_rate": rate}
+    said = part(page_of(folder, trials=trials), "stages")
+    assert "L, the loader alone 420 → 118 samples/s" in said
+    assert "As it is today: medians of 3 processes of the finals." in said
+    assert "Best: rates of trial 0007 alone in the finals." in said
+    said = part(page_of(folder, trials=trials[:6]), "stages")
+    assert "L, the loader alone 38.7 → 118 samples/s" in said
+    assert "As it is today: rates of trial 0000 alone." in said
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
