@@ -108,6 +108,11 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
+    said = part(page_of(make_study(tmp_path / "runs")), "changes")
+    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (the fastest trial with each" in said
+
+
 def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
