@@ -108,6 +108,12 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+def test_the_share_of_an_operator_is_of_the_whole_step_as_in_the_other_figures(whole):
+    said = part(whole, "operators")
+    assert "Shares are of a whole step under the profiler, 100 ms." in said
+    assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms; it is all the time in operators"
+
+
 def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
     said = part(page_of(make_study(tmp_path / "runs")), "changes")
     assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (the fastest trial with each" in said

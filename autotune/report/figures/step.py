@@ -94,7 +94,7 @@ def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, ta
 
 def _breakdown_grid(seconds: Seconds, categories: Sequence[str]) -> Grid:
     totals = {role: math.fsum(found.values()) for role, found in seconds.items()}
-    columns = ["", *(f"{ROLES[role]}, seconds " for role in seconds), *(f"{ROLES[role]}, share " for role in seconds)]
+    columns = ["", *(f"{ROLES[role]}, seconds " for role in seconds), *(f"{ROLES[role]}, of a step " for role in seconds)]
     rows = [
         [
             named(name),
