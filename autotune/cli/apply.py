@@ -8,15 +8,17 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.verify import meant
 from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
+from autotune.knobs.base import value_text
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
@@ -28,6 +30,7 @@ from autotune.wording import command_text
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
 
+LENGTH = "train.epochs"  # key that decides only how long a recipe trains
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 
 
@@ -138,14 +141,32 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     composed.config.train.epochs = epochs
     template = recipe_command(composed.config, asked=knobs)
     argv = template.argv(knobs)
+    notes = _of_other_settings(best, [word for word in asked.overrides if not _is_as_measured(word, claim.settings)])
     length = "1 epoch; train.epochs=N trains longer" if epochs == 1 else f"{epochs} epochs"
     return _Run(
-        best=replace(best, knobs=knobs),
+        best=replace(best, knobs=knobs, origin=(best.origin[0], "" if notes else best.origin[1], best.origin[2])),
         argv=argv,
-        notes=[f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
+        notes=[*notes, f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
         passed=_carried(template, knobs),
         variables=process_environment(composed.config, facts),
     )
+
+
+def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
+    """Whether an override leaves what was measured as it is: the length of the training, or the value that the file has."""
+    key, _, value = word.partition("=")
+    measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
+    return key == LENGTH or (measured is not None and value == value_text(measured))
+
+
+def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
+    """Returns a warning if overrides change what the file's ratio was measured with; [] otherwise."""
+    ratio = best.origin[1]
+    if not overrides or not ratio:
+        return []
+    words = " ".join(map(shlex.quote, overrides))
+    check = f"`autotune verify {shlex.quote(best.file)} {words}` measures it"
+    return [f"{ratio} does not hold for this run, because it was measured without {words}; {check}"]
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:

@@ -219,6 +219,22 @@ def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
+def test_a_ratio_that_was_measured_with_other_settings_is_not_said_of_this_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
+    monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: None)
+    file = place.path / "best.yaml"
+    asked = Asked(what=str(file), overrides=("train.epochs=3", "loader.batch_size=8"), command=None, runs=place.path)
+    apply(asked)
+    applied, doubt, _ = capsys.readouterr().err.splitlines()
+    assert applied.endswith("best.yaml: batch 8 · threads 1 (study s)")
+    says = "1.50x does not hold for this run, because it was measured without loader.batch_size=8; "
+    assert doubt == f"autotune: {says}`autotune verify {file} loader.batch_size=8` measures it"
+    apply(replace(asked, overrides=("train.epochs=3", "model=mlp", "device.kind=cpu")))
+    assert "does not hold" not in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None:
     place.best({"threads": {"intra": 1}})
