@@ -319,6 +319,9 @@ def apply(
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing but settings that did not take effect.")
     ] = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command, environment and settings; start nothing.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
@@ -333,13 +336,14 @@ def apply(
     """
     from autotune.cli import apply as implementation
 
-    implementation.apply(
+    return implementation.apply(
         implementation.Asked(
             what=best,
             overrides=tuple(overrides or ()),
             command=context.obj,
             runs=runs_folder(only_runs_dir(overrides, runs_dir)),
             is_quiet=is_quiet,
+            is_dry_run=is_dry_run,
         )
     )
 

@@ -19,10 +19,13 @@ from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
 from autotune.knobs.base import value_text
+from autotune.knobs.catalogue import knob
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
+from autotune.masking import MASK, Secrets, is_secret
+from autotune.plain_text import plain
 from autotune.records import Knobs
 from autotune.run_dir import call
 from autotune.wording import command_text
@@ -36,13 +39,14 @@ EXAMPLE = "autotune apply best.yaml -- python train.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`, and --quiet."""
+    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`, --quiet and --dry-run."""
 
     what: str
     overrides: tuple[str, ...]
     command: list[str] | None
     runs: Path
     is_quiet: bool = False
+    is_dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,8 @@ class _Run:
     notes: list[str] = field(default_factory=list)
 
 
-def apply(asked: Asked) -> NoReturn:
-    """Replaces this process by the program.
+def apply(asked: Asked) -> int:
+    """Replaces this process by the program, so it does not return; with --dry-run, prints what it would start and returns 0.
 
     Raises:
         BadInput: the file or the command cannot be used.
@@ -70,9 +74,34 @@ def apply(asked: Asked) -> NoReturn:
     best = read_best(_file(asked))
     run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
     spec = spec_text(run.best, passed=run.passed, is_quiet=asked.is_quiet)
+    argv, added = with_harness(run.argv), {**run.variables, **variables(run.best, spec)}
+    if asked.is_dry_run:
+        return _print_plan(run, argv, added)
     if not asked.is_quiet:
         announce(run.best, run.notes)
-    _become(with_harness(run.argv), {**os.environ, **run.variables, **variables(run.best, spec)})
+    return _become(argv, {**os.environ, **added})
+
+
+def _print_plan(run: _Run, argv: list[str], added: dict[str, str]) -> int:
+    """Prints the command, the environment variables that are added to yours, and how each setting is made; starts nothing."""
+    shown_variables = {name: MASK if is_secret(name, text) else shlex.quote(text) for name, text in added.items()}
+    shown_variables[protocol.SPEC_VARIABLE] = "... (the settings, for the program's process)"
+    lines = [
+        ("command", command_text(Secrets.known(words=argv).words(argv))),
+        *(("environment", f"{name}={text}") for name, text in shown_variables.items()),
+        *(("setting", f"{key}={value_text(value)}  {_way(run, key)}") for key, value in run.best.shown_knobs.items()),
+        *(("note", note) for note in run.notes),
+        ("note", "nothing was started"),
+    ]
+    print("\n".join(plain(f"{name}  {text}") for name, text in lines))
+    return 0
+
+
+def _way(run: _Run, key: str) -> str:
+    """Returns how a setting reaches the program."""
+    if key in run.passed:
+        return "by an argument of the command"
+    return "by the environment" if knob(key).environment(run.best.knobs[key]) else "in the program's process"
 
 
 def _file(asked: Asked) -> Path:
