@@ -13,6 +13,7 @@ from autotune.cli.options import (
     AnyStudy,
     AsJson,
     ConfigDir,
+    IsForced,
     IsQuiet,
     Overrides,
     RunsDir,
@@ -250,6 +251,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    is_forced: IsForced = False,
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     picture: Annotated[
         Path | None,
@@ -278,6 +280,7 @@ def report(
         picture=picture,
         width_px=width,
         is_opened=is_opened,
+        is_forced=is_forced,
     )
     return implementation.report(asked, as_json=as_json)
 
@@ -295,6 +298,7 @@ def export(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
     ] = None,
+    is_forced: IsForced = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -303,7 +307,7 @@ def export(
     from autotune.cli.show import chosen
 
     folder = chosen(runs_folder(runs_dir), study)
-    return implementation.export(folder, format_=format_, tier=tier, output=output, as_json=as_json)
+    return implementation.export(folder, format_=format_, tier=tier, output=output, is_forced=is_forced, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)

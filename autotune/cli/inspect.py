@@ -100,8 +100,8 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, so that processes and folder are removed; more signals do nothing."""
-    before: dict[int, Any] = {}
+    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, to remove processes and folder. More signals do nothing."""
+    before: dict[signal.Signals, Any] = {}
 
     def stop(*_: object) -> None:
         for number in before:

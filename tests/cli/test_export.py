@@ -15,7 +15,7 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert json.loads((cli.cwd / "tuned" / "hf.json").read_text())["bf16"] is True
     assert ended.stdout == ""
     first, *others = ended.stderr.splitlines()
-    assert first == "wrote tuned/hf.json"
+    assert first == "wrote tuned/hf.json, in the new folder tuned"
     assert "not expressible in hf; `autotune apply` sets these, too:" in others
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
@@ -45,6 +45,27 @@ def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr.startswith(f"wrote out/{name}\n")
     assert [path.name for path in (cli.cwd / "out").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("words", [("export",), ("export", "-f", "deepspeed"), ("report",)])
+def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
+    make_study(cli.cwd / "runs")
+    file = cli.cwd / "out"
+    file.write_text("# mine\n")
+    message = "--output: nothing in the file says that autotune wrote it, got 'out'. Give another file, or --force to replace"
+    assert message in cli.refused(*words, "-o", "out")
+    assert file.read_text() == "# mine\n"
+    written = cli(*words, "-o", "out", "--force")
+    assert written.returncode == 0, written.stderr
+    assert "wrote out" in written.stdout + written.stderr
+    once = file.read_text()
+    assert "mine" not in once
+    assert cli(*words, "-o", "out").returncode == 0, "the file is autotune's own now"
+    if words[-1] != "deepspeed":  # JSON has no comment that says who wrote it
+        file.write_text(once + "\n")
+        assert cli(*words, "-o", "out").returncode == 0
+    file.write_text("")
+    assert cli(*words, "-o", "out").returncode == 0, "an empty file holds nothing"
 
 
 @pytest.mark.parametrize("command", ["export", "report"])
