@@ -16,7 +16,7 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert ended.stdout == ""
     first, *others = ended.stderr.splitlines()
     assert first == "wrote tuned/hf.json, in the new folder tuned"
-    assert "not expressible in hf; `autotune apply` sets these, too:" in others
+    assert "not expressible in hf; `autotune apply` sets these, too, and --format yaml holds them:" in others
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
 
@@ -88,6 +88,18 @@ def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
     assert ended.returncode == 0
     assert "note: Nothing up to tier exact was measured besides the baseline" in ended.stderr
     assert "exact nothing tried" in " ".join(cli("show").stdout.split())
+
+
+def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that_holds_everything(cli):
+    make_study(cli.cwd / "runs")
+    ended = cli("export", "--format", "env", "-o", "best.env")
+    assert ended.returncode == 0, ended.stderr
+    assert "export " not in (cli.cwd / "best.env").read_text()
+    said = ended.stderr.splitlines()
+    assert "note: No setting of this configuration is an environment variable, so this file sets nothing." in said
+    assert "not expressible in env; `autotune apply` sets these, too, and --format yaml holds them:" in said
+    left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
+    assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
 
 def test_help_names_every_format(cli):
