@@ -19,7 +19,7 @@ from autotune.cli.live import PHASE_WORDS
 from autotune.cli.nodes import launcher_of
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
-from autotune.errors import NothingWorked
+from autotune.errors import Interrupted, NothingWorked
 from autotune.knobs.base import value_text
 from autotune.log_messages import without_our_frames
 from autotune.quantities import bytes_text
@@ -100,7 +100,11 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, to remove processes and folder. More signals do nothing."""
+    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, to remove processes and folder. More signals do nothing.
+
+    Raises:
+        Interrupted: there was a signal.
+    """
     before: dict[signal.Signals, Any] = {}
 
     def stop(*_: object) -> None:
@@ -114,6 +118,8 @@ def _stoppable() -> Iterator[None]:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     before[number] = signal.signal(number, stop)
         yield
+    except KeyboardInterrupt:
+        raise Interrupted("the inspection was stopped, and its processes and temporary files are gone") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -130,7 +130,7 @@ def test_a_stopped_inspection_leaves_no_process_and_no_folder_and_says_where_it_
     told, _ = running.communicate(timeout=60)
     assert running.returncode == 130
     assert told.splitlines()[0] == "autotune: inspecting: starting"
-    assert told.splitlines()[-1] == "autotune: interrupted"
+    assert told.splitlines()[-1] == "autotune: the inspection was stopped, and its processes and temporary files are gone"
     assert not psutil.pid_exists(pid)
     assert list((cli.cwd / "tmp").glob("autotune-*")) == []
 
