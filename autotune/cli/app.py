@@ -13,6 +13,7 @@ from autotune.cli.options import (
     AnyStudy,
     AsJson,
     ConfigDir,
+    IsForced,
     IsQuiet,
     Overrides,
     RunsDir,
@@ -250,6 +251,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    is_forced: IsForced = False,
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     picture: Annotated[
         Path | None,
@@ -278,6 +280,7 @@ def report(
         picture=picture,
         width_px=width,
         is_opened=is_opened,
+        is_forced=is_forced,
     )
     return implementation.report(asked, as_json=as_json)
 
@@ -295,6 +298,7 @@ def export(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
     ] = None,
+    is_forced: IsForced = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -303,7 +307,7 @@ def export(
     from autotune.cli.show import chosen
 
     folder = chosen(runs_folder(runs_dir), study)
-    return implementation.export(folder, format_=format_, tier=tier, output=output, as_json=as_json)
+    return implementation.export(folder, format_=format_, tier=tier, output=output, is_forced=is_forced, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
@@ -319,6 +323,9 @@ def apply(
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing but settings that did not take effect.")
     ] = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command, environment and settings; start nothing.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
@@ -333,13 +340,14 @@ def apply(
     """
     from autotune.cli import apply as implementation
 
-    implementation.apply(
+    return implementation.apply(
         implementation.Asked(
             what=best,
             overrides=tuple(overrides or ()),
             command=context.obj,
             runs=runs_folder(only_runs_dir(overrides, runs_dir)),
             is_quiet=is_quiet,
+            is_dry_run=is_dry_run,
         )
     )
 

@@ -8,19 +8,24 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.verify import meant
 from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
+from autotune.knobs.base import value_text
+from autotune.knobs.catalogue import knob
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
+from autotune.masking import MASK, Secrets, is_secret
+from autotune.plain_text import plain
 from autotune.records import Knobs
 from autotune.run_dir import call
 from autotune.wording import command_text
@@ -28,18 +33,20 @@ from autotune.wording import command_text
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
 
+LENGTH = "train.epochs"  # key that decides only how long a recipe trains
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`, and --quiet."""
+    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`, --quiet and --dry-run."""
 
     what: str
     overrides: tuple[str, ...]
     command: list[str] | None
     runs: Path
     is_quiet: bool = False
+    is_dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +60,8 @@ class _Run:
     notes: list[str] = field(default_factory=list)
 
 
-def apply(asked: Asked) -> NoReturn:
-    """Replaces this process by the program.
+def apply(asked: Asked) -> int:
+    """Replaces this process by the program, so it does not return; with --dry-run, prints what it would start and returns 0.
 
     Raises:
         BadInput: the file or the command cannot be used.
@@ -67,9 +74,34 @@ def apply(asked: Asked) -> NoReturn:
     best = read_best(_file(asked))
     run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
     spec = spec_text(run.best, passed=run.passed, is_quiet=asked.is_quiet)
+    argv, added = with_harness(run.argv), {**run.variables, **variables(run.best, spec)}
+    if asked.is_dry_run:
+        return _print_plan(run, argv, added)
     if not asked.is_quiet:
         announce(run.best, run.notes)
-    _become(with_harness(run.argv), {**os.environ, **run.variables, **variables(run.best, spec)})
+    return _become(argv, {**os.environ, **added})
+
+
+def _print_plan(run: _Run, argv: list[str], added: dict[str, str]) -> int:
+    """Prints the command, the environment variables that are added to yours, and how each setting is made; starts nothing."""
+    shown_variables = {name: MASK if is_secret(name, text) else shlex.quote(text) for name, text in added.items()}
+    shown_variables[protocol.SPEC_VARIABLE] = "... (the settings, for the program's process)"
+    lines = [
+        ("command", command_text(Secrets.known(words=argv).words(argv))),
+        *(("environment", f"{name}={text}") for name, text in shown_variables.items()),
+        *(("setting", f"{key}={value_text(value)}  {_way(run, key)}") for key, value in run.best.shown_knobs.items()),
+        *(("note", note) for note in run.notes),
+        ("note", "nothing was started"),
+    ]
+    print("\n".join(plain(f"{name}  {text}") for name, text in lines))
+    return 0
+
+
+def _way(run: _Run, key: str) -> str:
+    """Returns how a setting reaches the program."""
+    if key in run.passed:
+        return "by an argument of the command"
+    return "by the environment" if knob(key).environment(run.best.knobs[key]) else "in the program's process"
 
 
 def _file(asked: Asked) -> Path:
@@ -138,14 +170,32 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     composed.config.train.epochs = epochs
     template = recipe_command(composed.config, asked=knobs)
     argv = template.argv(knobs)
+    notes = _of_other_settings(best, [word for word in asked.overrides if not _is_as_measured(word, claim.settings)])
     length = "1 epoch; train.epochs=N trains longer" if epochs == 1 else f"{epochs} epochs"
     return _Run(
-        best=replace(best, knobs=knobs),
+        best=replace(best, knobs=knobs, origin=(best.origin[0], "" if notes else best.origin[1], best.origin[2])),
         argv=argv,
-        notes=[f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
+        notes=[*notes, f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
         passed=_carried(template, knobs),
         variables=process_environment(composed.config, facts),
     )
+
+
+def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
+    """Whether an override leaves what was measured as it is: the length of the training, or the value that the file has."""
+    key, _, value = word.partition("=")
+    measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
+    return key == LENGTH or (measured is not None and value == value_text(measured))
+
+
+def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
+    """Returns a warning if overrides change what the file's ratio was measured with; [] otherwise."""
+    ratio = best.origin[1]
+    if not overrides or not ratio:
+        return []
+    words = " ".join(map(shlex.quote, overrides))
+    check = f"`autotune verify {shlex.quote(best.file)} {words}` measures it"
+    return [f"{ratio} does not hold for this run, because it was measured without {words}; {check}"]
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from autotune.cli.output import output_file, write
+from autotune.cli.output import check_ours, output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
@@ -14,7 +14,15 @@ from autotune.records import Tier
 from autotune.run_dir import StudyFolder
 
 
-def export(folder: StudyFolder, *, format_: str, tier: str | None, output: str | None, as_json: bool = False) -> int:
+def export(
+    folder: StudyFolder,
+    *,
+    format_: str,
+    tier: str | None,
+    output: str | None,
+    is_forced: bool = False,
+    as_json: bool = False,
+) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
     Settings that the format cannot express are listed on standard error.
@@ -24,6 +32,7 @@ def export(folder: StudyFolder, *, format_: str, tier: str | None, output: str |
         format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
         output: file to write, or the folder for it; None or "-" for standard output.
+        is_forced: replace a file that autotune did not write, too.
         as_json: print the file's text and the settings it lacks as one JSON document, and write no file.
     """
     check_format(format_)
@@ -37,14 +46,15 @@ def export(folder: StudyFolder, *, format_: str, tier: str | None, output: str |
     if file is None:
         sys.stdout.write(exported.text)
     else:
-        write(exported.text, file)
-        print(plain(f"wrote {file}"), file=sys.stderr)
+        if not is_forced:
+            check_ours(exported.text, file)
+        print(plain(write(exported.text, file)), file=sys.stderr)
     for line in exported.header:
         print(line, file=sys.stderr)
     for line in exported.notes:
         print(f"note: {line.removeprefix('Note: ')}", file=sys.stderr)
     if exported.left_out:
-        print(f"not expressible in {format_}; `autotune apply` sets these, too:", file=sys.stderr)
+        print(f"not expressible in {format_}; `autotune apply` sets these, too, and --format yaml holds them:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in exported.left_out), file=sys.stderr)
     return 0
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.live import PHASE_WORDS
 from autotune.cli.nodes import launcher_of
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
-from autotune.errors import NothingWorked
+from autotune.errors import Interrupted, NothingWorked
 from autotune.knobs.base import value_text
 from autotune.log_messages import without_our_frames
 from autotune.quantities import bytes_text
 from autotune.wording import command_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
     from autotune.config.compose import Composed
-    from autotune.harness.protocol import RankResult
+    from autotune.harness.protocol import Progress, RankResult
     from autotune.launchers.base import Ended, Launch, Launcher
 
 POLL_S = 0.1
@@ -48,7 +54,11 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     composed = compose(overrides, command=command, config_dirs=config_dirs, facts=facts)
     launcher, facts = launcher_of(composed, facts)
     shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this machine's /tmp
-    with contextlib.closing(launcher), tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder:
+    with (
+        _stoppable(),
+        contextlib.closing(launcher),
+        tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder,
+    ):
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
         ended = _run(launch, launcher, is_quiet=as_json)
     result = _result(ended, launch, composed)
@@ -88,19 +98,55 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     )
 
 
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, to remove processes and folder. More signals do nothing.
+
+    Raises:
+        Interrupted: there was a signal.
+    """
+    before: dict[signal.Signals, Any] = {}
+
+    def stop(*_: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        if threading.current_thread() is threading.main_thread():  # only the main thread can set signal handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, stop)
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("the inspection was stopped, and its processes and temporary files are gone") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
     running = launcher.start(launch)
-    out = console(stderr=True)
+    out, said, began_s = console(stderr=True), "", time.monotonic()
     try:
-        with out.status("starting the program") as status:
+        with out.status("") if out.is_terminal and not is_quiet else contextlib.nullcontext() as status:
             while (ended := running.poll()) is None:
-                progress = running.progress()
-                if progress and not is_quiet:
-                    status.update(f"{progress.phase}, step {progress.step}")
+                words = _phase_words(running.progress())
+                if status:
+                    status.update(f"inspecting: {words}, {time.monotonic() - began_s:.0f} s")
+                elif words != said and not is_quiet:
+                    print(f"autotune: inspecting: {words}", file=sys.stderr, flush=True)
+                said = words
                 time.sleep(POLL_S)
             return ended
     finally:
         running.stop("inspection is over")
+
+
+def _phase_words(progress: Progress | None) -> str:
+    """Returns what the program is doing: "starting", "importing", "waiting for the first batch"."""
+    phase = progress.phase if progress else "spawn"
+    return PHASE_WORDS.get(phase, phase)
 
 
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:

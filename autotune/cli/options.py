@@ -29,6 +29,7 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+IsForced = Annotated[bool, typer.Option("--force", help="Replace the file even if autotune did not write it.")]
 IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and the verdict.")]
 Study = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name (the latest of that name), its folder, or a file in it.")

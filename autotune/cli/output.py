@@ -10,6 +10,8 @@ from autotune.errors import BadInput
 from autotune.run_dir import beside, check_output
 
 STDOUT = "-"
+OURS = (b"# autotune: the best configuration", b'content="autotune ')  # beginnings of an export with comments, of a report
+HEAD_BYTES = 4096
 
 
 def output_file(typed: str | None, name: str) -> Path | None:
@@ -34,13 +36,43 @@ def output_file(typed: str | None, name: str) -> Path | None:
     return Path(typed)
 
 
-def write(text: str, file: Path) -> None:
-    """Writes a file and makes its parent folders. The old content stays until the new content is complete.
+def write(text: str, file: Path) -> str:
+    """Writes a file, makes its parent folders, and returns a line about both: "wrote out/best.yaml, in the new folder out".
+
+    The old content stays until the new content is complete.
 
     Raises:
         BadInput: it cannot be written, or it is a record of a study.
     """
-    write_bytes(text.encode("utf-8", "backslashreplace"), file, "--output")  # a file name may contain bytes that are not UTF-8
+    made = next((folder for folder in reversed(file.parents) if not os.path.exists(folder)), None)
+    write_bytes(_encoded(text), file, "--output")
+    return f"wrote {file}" + (f", in the new folder {made}" if made else "")
+
+
+def check_ours(text: str, file: Path) -> None:
+    """Checks that writing a file would replace nothing but what autotune wrote: an export with comments, a report, this text.
+
+    Raises:
+        BadInput: another file is there, or a record of a study.
+    """
+    check_output(file, "--output")
+    content = _encoded(text)
+    try:
+        if not file.is_file():
+            return
+        with file.open("rb") as opened:
+            old = opened.read(len(content) + HEAD_BYTES)
+    except OSError:
+        return  # `write` says what is wrong
+    if old and old != content and not any(mark in old[:HEAD_BYTES] for mark in OURS):
+        raise BadInput(
+            f"--output: nothing in the file says that autotune wrote it, got {str(file)!r}. Give another file, or --force to "
+            "replace it."
+        )
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")  # a file name may contain bytes that are not UTF-8
 
 
 def write_bytes(content: bytes, file: Path, option: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli.output import STDOUT, output_file, write, write_bytes
+from autotune.cli.output import STDOUT, check_ours, output_file, write, write_bytes
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -22,7 +22,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: studies, where to write, and what to do with the file."""
+    """What the user typed: studies, where to write, whether to replace any file there, and what to do with the new file."""
 
     studies: Sequence[str]
     runs: Path
@@ -30,6 +30,7 @@ class Asked:
     picture: Path | None = None
     width_px: int = 1440
     is_opened: bool = False
+    is_forced: bool = False
 
 
 def report(asked: Asked, *, as_json: bool) -> int:
@@ -56,16 +57,18 @@ def report(asked: Asked, *, as_json: bool) -> int:
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # as in a file, whatever the locale
         sys.stdout.flush()
         return 0
+    if asked.output and not asked.is_forced:
+        check_ours(text, file)
     if asked.picture:  # first, because taking the picture may fail, and then nothing is to be written
         from autotune.report.picture import take
 
         write_bytes(take(text, asked.picture, width_px=asked.width_px), asked.picture, "--picture")
-    write(text, file)
+    wrote = write(text, file)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
         print_json({"studies": [folder.name for folder in folders], "file": str(file), "bytes": len(text.encode()), **picture})
     else:
-        print(*(plain(f"wrote {each}") for each in (file, asked.picture) if each), sep="\n")
+        print(*(plain(line) for line in (wrote, f"wrote {asked.picture}" if asked.picture else "") if line), sep="\n")
     if asked.is_opened and not webbrowser.open(file.resolve().as_uri()):
         print(f"autotune: no browser could be opened. Open this file in one: {plain(str(file.resolve()))}", file=sys.stderr)
     return 0

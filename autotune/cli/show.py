@@ -112,6 +112,8 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print(trials.rows(summary.get("trials") or [], width=table_width(out), summary=summary))
     out.print()
     out.print(trials.legend(summary))
+    if absent := trials.left_out(table_width(out)):
+        out.print(absent)
     if warm := trials.starts(summary.get("trials") or []):
         out.print(warm)
     if cycles := summary.get("cycles"):

@@ -99,6 +99,14 @@ def legend(about: Summary) -> Text:
     return Text(words, style="quiet")
 
 
+def left_out(width: int | None) -> Text | None:
+    """Returns the line on the columns that a terminal of this width has no room for; None if it shows all."""
+    if width is None or width >= WIDE:
+        return None
+    names = "ratio, memory" if width >= NARROW else "ratio, D, L, memory"
+    return Text(f"width {width}: without {names}; a terminal of {WIDE} columns or --json shows them", style="quiet")
+
+
 def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
     """Returns a line on how many trials were started warm, unlike the user's own run; None if there are none."""
     spared_s = [float(trial.get("spared_s") or 0.0) for trial in trials if trial.get("start") == "warm"]

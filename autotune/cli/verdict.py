@@ -17,8 +17,9 @@ from autotune.cli.waterfall import Waterfall
 from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
-from autotune.report.changes import change_lines, dropped_lines, missing_text
+from autotune.report.changes import change_lines, dropped_lines, missing_text, tried_text
 from autotune.report.claims import lines as claim_lines
+from autotune.report.trials import outcomes_text
 from autotune.report.verdict import (
     advice_of,
     file_lines,
@@ -36,7 +37,6 @@ from autotune.report.verdict import (
 )
 from autotune.wording import (
     changes_phrase,
-    counts_text,
     objective_text,
     parity_lines,
     search_cost_text,
@@ -159,9 +159,11 @@ def _limits(summary: Summary) -> Group | None:
 def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
-    made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    made.add_row("outcomes", Text(f"{outcomes_text(summary)}{took}", overflow="fold"))
     if cost := search_cost_text(summary):
         made.add_row("cost", Text(cost, overflow="fold"))
+    if tried := tried_text(summary):
+        made.add_row("tried", Text(f"not kept: {tried}", overflow="fold"))
     for name, text in parity_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
     if taken_over := warm_start_text(summary.get("warm_start") or {}):
@@ -193,6 +195,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"changed  {line}" for line in change_lines(summary)]
     said += [f"effects  {missing}" for missing in [missing_text(summary)] if missing]
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
+    said += [f"tried  not kept: {tried}" for tried in [tried_text(summary)] if tried]
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
@@ -201,6 +204,6 @@ def lines(summary: Summary, path: Path) -> list[str]:
 
 
 def _last_lines(summary: Summary, path: Path) -> list[str]:
-    said = [f"outcomes  {counts_text(summary.get('counts') or {})}", f"files  {path}"]
+    said = [f"outcomes  {outcomes_text(summary)}", f"files  {path}"]
     said += [f"{name}  {text}" for name, text in [*noise_lines(summary), *file_lines(summary)]]
     return said + [f"next  {command}" for command in next_commands(summary, path)]

@@ -58,6 +58,14 @@ class Claimed:
         return f"{measured} was better than the program as it was run: there is nothing to change."
 
     @property
+    def tier_of_changes(self) -> str:
+        """Tier of what the entry changes; "" if it changes nothing, or if an older summary does not say it."""
+        trial: dict[str, Any] = next(
+            (one for one in self.summary.get("trials") or [] if one["number"] == self.entry["trial"]), {}
+        )
+        return str(trial.get("tier") or "") if self.entry["overrides"] else ""
+
+    @property
     def beyond(self) -> str:
         """The study's best, if the tier excludes it: "2.092 x the baseline, with bf16"; "" otherwise."""
         best, ratio = self.summary["best"] or {}, (self.summary["speedup"] or {}).get("ratio")

@@ -38,6 +38,8 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(_gain_line(summary, speedup))
     sides = (summary["baseline"], entry) if entry["overrides"] else (summary["baseline"],)
     lines.append(" -> ".join(_measured(summary, side) for side in sides))
+    if claimed.tier_of_changes:
+        lines.append(f"Tier of the changes: {claimed.tier_of_changes}.")
     if claimed.dropped:
         lines.append(f"Reverted, because they had no clear effect: {', '.join(claimed.dropped)}.")
     if claimed.parity and entry["overrides"]:

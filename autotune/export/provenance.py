@@ -26,6 +26,7 @@ def provenance(claimed: Claimed) -> dict[str, Any]:
         "terms": summary.get("terms") or {},
         "unit": summary["unit"],
         "tier": str(claimed.tier or Tier.training),
+        **({"tier_of_changes": claimed.tier_of_changes} if claimed.tier_of_changes else {}),
         "trial": entry["trial"],
         "baseline": _rounded({"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]}),
         "best": _rounded({"value": entry["value"], "ci": entry["ci"]}),

@@ -14,7 +14,8 @@ from autotune.plain_text import escaped_document
 from autotune.records import KnobValue
 
 PACKAGE_LINE = "# @package _global_"
-PROVENANCE = "# Where this file comes from. `autotune verify` and `autotune apply` read it; nothing in it is executed."
+PROVENANCE = "# Where this file comes from. `autotune verify` and `autotune apply` read it; nothing in it is executed.\n"
+PROVENANCE += "# `tier` is the highest tier that was allowed, `tier_of_changes` is the tier of what this file changes."
 
 
 class _Quoted(str):

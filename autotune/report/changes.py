@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.knobs.base import value_text
-from autotune.quantities import ratio_with_interval_text
-from autotune.records import Summary
-from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase
+from autotune.quantities import ratio_text, ratio_with_interval_text
+from autotune.records import Kind, KnobValue, Outcome, Summary
+from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase, score_of
+
+MAX_TRIED = 4  # values that a line names
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
@@ -50,6 +52,41 @@ def dropped_lines(summary: Summary) -> list[str]:
     whole = ratio_with_interval_text(found.get("ratio"), found.get("ci"))
     lines = [f"no clear effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
+
+
+def tried_text(summary: Summary) -> str:
+    """Returns a line on values that the search tried and the best does not have, the fastest first; "" without any.
+
+    "batch 64 0.98x, compile default timeout (the fastest trial with each, against the best's)".
+    """
+    if not summary.get("speedup") or summary.get("verification") or summary.get("recording"):
+        return ""
+    ratios = _tried(summary)
+    ranked = sorted(ratios.items(), key=lambda pair: -pair[1] if isinstance(pair[1], float) else 0.0)
+    words = [f"{knob_phrase(*pair)} {found if isinstance(found, str) else ratio_text(found)}" for pair, found in ranked]
+    more = f" and {len(words) - MAX_TRIED} more" if len(words) > MAX_TRIED else ""
+    whose = "best" if (summary.get("best") or {}).get("overrides") else "baseline"
+    return f"{', '.join(words[:MAX_TRIED])}{more} (the fastest trial with each, against the {whose}'s)" if words else ""
+
+
+def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
+    """Returns (knob, value) -> its fastest trial's score by that of the best's first trial; without a score, its outcome."""
+    best, trials = summary.get("best") or {}, summary.get("trials") or []
+    dropped = (summary.get("minimality") or {}).get("dropped") or []
+    said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}
+    first = next((trial for trial in trials if trial["number"] == best.get("trial")), best)
+    whole, found = score_of(summary, first), dict[tuple[str, KnobValue], float | str]()
+    for trial in trials:
+        outcome, score = Outcome(str(trial["outcome"])), score_of(summary, trial)
+        if str(trial.get("kind")) != Kind.search or outcome is Outcome.interrupted:
+            continue
+        is_comparable = outcome.has_value and outcome is not Outcome.infeasible
+        now: float | str = score / whole if score and whole and is_comparable else str(outcome)
+        for pair in (trial.get("changed") or {}).items():
+            before = found.get(pair)
+            if pair not in said and (before is None or (isinstance(now, float) and (isinstance(before, str) or now > before))):
+                found[pair] = now
+    return found
 
 
 def _dropped_text(entry: dict[str, Any]) -> str:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.records import Kind, Outcome, Summary
-from autotune.wording import against_phrase, changes_phrase, score_of
+from autotune.wording import against_phrase, changes_phrase, counts_text, score_of
+
+UNCOUNTED = {Kind.explain: ("pass", "passes"), Kind.check: ("check", "checks")}  # kind -> words for one and for several
+
+
+def outcomes_text(summary: Summary) -> str:
+    """Returns the outcomes of a study's trials; those that only explain the result are counted apart.
+
+    "5 ok, 1 timeout; to explain the result, also 6 passes and 4 checks: 10 ok (trials 0006 to 0015)".
+    """
+    counted = counts_text(summary.get("counts") or {})
+    others = [trial for trial in summary.get("trials") or [] if trial.get("kind") in UNCOUNTED]
+    if not others:
+        return counted
+    kinds = Counter(Kind(trial["kind"]) for trial in others)
+    words = " and ".join(f"{kinds[kind]} {names[kinds[kind] > 1]}" for kind, names in UNCOUNTED.items() if kinds[kind])
+    outcomes = counts_text(Counter(str(trial["outcome"]) for trial in others))
+    numbers = _spans([int(trial["number"]) for trial in others])
+    return f"{counted}; to explain the result, also {words}: {outcomes} (trial{'s' * (len(others) > 1)} {numbers})"
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Returns trial numbers in ascending order, with consecutive ones as a span: "0006 to 0015, 0020"."""
+    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(pairs) for _, pairs in runs)]
+    return ", ".join(f"{first:04d}" if first == last else f"{first:04d} to {last:04d}" for first, last in ends)
 
 
 def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:

@@ -109,7 +109,7 @@ def _evidence(record: TrialRecord) -> str:
     if record.loader_rate:
         parts.append(f"loader {number_text(record.loader_rate, digits=4)}")
     if record.data_wait_frac is not None:
-        parts.append(f"waits for input {percent_text(record.data_wait_frac)} of the time")
+        parts.append(f"waits for input {percent_text(record.data_wait_frac)} of a step's time")
     return ", ".join(parts)
 
 

@@ -317,9 +317,9 @@ def outlook(
         is_searching: whether the next trial is a search trial.
         num_slots: how many search trials run in parallel.
     """
-    left_s = None if budget.total_s is None else max(0.0, budget.left_s)
+    left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
     if not is_searching:
-        return Outlook(left_s=left_s)
+        return Outlook(left_s=left_s, explain_s=budget.explain_s)
     searched = [one for one in records if one.kind is Kind.search and one.outcome is not Outcome.interrupted]
     baseline_s = max(1.0, records[0].attempt_s - warm_spares_s)
     trial_s = median(record.seconds for record in searched) if searched else baseline_s
@@ -329,6 +329,7 @@ def outlook(
     num_trials = min(fitting, allowed)
     return Outlook(
         left_s=left_s,
+        explain_s=budget.explain_s,
         search_s=search_s,
         num_trials=None if math.isinf(num_trials) else round(num_trials),
         trial_s=trial_s,

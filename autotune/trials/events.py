@@ -17,6 +17,7 @@ class Outlook:
 
     Attributes:
         left_s: time left for everything; None for unlimited.
+        explain_s: the part of `left_s` that is kept for explaining the result; 0 once that begins.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
         num_trials: number of search trials that roughly fit, but at most what `study.budget.trials` leaves; None without a
             limit, or once the search is over.
@@ -25,6 +26,7 @@ class Outlook:
     """
 
     left_s: float | None = None
+    explain_s: float = 0.0
     search_s: float | None = None
     num_trials: int | None = None
     trial_s: float = 0.0

@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import shlex
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cli.apply import Asked, apply
+from autotune.launchers.injection import INJECT
 from tests.apply.conftest import Place, ended, seen
 from tests.faults.trial_studies import QUICK
 
@@ -217,6 +219,45 @@ def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
     assert "starts the training of mlp on tabular (3 epochs): " in capsys.readouterr().err
     apply(replace(asked, is_quiet=True))
     assert capsys.readouterr().err == ""
+
+
+def test_a_ratio_that_was_measured_with_other_settings_is_not_said_of_this_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
+    monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: None)
+    file = place.path / "best.yaml"
+    asked = Asked(what=str(file), overrides=("train.epochs=3", "loader.batch_size=8"), command=None, runs=place.path)
+    apply(asked)
+    applied, doubt, _ = capsys.readouterr().err.splitlines()
+    assert applied.endswith("best.yaml: batch 8 · threads 1 (study s)")
+    says = "1.50x does not hold for this run, because it was measured without loader.batch_size=8; "
+    assert doubt == f"autotune: {says}`autotune verify {file} loader.batch_size=8` measures it"
+    apply(replace(asked, overrides=("train.epochs=3", "model=mlp", "device.kind=cpu")))
+    assert "does not hold" not in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_command_environment_and_settings_and_starts_nothing(place: Place) -> None:
+    knobs = {
+        "loader": {"batch_size": 8},
+        "precision": {"amp": "bf16"},
+        "env": {"SEEN": "a b", "HF_TOKEN": "hf_abcdefghijklmnop"},
+    }
+    place.best(knobs)
+    source = "open('started', 'w')"
+    command = [sys.executable, "-c", source, "--size", "{loader.batch_size}"]
+    done = place.apply("apply", "best.yaml", "--dry-run", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert not (place.path / "started").exists()
+    said = done.stdout.splitlines()
+    assert said[0] == f"command  {shlex.join([sys.executable, '-c', source, '--size', '8'])}"
+    assert "environment  SEEN='a b'" in said
+    assert any(line.startswith(f"environment  PYTHONPATH={INJECT}") for line in said)
+    assert "setting  loader.batch_size=8  by an argument of the command" in said
+    assert "setting  precision.amp=bf16  in the program's process" in said
+    assert "setting  env.SEEN=a b  by the environment" in said
+    assert said[-1] == "note  nothing was started"
+    assert "hf_" not in done.stdout + done.stderr
 
 
 @pytest.mark.thorough

@@ -15,8 +15,8 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert json.loads((cli.cwd / "tuned" / "hf.json").read_text())["bf16"] is True
     assert ended.stdout == ""
     first, *others = ended.stderr.splitlines()
-    assert first == "wrote tuned/hf.json"
-    assert "not expressible in hf; `autotune apply` sets these, too:" in others
+    assert first == "wrote tuned/hf.json, in the new folder tuned"
+    assert "not expressible in hf; `autotune apply` sets these, too, and --format yaml holds them:" in others
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
 
@@ -47,6 +47,27 @@ def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
     assert [path.name for path in (cli.cwd / "out").iterdir()] == [name]
 
 
+@pytest.mark.parametrize("words", [("export",), ("export", "-f", "deepspeed"), ("report",)])
+def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
+    make_study(cli.cwd / "runs")
+    file = cli.cwd / "out"
+    file.write_text("# mine\n")
+    message = "--output: nothing in the file says that autotune wrote it, got 'out'. Give another file, or --force to replace"
+    assert message in cli.refused(*words, "-o", "out")
+    assert file.read_text() == "# mine\n"
+    written = cli(*words, "-o", "out", "--force")
+    assert written.returncode == 0, written.stderr
+    assert "wrote out" in written.stdout + written.stderr
+    once = file.read_text()
+    assert "mine" not in once
+    assert cli(*words, "-o", "out").returncode == 0, "the file is autotune's own now"
+    if words[-1] != "deepspeed":  # JSON has no comment that says who wrote it
+        file.write_text(once + "\n")
+        assert cli(*words, "-o", "out").returncode == 0
+    file.write_text("")
+    assert cli(*words, "-o", "out").returncode == 0, "an empty file holds nothing"
+
+
 @pytest.mark.parametrize("command", ["export", "report"])
 def test_a_folder_that_does_not_exist_is_refused_and_not_made_a_file(cli, command):
     make_study(cli.cwd / "runs")
@@ -67,6 +88,18 @@ def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
     assert ended.returncode == 0
     assert "note: Nothing up to tier exact was measured besides the baseline" in ended.stderr
     assert "exact nothing tried" in " ".join(cli("show").stdout.split())
+
+
+def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that_holds_everything(cli):
+    make_study(cli.cwd / "runs")
+    ended = cli("export", "--format", "env", "-o", "best.env")
+    assert ended.returncode == 0, ended.stderr
+    assert "export " not in (cli.cwd / "best.env").read_text()
+    said = ended.stderr.splitlines()
+    assert "note: No setting of this configuration is an environment variable, so this file sets nothing." in said
+    assert "not expressible in env; `autotune apply` sets these, too, and --format yaml holds them:" in said
+    left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
+    assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
 
 def test_help_names_every_format(cli):

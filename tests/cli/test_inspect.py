@@ -1,8 +1,11 @@
 """`autotune inspect` on a real program."""
 
 import json
+import signal
 import sys
+import time
 
+import psutil
 import pytest
 
 PROGRAM = """
@@ -111,6 +114,25 @@ def test_a_program_whose_steps_cannot_be_seen_is_3_with_what_was_seen_and_what_t
     assert "seen: a DataLoader made at train.py:7; 64 backward passes; no optimizer step" in told
     assert "autotune.trial_step(samples=len(batch))" in told
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_inspection_leaves_no_process_and_no_folder_and_says_where_it_was(cli, number):
+    source = "import os, time, pathlib; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+    (cli.cwd / "tmp").mkdir()
+    cli.environment["TMPDIR"] = str(cli.cwd / "tmp")
+    running = cli.start("inspect", "--", sys.executable, "-c", source)
+    file, ends_s = cli.cwd / "pid", time.monotonic() + 60
+    while not (file.is_file() and file.read_text()) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    pid = int(file.read_text())
+    running.send_signal(number)
+    told, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert told.splitlines()[0] == "autotune: inspecting: starting"
+    assert told.splitlines()[-1] == "autotune: the inspection was stopped, and its processes and temporary files are gone"
+    assert not psutil.pid_exists(pid)
+    assert list((cli.cwd / "tmp").glob("autotune-*")) == []
 
 
 def test_program_that_does_not_train_is_3_with_its_last_words(cli):

@@ -101,6 +101,19 @@ def test_next_commands_name_another_runs_folder(cli):
     assert "autotune ui --runs-dir elsewhere" in cli("show", "--runs-dir", "elsewhere").stdout
 
 
+@pytest.mark.parametrize(("width", "absent"), [(80, "ratio, memory"), (60, "ratio, D, L, memory"), (96, ""), (None, "")])
+def test_columns_that_do_not_fit_are_named_below_the_table(cli, study, width, absent):
+    cli.environment.pop("COLUMNS")
+    if width:
+        cli.environment["COLUMNS"] = str(width)
+    shown = cli("show").stdout
+    head = next(line for line in shown.splitlines() if line.startswith("trial "))
+    missing = [name for name in ("ratio", "D", "L", "memory") if name not in head.split()]
+    assert ", ".join(missing) == absent
+    said = f"width {width}: without {absent}; a terminal of 96 columns or --json shows them"
+    assert (said in " ".join(shown.split())) == bool(absent)
+
+
 def test_export_goes_to_standard_output_or_a_file(cli, study):
     ended = cli("export", "resnet18")
     assert ended.returncode == 0, ended.stderr

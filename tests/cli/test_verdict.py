@@ -71,6 +71,18 @@ def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
 
 
+def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    counted = "5 ok, 1 raced, 1 host_oom, 1 timeout"
+    assert f"outcomes  {counted}" in lines(summary, folder.path)
+    kinds = [(8, "explain", "ok"), (9, "explain", "timeout"), (10, "check", "ok"), (12, "explain", "ok")]
+    summary["trials"] += [{**summary["trials"][0], "number": n, "kind": kind, "outcome": said} for n, kind, said in kinds]
+    apart = f"{counted}; to explain the result, also 3 passes and 1 check: 3 ok, 1 timeout (trials 0008 to 0010, 0012)"
+    assert f"outcomes  {apart}" in lines(summary, folder.path)
+    assert apart in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
+
+
 def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "status": "interrupted", "reason": "stopped by the user", "speedup": None}
@@ -189,6 +201,30 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     assert "dropped  no clear effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
     said = lines({**folder.read_summary(), "effects_need": {"minutes": 11, "more_minutes": 3.0}}, folder.path)
     assert f"{missing}about 3 more minutes measure its effect: study.budget.minutes=11" in said
+
+
+def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    failed = "batch 128 0.39x, batch 4096 host_oom, compile default timeout"
+    told = f"not kept: {failed} (the fastest trial with each, against the best's)"
+    assert f"tried  {told}" in lines(summary, folder.path)
+    assert told in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
+    foreach = {**summary["trials"][2], "number": 8, "changed": {"optimizer.implementation": "foreach"}, "value": 39.5}
+    again = {**foreach, "number": 9, "value": 37.0}
+    dropped = {**foreach, "number": 10, "changed": {"loader.pin_memory": True}, "value": 40.0}
+    cut = {**foreach, "number": 11, "changed": {"threads.intra": 1}, "outcome": "interrupted", "value": None}
+    summary["trials"] += [foreach, again, dropped, cut]
+    (line,) = [line for line in lines(summary, folder.path) if line.startswith("tried")]
+    assert line.startswith(f"tried  not kept: foreach optimizer 0.97x, {failed} (")
+    more = {**foreach, "number": 12, "changed": {"threads.intra": 1}, "value": 20.0}
+    summary["trials"].append(more)
+    (line,) = [line for line in lines(summary, folder.path) if line.startswith("tried")]
+    assert " threads 1 0.49x, batch 128 0.39x, batch 4096 host_oom and 1 more (" in line
+    kept = {**summary, "best": {**summary["baseline"], "overrides": {}}, "minimality": None, "attribution": []}
+    (line,) = [line for line in lines(kept, folder.path) if line.startswith("tried")]
+    assert line.startswith("tried  not kept: bf16 2.42x, channels_last 2.42x, workers 2 2.42x, batch 64 2.42x and ")
+    assert line.endswith(" (the fastest trial with each, against the baseline's)")
 
 
 def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path):

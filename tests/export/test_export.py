@@ -103,6 +103,17 @@ def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
     assert "#   loader.num_workers=4: DataLoader(..., num_workers=4)\n" in exported.text
 
 
+def test_the_tier_of_the_changes_stands_beside_the_tier_that_was_allowed(summary):
+    summary["trials"][2]["tier"] = "exact"
+    text = render(summary, "yaml", None).text
+    said = loaded(text)["provenance"]
+    assert (said["tier"], said["tier_of_changes"]) == ("training", "exact")
+    assert "# Tier of the changes: exact." in text.splitlines()
+    assert "# `tier` is the highest tier that was allowed, `tier_of_changes` is the tier of what this file changes." in text
+    del summary["trials"][2]["tier"]
+    assert "tier_of_changes" not in loaded(render(summary, "yaml", None).text)["provenance"], "an older summary lacks it"
+
+
 def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
     text = render(summary, "yaml", Tier.exact).text
     document = loaded(text)

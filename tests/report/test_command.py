@@ -168,7 +168,7 @@ def test_bytes_that_are_no_text_are_written_in_an_escaped_form(tmp_path, monkeyp
     summary = json.loads(made.summary_file.read_text())
     made.summary_file.write_text(json.dumps({**summary, "title": "caf\udcff"}))
     (tmp_path / "out.html").write_text("old")
-    assert main(["report", made.name, "-o", "out.html"]) == 0
+    assert main(["report", made.name, "-o", "out.html", "--force"]) == 0
     assert "caf\\udcff" in (tmp_path / "out.html").read_text()
 
 

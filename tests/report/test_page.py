@@ -108,6 +108,32 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
+def test_the_share_of_an_operator_is_of_the_whole_step_as_in_the_other_figures(whole):
+    said = part(whole, "operators")
+    assert "Shares are of a whole step under the profiler, 100 ms." in said
+    assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms; it is all the time in operators"
+
+
+def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
+    said = part(page_of(make_study(tmp_path / "runs")), "changes")
+    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (the fastest trial with each" in said
+
+
+def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    trials = [*summary["trials"], {**summary["trials"][6], "number": 8}, {**summary["trials"][6], "number": 9}]
+    for number, rate in ((0, 38.7), (6, 410.0), (8, 420.0), (9, 600.0)):
+        trials[number] = {**trials[number], "loader_rate": rate}
+    said = part(page_of(folder, trials=trials), "stages")
+    assert "L, the loader alone 420 → 118 samples/s" in said
+    assert "As it is today: medians of 3 processes of the finals." in said
+    assert "Best: rates of trial 0007 alone in the finals." in said
+    said = part(page_of(folder, trials=trials[:6]), "stages")
+    assert "L, the loader alone 38.7 → 118 samples/s" in said
+    assert "As it is today: rates of trial 0000 alone." in said
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [

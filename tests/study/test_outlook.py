@@ -4,11 +4,14 @@ import itertools
 
 import pytest
 
+from autotune.cli.outlook import plan_text
 from autotune.clock import VirtualClock
 from autotune.compare.break_even import search_cost
+from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.testing.fake_launcher import Surface
 from autotune.trials.budget import Budget, outlook
+from tests.study.test_explaining import documents
 
 FAST = {("precision.amp", "bf16"): 1.8}
 FASTER = {"ratio": 2.0, "ci": [1.5, 3.0], "verdict": "faster"}
@@ -33,6 +36,17 @@ def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
     assert all(later.left_s < earlier.left_s for earlier, later in itertools.pairwise(left))
     kinds = [one.kind for one in study.trials[1:]]
     assert [one.search_s is None for one in left] == [kind is not Kind.search for kind in kinds]
+
+
+def test_time_left_counts_down_when_the_passes_begin_to_use_the_time_kept_for_them(bench, tiny):
+    study = bench(Surface(gains=FAST, documents=documents), "explain.auto=true", *tiny, minutes=20)
+    study.run()
+    left, kinds = study.listener.named("time_left"), [one.kind for one in study.trials[1:]]
+    assert Kind.explain in kinds
+    assert all(later.left_s < earlier.left_s for earlier, later in itertools.pairwise(left))
+    assert [one.explain_s > 0 for one in left] == [kind not in (Kind.explain, Kind.check) for kind in kinds]
+    (plan,) = study.listener.named("planned")
+    assert plan_text(plan).endswith(f" and {seconds_text(plan.explain_s)} to explain the result")
 
 
 def test_trials_alone_bound_a_study_without_minutes():

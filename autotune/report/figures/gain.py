@@ -10,7 +10,7 @@ from markupsafe import Markup
 from autotune.knobs.base import value_text
 from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
-from autotune.report.changes import basis_lines, dropped_lines, entries_of
+from autotune.report.changes import basis_lines, dropped_lines, entries_of, tried_text
 from autotune.report.claims import compared_rows
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, dot, interval, line
 from autotune.report.figures.figure import Figure, Grid
@@ -140,9 +140,10 @@ def changes(study: Study) -> Figure:
     summary = study.summary
     entries = entries_of(summary)
     title = "What did each change bring?"
+    reverted = [*dropped_lines(summary), *(f"tried, not kept: {tried}" for tried in [tried_text(summary)] if tried)]
     if not entries:
         absent = "Nothing changes, so there is no effect to show."
-        return Figure(key="changes", title=title, absent=absent, notes=dropped_lines(summary))
+        return Figure(key="changes", title=title, absent=absent, notes=reverted)
     ratio, ci = _speedup(summary) or (None, None)
     scale = _factors(entries, ratio, ci)
     rows, reached = [], 1.0
@@ -161,7 +162,7 @@ def changes(study: Study) -> Figure:
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
-    notes = [*basis_lines(summary), *dropped_lines(summary)]
+    notes = [*basis_lines(summary), *reverted]
     return Figure(
         key="changes",
         title=title,

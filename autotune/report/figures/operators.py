@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.quantities import number_text
+from autotune.quantities import DASH, number_text
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ms_text, share_text, table_notes
 from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more
-SECONDS = "seconds"  # stands for the column with a row's seconds
+SECONDS, SHARE = "seconds", "share"  # stand for the columns with a row's seconds, and with their share of a whole step
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
 
 _Ranked = list[tuple[dict[str, Any], float]]
@@ -23,7 +24,7 @@ def operators(study: Study) -> Figure:
     """Returns the operators that take the most time."""
     columns = {
         "operator": "operator", "shapes": "shapes", "phase": "phase", "calls a step ": "count", "a step ": SECONDS,
-        "share ": "share_frac", "bound by": "bound",
+        "of a step ": SHARE, "bound by": "bound",
     }  # fmt: skip
     says = "Time in each operator itself, without those that it calls, in the best trial."
     return _figure(study, "operators", columns, says, "device_self_s", "host_self_s")
@@ -32,7 +33,7 @@ def operators(study: Study) -> Figure:
 def kernels(study: Study) -> Figure:
     """Returns the kernels that take the most time."""
     columns = {
-        "kernel": "kernel", "operator": "operator", "launches a step ": "count", "a step ": SECONDS, "share ": "share_frac",
+        "kernel": "kernel", "operator": "operator", "launches a step ": "count", "a step ": SECONDS, "of a step ": SHARE,
         "Tensor Cores": "tensor_core_used", "could use them": "tensor_core_eligible",
     }  # fmt: skip
     return _figure(study, "kernels", columns, "Time on the device, in the best trial.", "total_s")
@@ -42,19 +43,27 @@ def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *se
     title, rows = f"Which {table} take the most time?", _ranked(study.rows(table, study.best), *seconds)
     if not rows:
         return Figure(key=table, title=title, absent=study.why_absent(table))
-    cells = [[_cell(row, each_s, column) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
+    step_s = math.fsum(float(row["seconds"]) for row in study.rows("breakdown", study.best)) or math.nan
+    cells = [[_cell(row, each_s, column, step_s) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
+    if not math.isnan(step_s):
+        says += f" Shares are of a whole step under the profiler, {ms_text(step_s)}."
     return Figure(
-        key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns))).html(),
+        key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns)), step_s).html(),
         grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table), width="wide",
     )  # fmt: skip
 
 
-def _cell(row: Mapping[str, Any], seconds: float, column: str) -> str:
+def _cell(row: Mapping[str, Any], seconds: float, column: str, step_s: float) -> str:
     if column == SECONDS:
         return ms_text(seconds)
-    if column == "share_frac":
-        return share_text(row[column])
+    if column == SHARE:
+        return _share_text(seconds, step_s)
     return number_text(row[column]) if column == "count" else str(row[column])
+
+
+def _share_text(seconds: float, step_s: float) -> str:
+    """Returns the share of a step; a dash if the length of a step is not known."""
+    return DASH if math.isnan(step_s) else share_text(seconds / step_s)
 
 
 def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
@@ -63,15 +72,14 @@ def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
     return sorted(((row, float(row[name] or 0.0)) for row in rows), key=lambda pair: -pair[1])
 
 
-def _chart(rows: _Ranked, name: str) -> Bars:
+def _chart(rows: _Ranked, name: str, step_s: float) -> Bars:
     """Returns the chart of rows with the same name together, whatever their shapes."""
-    seconds, shares = defaultdict[str, float](float), defaultdict[str, float](float)
+    seconds = defaultdict[str, float](float)
     for row, row_s in rows:
         seconds[str(row[name])] += row_s
-        shares[str(row[name])] += float(row["share_frac"] or 0.0)
     shown = sorted(seconds.items(), key=lambda pair: -pair[1])[:MAX_SHOWN]
     scale = Scale(0.0, 1.02 * shown[0][1] or 1.0)
     return Bars(rows=[
-        Row(label=each, value=f"{ms_text(each_s)}, {share_text(shares[each])}", marks=[bar(0, scale(each_s), "best")])
+        Row(label=each, value=f"{ms_text(each_s)}, {_share_text(each_s, step_s)}", marks=[bar(0, scale(each_s), "best")])
         for each, each_s in shown
     ])  # fmt: skip

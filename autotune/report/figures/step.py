@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -12,9 +14,11 @@ from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
 from autotune.harness.explain.documents import INPUT
 from autotune.quantities import DASH, number_text, percent_text, step_time_text
+from autotune.records import Kind
 from autotune.report.drawing import TOP_PX, Bars, Plot, Row, Scale, box, round_values, text
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sentence, table_notes, tick_text
+from autotune.report.finals import finals_of
 from autotune.report.study import Study
 
 LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
@@ -90,7 +94,7 @@ def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, ta
 
 def _breakdown_grid(seconds: Seconds, categories: Sequence[str]) -> Grid:
     totals = {role: math.fsum(found.values()) for role, found in seconds.items()}
-    columns = ["", *(f"{ROLES[role]}, seconds " for role in seconds), *(f"{ROLES[role]}, share " for role in seconds)]
+    columns = ["", *(f"{ROLES[role]}, seconds " for role in seconds), *(f"{ROLES[role]}, of a step " for role in seconds)]
     rows = [
         [
             named(name),
@@ -115,17 +119,19 @@ def _batch_notes(study: Study, seconds: Seconds) -> list[str]:
 def stages(study: Study) -> Figure:
     """Returns demand D and supply L of the input of baseline and best, and what a sample costs at each stage."""
     title = "Does the input keep up?"
-    known = {role: trial for role, number in study.sides.items() if (trial := study.trial(number)).get("loader_rate")}
+    measured = {role: _measured(study, number) for role, number in study.sides.items()}
+    known = {role: rates for role, trials in measured.items() if (rates := _medians(trials))["loader_rate"]}
     if not known:
         return Figure(key="stages", title=title, absent="The program has no DataLoader whose rate could be measured.")
-    scale = Scale(0.0, 1.02 * max(float(trial.get(key) or 0.0) for trial in known.values() for key in RATES))
-    rows = [_rate_row(study, key, {role: trial.get(key) for role, trial in known.items()}, scale) for key in RATES]
+    scale = Scale(0.0, 1.02 * max(rates[key] or 0.0 for rates in known.values() for key in RATES))
+    rows = [_rate_row(study, key, {role: rates[key] for role, rates in known.items()}, scale) for key in RATES]
     chart = Bars(rows=rows, axis=[(scale(tick), tick_text(tick)) for tick in scale.ticks()], key=keys(known))
     says = (
         "D is what the training would do with a loader that costs nothing, L what the loader can deliver. "
-        "If L is not well above D, the step waits for its input. These are rates of single trials."
+        "If L is not well above D, the step waits for its input."
     )
-    notes = [
+    notes = [f"{sentence(ROLES[role])}: {_source(measured[role])}." for role in known]
+    notes += [
         f"{sentence(ROLES[role])}: input takes {percent_text(share)} of a step."
         for role in known
         if (share := _input_frac(study, study.sides[role])) is not None
@@ -134,6 +140,24 @@ def stages(study: Study) -> Figure:
     if grid is None:
         notes.append(study.why_absent("stages", "What a sample costs at each stage of the loader"))
     return Figure(key="stages", title=title, says=says, drawing=chart.html(), grid=grid, notes=notes)
+
+
+def _measured(study: Study, number: int) -> list[dict[str, Any]]:
+    """Returns the measurements of a configuration in the finals, else its first one, which may be from a cold machine."""
+    return [trial for trial in finals_of(study.trials, number) if trial.get("loader_rate")] or [study.trial(number)]
+
+
+def _medians(trials: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    known = {key: [float(trial[key]) for trial in trials if trial.get(key)] for key in RATES}
+    return {key: statistics.median(values) if values else None for key, values in known.items()}
+
+
+def _source(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Returns which measurements rates are from: "medians of 4 processes of the finals", "rates of trial 0000 alone"."""
+    if len(trials) > 1:
+        return f"medians of {len(trials)} processes of the finals"
+    where = " in the finals" if trials[0].get("kind") == Kind.final else ""
+    return f"rates of trial {trials[0]['number']:04d} alone{where}"
 
 
 def _input_frac(study: Study, number: int) -> float | None:

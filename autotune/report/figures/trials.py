@@ -30,8 +30,8 @@ from autotune.report.drawing import (
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import tick_text
 from autotune.report.study import BASELINE, Study
-from autotune.report.trials import is_better, phrases
-from autotune.wording import counts_text, log_lines, score_of
+from autotune.report.trials import is_better, outcomes_text, phrases
+from autotune.wording import log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
 LABELS_FRAC = 0.08
@@ -59,7 +59,7 @@ def rates_by_trial(study: Study) -> Figure:
         y=[(at_height(height(tick)), f"{tick_text(tick)} {study.unit}/s") for tick in round_values(height.high) if tick],
         key=_trial_key(trials),
     )
-    says = f"Each mark is one process, in order; the step is the best so far. Outcomes: {counts_text(study.summary['counts'])}."
+    says = f"Each mark is one process, in order; the step is the best so far. Outcomes: {outcomes_text(study.summary)}."
     return Figure(key="trials", title=title, says=says, drawing=plot.html(), grid=_trial_grid(study, said))
 
 
