@@ -84,6 +84,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_scaled = 0
         self._pool: Pool | None = None
         self._why_alone = self._told_alone = ""
+        self._asked = -1, ""  # number of the last trial, and why this sampler could not help with it
         self.is_exhausted = self.is_held_back = False
 
     @property
@@ -118,7 +119,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns the search space, or the fallback's if the fallback proposes."""
-        if why := self._why_not(study):
+        self._asked = trial.number, self._why_not(study)
+        if why := self._asked[1]:
             self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
             return self._fallback.infer_relative_search_space(study, trial)
         return self._shared(study)
@@ -127,7 +129,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Returns the proposal's knobs."""
-        if not self._why_not(study) and search_space:
+        why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
+        if not why and search_space:
             found = self._proposed[trial.number] = self._propose(study, trial, search_space)
             if not found.is_fallback:
                 return dict(found.params)
