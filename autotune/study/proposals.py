@@ -455,7 +455,10 @@ class Search:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:
-        return {"worst": self._session.tally.worst(len(self._names)), "memory_capacity_bytes": self._session.memory_capacity_bytes}
+        return {
+            "worst": self._session.tally.worst(len(self._names)),
+            "memory_capacity_bytes": self._session.memory_capacity_bytes,
+        }
 
     def _is_known(self, knobs: Knobs) -> bool:
         """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""

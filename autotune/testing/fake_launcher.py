@@ -278,6 +278,7 @@ class FakeRunning(Running):
         self._stop_reason = ""
 
     def poll(self) -> Ended | None:
+        """See `Running.poll`."""
         if self._ended is not None:
             return self._ended
         passed_s = self._launcher.clock.monotonic() - self._begun
@@ -290,9 +291,11 @@ class FakeRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
+        """Returns a step of the window, whatever the time."""
         return Progress(time_s=self._launcher.clock.monotonic(), phase="steady", step=3, rate_per_s=self._rate())
 
     def stop(self, reason: str) -> None:
+        """See `Running.stop`."""
         if self._ended is None:
             self._stop_reason = reason
             self._launcher.clock.sleep(self._launcher.surface.stop_s)

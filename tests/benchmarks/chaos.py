@@ -5,7 +5,9 @@
 
 Victims and moments are random. A victim is a trial's first process, one of its loader workers, the supervisor, the tuner (which
 is then resumed with `autotune resume`), or the tracker. With --slurm it may also be the agent on the node, `srun`, the node's
-slurmstepd or slurmd, or slurmctld; the last two are started again after a while. The trials overwrite the user's checkpoints, also when they receive
+slurmstepd or slurmd, or slurmctld; the last two are started again after a while.
+
+The trials overwrite the user's checkpoints, also when they receive
 SIGTERM. Meanwhile another program saves checkpoints in the same folder. Before each save, it checks that its last checkpoint is
 unchanged.
 

@@ -132,7 +132,9 @@ class Coding:
         for params in seen if ranges else ():
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
-        self.knobs = [_levelled(key, found, met.get(key, set()), (ladders or {}).get(key)) for key, found in distributions.items()]
+        self.knobs = [
+            _levelled(key, found, met.get(key, set()), (ladders or {}).get(key)) for key, found in distributions.items()
+        ]
         self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
 
     @cached_property
