@@ -15,7 +15,7 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, outlook, without_window_s
 from autotune.trials.events import Listener, Outlook
-from autotune.trials.finite import caveat, excused
+from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
@@ -452,7 +452,7 @@ class Session:
             bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
         if record.kind in SEARCHED:
             self.tally.add(record)
-        if not record.changed:
+        if not record.changed and NOT_FINITE in record.evidence:
             self.learn_excuses()
 
     def learn_excuses(self) -> None:

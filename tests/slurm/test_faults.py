@@ -146,13 +146,15 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
 @pytest.mark.thorough
 def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
     launcher = ready(make(cpus=2))
-    running = launcher.start(a_launch(folder, program('open(folder + "/began", "w").write("x"); time.sleep(20); result()')))
-    wait_for(folder / "began")
+    steady = program('progress("warmup", 1); time.sleep(14); result()')  # longer than the silence after which Slurm is asked
+    running = launcher.start(a_launch(folder, steady))
     slurm.kill("slurmctld")
-    ended = lost(running, 40)
-    assert ended.cause == "result", ended
-    again = launcher.start(a_launch(folder, program("time.sleep(12); result()")))
-    slurm.start("slurmctld")
+    try:
+        ended = lost(running, 40)
+        assert ended.cause == "result", ended
+        again = launcher.start(a_launch(folder, steady))
+    finally:
+        slurm.start("slurmctld")
     assert lost(again, 40).cause == "result"
     assert slurm.answers()
     assert len(slurm.jobs()) == 1  # it was the same job
