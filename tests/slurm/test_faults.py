@@ -161,18 +161,14 @@ def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_t
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_set_down_is_told_and_left_empty_and_the_next_trial_waits(make, slurm, folder):
+def test_a_node_that_is_set_down_is_told_and_left_empty_and_the_next_trial_runs_once_it_is_back(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
     _, running, pids = began(launcher, folder)
     slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-    try:
-        assert lost(running, 20).evidence["node_lost"]
-        assert nothing_left(folder.parent.parent, pids, here, 10)
-        again = launcher.start(a_launch(folder, program("result()")))
-        assert again.poll() is None
-    finally:
-        slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
-    assert lost(again, 40).cause == "result"
+    assert lost(running, 20).evidence["node_lost"]
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+    again = launcher.start(a_launch(folder, program("result()")))  # ReturnToService=2: the node comes back by itself
+    assert lost(again, 60).cause == "result"
 
 
 @pytest.mark.thorough
