@@ -177,6 +177,7 @@ class Parity:
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
         self._give_back_raced()
+        self._session.recount()
         return [record.number for record in barred]
 
     def _give_back_raced(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.records import Knobs, TrialRecord
@@ -27,20 +27,33 @@ class Culprits:
 
     def __init__(self, space: ResolvedSpace) -> None:
         self._space = space
+        self._worked: list[Knobs] = [{}]
         self._failed: list[TrialRecord] = []
-        self._failure_model = FailureModel([], [])
+        self._causes: list[Knobs] = []  # the changes that may have made each of them fail
+        self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
 
-    def learn(self, records: Sequence[TrialRecord]) -> None:
-        """Fits the failure model to all search trials so far."""
-        answers = [record for record in records if not record.outcome.is_no_answer]
-        worked = [record.changed for record in answers if record.value is not None]  # even if parity ruled it out
-        self._failed = [record for record in answers if record.value is None and not _is_other(record)]
-        self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
+    def learn(self, record: TrialRecord) -> None:
+        """Takes a search trial into account."""
+        if record.outcome.is_no_answer:
+            return
+        if record.value is not None:  # even if parity ruled it out
+            self._worked.append(record.changed)
+        elif not _is_other(record):
+            self._failed.append(record)
+            self._causes.append(may_be_to_blame(record))
+        if self._failed:
+            self._fitted = None
+
+    @property
+    def _failure_model(self) -> FailureModel:
+        if self._fitted is None:
+            self._fitted = FailureModel(self._worked, self._causes)
+        return self._fitted
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a failed trial that shows that this configuration fails as well; None if the configuration may work."""
         changed = self._space.changed(knobs)
-        causes = ((record, may_be_to_blame(record)) for record in self._failed)
+        causes = zip(self._failed, self._causes, strict=True)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
         if alike is not None:
             return alike
@@ -64,8 +77,8 @@ class Culprits:
         Args:
             best: the trial to which the possible cause is applied.
         """
-        for record in reversed(self._failed):
-            keys = self._failure_model.suspected(may_be_to_blame(record))
+        for record, cause in zip(reversed(self._failed), reversed(self._causes), strict=True):
+            keys = self._failure_model.suspected(cause)
             others = "one other change" if len(keys) == 2 else f"{len(keys) - 1} other changes"
             for key in sorted(keys, key=lambda key: -self._space.tier({key: record.changed[key]}).rank):
                 apart = {k: value for k, value in best.knobs.items() if k not in record.changed or value != record.changed[k]}

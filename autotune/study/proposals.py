@@ -19,7 +19,7 @@ from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
 from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
-from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
+from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
@@ -449,15 +449,16 @@ class Search:
             self._chances[key] += 1
         if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
             self._known[key] = record
-        self._culprits.learn(self._session.searched)
+        self._culprits.learn(record)
 
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:
-        known = [[s for s in scores_of(record) if s is not None] for record in self._session.searched]
-        worst = [min(column) for column in zip(*(s for s in known if len(s) == len(self._names)), strict=True)]
-        return {"worst": worst, "memory_capacity_bytes": self._session.memory_capacity_bytes}
+        return {
+            "worst": self._session.tally.worst(len(self._names)),
+            "memory_capacity_bytes": self._session.memory_capacity_bytes,
+        }
 
     def _is_known(self, knobs: Knobs) -> bool:
         """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
@@ -500,13 +501,11 @@ class Search:
     @property
     def _incumbent(self) -> TrialRecord:
         """The best trial so far; with several objectives, the best at each of them in turn."""
-        turn = self._num_searched % len(self._names)
-        able = [record for record in self._session.searched if record.outcome.may_win and record.score is not None]
-        return max(able, key=lambda record: scores_of(record)[turn] or 0.0, default=self._session.baseline)
+        return self._session.tally.best(self._num_searched % len(self._names)) or self._session.baseline
 
     @property
     def _num_searched(self) -> int:
-        return sum(record.outcome is not Outcome.interrupted for record in self._session.searched) - 1
+        return self._session.tally.num_over - 1
 
     @property
     def _num_begun(self) -> int:
@@ -524,8 +523,10 @@ class Search:
 
     def _check_failures(self) -> None:
         """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
+        if self._session.tally.has_worked:
+            return
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
-        if len(tried) < NUM_SAME_FAILURES or any(record.outcome.has_value or record.outcome.is_memory for record in tried):
+        if len(tried) < NUM_SAME_FAILURES:
             return
         if len({_cause(record) for record in tried}) > 1:
             return

@@ -179,7 +179,7 @@ class FakeLauncher(Launcher):
     def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1) -> None:
         self.surface, self.clock = surface, clock
         self.launches: list[Launch] = []
-        self.running: list[_FakeRunning] = []
+        self.running: list[FakeRunning] = []
         self.is_closed = False
         self._slots = [_FakeSlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
         self._random = random.Random(seed)
@@ -194,12 +194,12 @@ class FakeLauncher(Launcher):
         """Returns the launchers of the slots."""
         return list(self._slots)
 
-    def begin(self, launch: Launch) -> _FakeRunning:
+    def begin(self, launch: Launch) -> FakeRunning:
         """Starts a trial on a slot, or on the whole machine."""
         self.launches.append(launch)
         launch.folder.mkdir(parents=True, exist_ok=True)
         write_json(str(launch.folder / "spec.json"), launch.spec)
-        self.running.append(begun := _FakeRunning(self, launch))
+        self.running.append(begun := FakeRunning(self, launch))
         for running in self.running:
             running.most_at_once = max(running.most_at_once, len(self.running))
         return begun
@@ -230,7 +230,7 @@ class _FakeSlot(Launcher):
     def __init__(self, whole: FakeLauncher, name: str) -> None:
         self._whole, self.clock = whole, whole.clock
         self.slot = Slot(name=name, host="fake", gpus=(), cores=(), facts={})
-        self._running: _FakeRunning | None = None
+        self._running: FakeRunning | None = None
 
     def start(self, launch: Launch) -> Running:
         assert self._running is None or self._running.poll() is not None, "two trials at once on one slot"
@@ -252,7 +252,9 @@ class MadeUpDevice(NoDevice):
         return {"gpu.power_w": surface.power_w(self._launcher.knobs_of(launches[-1]))}
 
 
-class _FakeRunning(Running):
+class FakeRunning(Running):
+    """A trial of a fake launcher."""
+
     def __init__(self, launcher: FakeLauncher, launch: Launch) -> None:
         self._launcher, self._launch, self.most_at_once = launcher, launch, 1
         self._knobs = launcher.knobs_of(launch)
@@ -276,6 +278,7 @@ class _FakeRunning(Running):
         self._stop_reason = ""
 
     def poll(self) -> Ended | None:
+        """See `Running.poll`."""
         if self._ended is not None:
             return self._ended
         passed_s = self._launcher.clock.monotonic() - self._begun
@@ -288,9 +291,11 @@ class _FakeRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
+        """Returns a step of the window, whatever the time."""
         return Progress(time_s=self._launcher.clock.monotonic(), phase="steady", step=3, rate_per_s=self._rate())
 
     def stop(self, reason: str) -> None:
+        """See `Running.stop`."""
         if self._ended is None:
             self._stop_reason = reason
             self._launcher.clock.sleep(self._launcher.surface.stop_s)

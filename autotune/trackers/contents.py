@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Contents:
         """Whether the study has ended."""
         return self.status != "RUNNING"
 
-    @property
+    @cached_property  # asked for every trial
     def is_distributed(self) -> bool:
         """Whether several processes train together."""
         return (self.study.detected.get("world_size") or 1) > 1 or any(trial.ranks for trial in self.trials)

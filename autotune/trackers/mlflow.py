@@ -36,7 +36,7 @@ CLIENT_ENVIRONMENT = {
 }
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
-PARAMS_A_BATCH = 100
+PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers; the second once an attempt has failed
 SETTLE_S = 3.0  # how long to wait after an unanswered request, which the server may still carry out, before querying MLflow
 
@@ -281,8 +281,10 @@ class MlflowTracker(Tracker):
 
         ends = {trial.number: _milliseconds(trial.started_at + trial.seconds) for trial in contents.trials}
         for name, points in metrics.curves(contents.trials).items():
-            entities = [Metric(name, score, ends[number], number) for number, score in points[-1000:]]
-            self._client.log_batch(run_id, metrics=entities)
+            entities = [Metric(name, score, ends[number], number) for number, score in points]
+            first = 0 if contents.is_over else max(0, len(entities) - METRICS_A_BATCH)  # until then, the earlier ones are there
+            for start in range(first, len(entities), METRICS_A_BATCH):
+                self._client.log_batch(run_id, metrics=entities[start : start + METRICS_A_BATCH])
 
 
 def _do_not_wait_for_disk(connection: Any, _: Any) -> None:

@@ -21,6 +21,8 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
+# Reading a study takes longer with every trial, and trials run meanwhile: at most this share of one core's time is spent on it.
+SHARE_FRAC = 0.05
 # How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
 # on two cores that an MLflow UI was using, too.
 LAST_S = 240.0
@@ -150,13 +152,15 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
         is_over = parent.is_gone or _is_over(folder)  # read before the push, so that the last push misses nothing
-        now, found = time.monotonic(), _signature(folder)
-        if (found != seen or not state.is_complete) and (now >= next_try or is_over):
-            state, seen = tracker.push(folder, is_last=is_over), found
-            pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)
-            next_try = time.monotonic() + pause_s
-            note(folder, state)
-            report(state)
+        if time.monotonic() >= next_try or is_over:
+            began_s, found, is_first = time.process_time(), _signature(folder), seen is None  # the first push imports MLflow
+            if found != seen or not state.is_complete:
+                state, seen = tracker.push(folder, is_last=is_over), found
+                pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)
+                note(folder, state)
+                report(state)
+            rest_s = 0.0 if is_first else (time.process_time() - began_s) / SHARE_FRAC
+            next_try = time.monotonic() + max(pause_s, rest_s)
         if is_over:
             return state
         parent.wait(POLL_S)
@@ -174,7 +178,7 @@ def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
 
 def _is_over(folder: StudyFolder) -> bool:
     try:
-        return bool(folder.read_summary().get("status", "running") != "running")
+        return bool(folder.read_outline().get("status", "running") != "running")
     except (OSError, ValueError):  # none yet
         return False
 

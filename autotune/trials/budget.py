@@ -12,7 +12,7 @@ from statistics import median
 
 from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
+from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.trials.events import Outlook
 
 # Maximum share of the budget for the finals. Three pairs and a choosing round of a slow program take about that.
@@ -306,13 +306,20 @@ def _number(value: object) -> float | None:
 
 
 def outlook(
-    budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: float, is_searching: bool = True, num_slots: int = 1
+    budget: Budget,
+    baseline: TrialRecord,
+    seconds: Sequence[float],
+    *,
+    warm_spares_s: float,
+    is_searching: bool = True,
+    num_slots: int = 1,
 ) -> Outlook:
     """Returns what is left of a study.
 
     Args:
         budget: the study's budget; the reserve for the finals is known once the baseline was measured.
-        records: trials so far, at least the baseline, which comes first.
+        baseline: trial 0.
+        seconds: durations of the search trials so far.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
         num_slots: how many search trials run in parallel.
@@ -320,12 +327,10 @@ def outlook(
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
     if not is_searching:
         return Outlook(left_s=left_s, explain_s=budget.explain_s)
-    searched = [one for one in records if one.kind is Kind.search and one.outcome is not Outcome.interrupted]
-    baseline_s = max(1.0, records[0].attempt_s - warm_spares_s)
-    trial_s = median(record.seconds for record in searched) if searched else baseline_s
+    trial_s = median(seconds) if seconds else max(1.0, baseline.attempt_s - warm_spares_s)
     search_s = None if budget.total_s is None else max(0.0, budget.search_left_s)
     fitting = math.inf if search_s is None else num_slots * search_s / max(trial_s, 1e-9)
-    allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(searched))
+    allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(seconds))
     num_trials = min(fitting, allowed)
     return Outlook(
         left_s=left_s,
@@ -333,5 +338,5 @@ def outlook(
         search_s=search_s,
         num_trials=None if math.isinf(num_trials) else round(num_trials),
         trial_s=trial_s,
-        num_searched=len(searched),
+        num_searched=len(seconds),
     )

@@ -92,7 +92,7 @@ class Schedule:
             self._look()
 
     def _free(self) -> Place:
-        taken = [trial.place for trial, _ in self._running]
+        taken = {trial.place for trial, _ in self._running}
         return next(place for place in self._runner.beside if place not in taken)
 
     def _begin(self, request: Request, take: Take, place: Place) -> None:

@@ -15,7 +15,7 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, outlook, without_window_s
 from autotune.trials.events import Listener, Outlook
-from autotune.trials.finite import caveat, excused
+from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
@@ -23,6 +23,7 @@ from autotune.trials.objective import cold_compile_s
 from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
+from autotune.trials.tally import Tally
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 SEARCHED = (Kind.baseline, Kind.search)
@@ -67,6 +68,7 @@ class Session:
         while_waiting: callback for while trials run.
         schedule: when trials run.
         records: finished trials, by number.
+        tally: what is known of the search trials as a whole.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
         target: loaders to change, as the baseline found them.
@@ -93,9 +95,11 @@ class Session:
     memory_capacity_bytes: int | None = None
     earlier_noise: Noise | None = None
     schedule: Schedule = field(init=False)
+    tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
         self._searched = [record for record in self.records if record.kind in SEARCHED]
+        self.recount()
         clock, poll_s = self.inputs.clock, self.inputs.poll_s
         self.schedule = Schedule(self.runner, self._add, lambda: self.while_waiting(), clock=clock, poll_s=poll_s)
 
@@ -115,12 +119,23 @@ class Session:
         """The search trials and the baseline."""
         return list(self._searched)
 
+    def recount(self) -> None:
+        """Makes the tally again. Call it after the record of a search trial was changed."""
+        self.tally = Tally(self._searched)
+
     def outlook(self, *, is_searching: bool = True) -> Outlook:
         """Returns what is left of the study; valid only after the baseline."""
         is_warm = not self.runner.warm.why_never
         spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
         num = self.schedule.num_slots
-        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching, num_slots=num)
+        return outlook(
+            self.budget,
+            self.baseline,
+            self.tally.seconds,
+            warm_spares_s=spared_s,
+            is_searching=is_searching,
+            num_slots=num,
+        )
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns its ranks' results."""
@@ -224,21 +239,17 @@ class Session:
         A trial races only against proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
         worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
         """
-        rivals = [r for r in self._rivals() if r.tier.rank <= tier.rank]
-        proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
+        proven_per_s = self._proven_per_s(tier)
         is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def _promote_above_per_s(self) -> float | None:
         """Returns the rate above which a trial is measured to a narrower interval: the best lower bound so far."""
-        if not self.runner.goal.follows_rate:
-            return None
-        return max((r.ci[0] for r in self._rivals() if r.ci), default=None)
+        return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
-    def _rivals(self) -> list[TrialRecord]:
-        """Returns the search trials that have an interval and ran like the next trial: alone, or in parallel."""
-        has_neighbours = self.schedule.num_slots > 1
-        return [r for r in self.searched if r.outcome.may_win and r.ci and bool(r.neighbours) == has_neighbours]
+    def _proven_per_s(self, tier: Tier) -> float | None:
+        """Returns the best lower bound among the trials that ran like the next one: alone, or in parallel."""
+        return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a trial of the finals: measures the configuration of an earlier trial again in a fresh process.
@@ -439,7 +450,10 @@ class Session:
         record = finished.record
         for records in (self.records, *([self._searched] if record.kind in SEARCHED else [])):
             bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
-        self.learn_excuses()
+        if record.kind in SEARCHED:
+            self.tally.add(record)
+        if not record.changed and NOT_FINITE in record.evidence:
+            self.learn_excuses()
 
     def learn_excuses(self) -> None:
         """Excuses values that are not finite even in the unchanged program; notifies the user of new excuses."""

@@ -1,9 +1,13 @@
 """Kills processes of a study again and again and resumes the study: is anything lost, repeated, or left behind?
 
     python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30]
+    python -m tests.benchmarks.chaos --slurm --kills 40    # trials run on a private Slurm, whose parts are killed as well
 
 Victims and moments are random. A victim is a trial's first process, one of its loader workers, the supervisor, the tuner (which
-is then resumed with `autotune resume`), or the tracker. The trials overwrite the user's checkpoints, also when they receive
+is then resumed with `autotune resume`), or the tracker. With --slurm it may also be the agent on the node, `srun`, the node's
+slurmstepd or slurmd, or slurmctld; the last two are started again after a while.
+
+The trials overwrite the user's checkpoints, also when they receive
 SIGTERM. Meanwhile another program saves checkpoints in the same folder. Before each save, it checks that its last checkpoint is
 unchanged.
 
@@ -33,6 +37,8 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S
 from tests.benchmarks.reporting import machine_lines, table
+from tests.launchers.losses import agents
+from tests.slurm.private import PrivateSlurm, why_not
 
 PROGRAM = """
 import os, signal, sys, time
@@ -86,6 +92,9 @@ OPTIONS = [
     *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
 ]  # fmt: skip
 VICTIMS = ("trial", "worker", "supervisor", "tuner", "tracker")
+DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
+ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
+DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
 PAUSE_S = (0.2, 3.0)  # shortest and longest pause between two kills
 PATIENCE_S = 4.0  # how long to wait for the drawn victim to exist: there is no trial while the tuner starts
 LAST_PROCESS_S = LAST_S + 20.0  # time for the last processes to exit after a study, including the tracker
@@ -123,7 +132,7 @@ class Toll:
 
     def lines(self) -> list[str]:
         """Returns the table, and below it the names of everything that went wrong."""
-        kills = ", ".join(f"{name} {self.kills[name]}" for name in VICTIMS)
+        kills = ", ".join(f"{name} {self.kills[name]}" for name in (*VICTIMS, *ON_SLURM) if self.kills[name])
         rows = [
             ("kills", f"{self.kills.total()} ({kills})"),
             ("finished trials", self.num_trials),
@@ -146,13 +155,27 @@ class Victimized:
         rng: draws victims and moments.
         toll: gets the results.
         deadline_s: time on the monotonic clock after which nothing is killed.
+        slurm: where the trials run; None for this host.
     """
 
-    def __init__(self, cwd: Path, kills: int, rng: random.Random, *, toll: Toll, deadline_s: float) -> None:
+    def __init__(
+        self,
+        cwd: Path,
+        kills: int,
+        rng: random.Random,
+        *,
+        toll: Toll,
+        deadline_s: float,
+        slurm: PrivateSlurm | None = None,
+    ) -> None:
         self.folder = StudyFolder(cwd / "runs" / "chaos")
         self._cwd, self._kills, self._rng, self._toll, self._deadline_s = cwd, kills, rng, toll, deadline_s
         self._finished: dict[int, TrialRecord] = {}
         self._environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
+        self._slurm, self._kinds, self._options = slurm, VICTIMS, OPTIONS
+        if slurm:
+            self._environment |= slurm.environment
+            self._kinds, self._options = (*VICTIMS, *ON_SLURM), [*OPTIONS, "launcher=slurm", "launch.slurm.cpus=2"]
         (cwd / "train.py").write_text(PROGRAM, encoding="utf-8")
         for name in CHECKPOINTS:
             (cwd / name).write_bytes(PRECIOUS)
@@ -176,7 +199,7 @@ class Victimized:
         return self._kills
 
     def _attack_all(self, budget: str) -> None:
-        tuner, num_idle = self._start("run", *OPTIONS, budget, "--", sys.executable, "train.py"), 0
+        tuner, num_idle = self._start("run", *self._options, budget, "--", sys.executable, "train.py"), 0
         while True:
             before = self._kills
             is_over = self._attack(tuner)
@@ -207,28 +230,32 @@ class Victimized:
 
     def _draw(self) -> tuple[str, float]:
         """Returns the next victim, and the earliest moment to kill it."""
-        return self._rng.choice(VICTIMS), time.monotonic() + self._rng.uniform(*PAUSE_S)
+        return self._rng.choice(self._kinds), time.monotonic() + self._rng.uniform(*PAUSE_S)
 
     def _kill(self, name: str, tuner: subprocess.Popen[bytes]) -> bool:
         """Kills a process of this kind; returns whether there was one."""
-        there = self._victims(tuner)[name]
-        try:
-            self._rng.choice(there).kill()
-        except (IndexError, psutil.NoSuchProcess):
-            return False
+        if self._slurm and name in DAEMONS:
+            self._slurm.kill(DAEMONS[name], for_s=self._rng.uniform(*DOWN_S))
+        else:
+            try:
+                self._rng.choice(self._victims(tuner)[name]).kill()
+            except (IndexError, psutil.NoSuchProcess):
+                return False
         self._kills -= 1
         self._toll.kills[name] += 1
         return True
 
     def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
         """Returns {kind of victim: its processes}: only processes that this tuner has started, directly or indirectly."""
-        found: dict[str, list[psutil.Process]] = {"tuner": [], "trial": [], "worker": [], "supervisor": [], "tracker": []}
+        found: dict[str, list[psutil.Process]] = {name: [] for name in self._kinds}
         try:
-            own = psutil.Process(tuner.pid)
-            found["tuner"] = [own]
-            for process in own.children(recursive=True):
+            own, there = psutil.Process(tuner.pid), self._agents()
+            found |= {"tuner": [own], "agent": there, "slurmstepd": [step for one in there if (step := one.parent())]}
+            for process in (child for root in (own, *there) for child in root.children(recursive=True)):
                 words = " ".join(process.cmdline())
-                if "supervisor" in words:
+                if process.name() == "srun":
+                    found["srun"].append(process)
+                elif "supervisor" in words:
                     found["supervisor"].append(process)
                 elif " sync " in words:
                     found["tracker"].append(process)
@@ -239,6 +266,9 @@ class Victimized:
         except psutil.NoSuchProcess:  # it ended meanwhile
             pass
         return found
+
+    def _agents(self) -> list[psutil.Process]:
+        return agents("SLURM_CONF", self._slurm.environment["SLURM_CONF"]) if self._slurm else []
 
     def _look(self) -> None:
         """Compares the records on disk and the user's checkpoints with those of the last call."""
@@ -276,7 +306,7 @@ class Victimized:
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the study's living processes, found by the mark of its trials, its folder or their working directory."""
-        found = []
+        found = self._agents()
         for process in psutil.process_iter():
             try:
                 mark, words = process.environ().get(MARK_VARIABLE, ""), " ".join(process.cmdline())
@@ -303,7 +333,15 @@ class Victimized:
         return subprocess.run(command, cwd=self._cwd, env=self._environment, capture_output=True, text=True, check=False)
 
 
-def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes: float = 2.0) -> Toll:
+def run(
+    place: Path,
+    num_kills: int,
+    *,
+    seed: int,
+    minutes: float,
+    study_minutes: float = 2.0,
+    slurm: PrivateSlurm | None = None,
+) -> Toll:
     """Attacks studies until all kills are done or the time is up, and the last study has reached its verdict.
 
     Args:
@@ -312,14 +350,17 @@ def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes
         seed: seed of victims and moments. The state of a study at a kill still depends on the machine.
         minutes: time after which nothing is killed.
         study_minutes: budget of each study.
+        slurm: where the trials run; None for this host.
     """
     toll, rng, deadline_s = Toll(), random.Random(seed), time.monotonic() + 60 * minutes
     before, kills_left = _segments(), num_kills
     while kills_left and time.monotonic() < deadline_s:
         cwd = place / f"{len(toll.verdicts):02d}"
         cwd.mkdir()
-        kills_left = Victimized(cwd, kills_left, rng, toll=toll, deadline_s=deadline_s).run(study_minutes)
+        kills_left = Victimized(cwd, kills_left, rng, toll=toll, deadline_s=deadline_s, slurm=slurm).run(study_minutes)
     toll.segments = sorted(_segments() - before)
+    if slurm and not slurm.is_idle():
+        toll.orphans += [f"job {job}" for job in slurm.jobs()]
     return toll
 
 
@@ -339,9 +380,18 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
     asked = parser.parse_args()
+    if asked.slurm and (why := why_not()):
+        parser.error(f"--slurm: {why}")
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
-        toll = run(Path(folder), asked.kills, seed=asked.seed, minutes=asked.minutes)
+        with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
+            slurm = PrivateSlurm(Path(place)) if asked.slurm else None
+            try:
+                toll = run(Path(folder), asked.kills, seed=asked.seed, minutes=asked.minutes, slurm=slurm)
+            finally:
+                if slurm:
+                    slurm.stop()
         print("\n".join([*machine_lines(), *toll.lines()]))
         if not toll.is_clean:
             for log in sorted(Path(folder).glob("*/tuner.log")):

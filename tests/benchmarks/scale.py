@@ -2,14 +2,20 @@
 
     python -m tests.benchmarks.scale                                          # 100 and 1,000 trials on 1 to 512 slots
     python -m tests.benchmarks.scale --trials 10000 --slots 512 --sampler random
+    python -m tests.benchmarks.scale --trials 1000 --slots 16 --sampler rates --profile    # and where the time goes
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
-slots leaves them idle. Own time includes the calibration of the slots, all files, and the fake launcher itself.
+slots leaves them idle. Own time includes the calibration of the slots, all files, and the fake launcher itself, but not the
+report and MLflow, whose processor time is printed in seconds: another process tracks, and the report is written at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
+import math
+import pstats
 import resource
 import tempfile
 import time
@@ -19,18 +25,25 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
+
 from autotune.clock import VirtualClock
 from autotune.config.compose import compose
+from autotune.launchers.base import Launch
 from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
-from autotune.run_dir import create
+from autotune.report.writing import write_report
+from autotune.run_dir import StudyFolder, create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.fake_launcher import FakeLauncher, Surface
+from autotune.testing.fake_launcher import FakeLauncher, FakeRunning, Surface
+from autotune.trackers.store import embedded_uri
+from autotune.trackers.sync import sync
 from autotune.trials.events import Listener
 from autotune.trials.schedule import Ending
 from tests.study.conftest import FakeCpu
 
 START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
+NUM_SHOWN = 60  # functions in a profile
 TIMES = 10  # the tuner's time is compared between the first and the last 1/TIMES of the trials, to see whether it grows
 MACHINE = {
     "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4096, "num_cpus": 4096, "memory_bytes": 2**40,
@@ -61,6 +74,16 @@ class OwnTimeClock(VirtualClock):
         self._own_s = time.process_time() - self._begun_s
 
 
+class ForgetfulLauncher(FakeLauncher):
+    """A fake launcher that keeps no launches, so that the memory measured is the tuner's."""
+
+    def begin(self, launch: Launch) -> FakeRunning:
+        """Starts a trial, and forgets its launch."""
+        begun = super().begin(launch)
+        self.launches.clear()
+        return begun
+
+
 @dataclass
 class SearchOnly(Listener):
     """Records the tuner's processor time after each trial, and ends the study when its finals would begin.
@@ -68,12 +91,14 @@ class SearchOnly(Listener):
     Attributes:
         clock: the clock.
         own_s: the tuner's processor time after each trial of the search.
+        memory_mib: resident memory after each trial of the search.
         busy_s: simulated seconds of all trials of the search.
         begun_s, ended_s: start of the first search trial and end of the last one.
     """
 
     clock: OwnTimeClock
     own_s: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
     busy_s: float = 0.0
     begun_s: float = 0.0
     ended_s: float = 0.0
@@ -83,6 +108,7 @@ class SearchOnly(Listener):
         if trial.kind != "search":
             return
         self.own_s.append(self.clock.own_s)
+        self.memory_mib.append(psutil.Process().memory_info().rss / 2**20)
         self.busy_s += trial.seconds
         self.begun_s = self.begun_s or self.clock.monotonic() - trial.seconds
         self.ended_s = self.clock.monotonic()
@@ -92,8 +118,9 @@ class SearchOnly(Listener):
         raise Ending
 
 
-def run(num_trials: int, num_slots: int, sampler: str) -> str:
-    """Runs a study and returns its row of the table."""
+def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_tracked: bool) -> str:
+    """Runs a study and returns its row of the table, and below it the functions that took the most time if that is wanted."""
+    profile = cProfile.Profile()
     given = [
         f"search.sampler={sampler}", "search.warm_start=off", "search.stop=false", "explain.auto=false",
         "study.budget.minutes=null", f"study.budget.trials={num_trials}", "measure.racing=false",
@@ -113,24 +140,51 @@ def run(num_trials: int, num_slots: int, sampler: str) -> str:
             yaml=composed.yaml,
             space=composed.space,
             command=composed.command,
-            launcher=FakeLauncher(surface, clock, num_slots=num_slots),
+            launcher=ForgetfulLauncher(surface, clock, num_slots=num_slots),
             machine=MACHINE,
             clock=clock,
             poll_s=POLL_S,
             device=NoDevice(),
             cpu=FakeCpu(),
         )
-        run_study(inputs, folder, listener)
+        run_study(inputs, folder, listener) if not is_profiled else profile.runcall(run_study, inputs, folder, listener)
         summary_mib = folder.summary_file.stat().st_size / 2**20
+        report_s, report_mib = _report(folder)
+        sync_s = _sync_s(folder) if is_tracked else math.nan
     own, num = listener.own_s, len(listener.own_s)
     tenth = max(1, num // TIMES)
     first, last = (own[tenth] - own[0]) / tenth, (own[-1] - own[-1 - tenth]) / tenth
     busy = listener.busy_s / num_slots / max(listener.ended_s - listener.begun_s, 1e-9)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return (
+    row = (
         f"{sampler:8} {num:7,} {num_slots:6} {1e3 * (own[-1] - own[0]) / num:9.1f} {1e3 * first:8.1f} {1e3 * last:8.1f} "
-        f"{busy:7.1%} {peak_mib:7.0f} {summary_mib:9.1f}"
+        f"{busy:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} {summary_mib:9.1f} "
+        f"{report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
     )
+    return f"{row}\n{_profiled(profile)}" if is_profiled else row
+
+
+def _report(folder: StudyFolder) -> tuple[float, float]:
+    """Returns the processor time of writing the report again, and its size in MiB."""
+    began_s = time.process_time()
+    file = write_report(folder, folder.read_summary())
+    return time.process_time() - began_s, file.stat().st_size / 2**20
+
+
+def _sync_s(folder: StudyFolder) -> float:
+    """Returns the processor time of a copy of the study into a new MLflow store."""
+    began_s = time.process_time()
+    state = sync(folder, embedded_uri(folder.path.parent))
+    assert state.is_complete, state.problem
+    return time.process_time() - began_s
+
+
+def _profiled(profile: cProfile.Profile) -> str:
+    out = io.StringIO()
+    stats = pstats.Stats(profile, stream=out).strip_dirs()
+    stats.sort_stats("cumulative").print_stats(NUM_SHOWN)
+    stats.sort_stats("tottime").print_stats(NUM_SHOWN)
+    return out.getvalue()
 
 
 def main() -> None:
@@ -139,14 +193,17 @@ def main() -> None:
     parser.add_argument("--trials", default="100,1000", help="numbers of trials")
     parser.add_argument("--slots", default="1,16,128,512", help="numbers of slots")
     parser.add_argument("--sampler", default="random,rates", help="samplers")
+    parser.add_argument("--profile", action="store_true", help="print the functions that take the most time; slows the study")
+    parser.add_argument("--mlflow", action="store_true", help="also copy each study into a new MLflow store")
     asked = parser.parse_args()
-    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'first':>8} {'last':>8} {'busy':>7} {'MiB':>7}"
-    print(f"{heads} {'summary':>9}")
+    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'first':>8} {'last':>8} {'busy':>7}"
+    print(f"{heads} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):
             for num_slots in map(int, asked.slots.split(",")):
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # for the peak memory of this study alone
-                    print(pool.submit(run, num_trials, num_slots, sampler).result(), flush=True)
+                    options = {"is_profiled": asked.profile, "is_tracked": asked.mlflow}
+                    print(pool.submit(run, num_trials, num_slots, sampler, **options).result(), flush=True)
 
 
 if __name__ == "__main__":

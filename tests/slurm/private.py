@@ -101,15 +101,28 @@ class PrivateSlurm:
             argv = [*far, "sh", "-c", 'hostname "$0" && exec "$@"', FAR, *argv]
         self._popen(name, argv)
 
-    def kill(self, name: str) -> None:
-        """Kills the controller or a node's daemon, but not the processes that run on the node."""
+    def kill(self, name: str, *, for_s: float | None = None) -> None:
+        """Kills the controller or a node's daemon, but not the processes that run on the node.
+
+        Args:
+            name: as in `start`.
+            for_s: seconds after which it is started again; None for never.
+        """
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+        if for_s is not None:
+            time.sleep(for_s)
+            self.start(name)
+            _wait_for(self.answers, name)
 
     def jobs(self) -> list[str]:
         """Returns "NUMBER STATE" for every job that has not ended."""
         return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
+
+    def answers(self) -> bool:
+        """Whether the controller answers; it does not for some time after it was started."""
+        return bool(self._states())
 
     def is_idle(self, within_s: float = 10.0) -> bool:
         """Whether no job is left; waits up to `within_s` for the last one to end."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from autotune.failures import classify
@@ -37,15 +38,27 @@ def here():
     return agents("SLURM_CONF", os.environ["SLURM_CONF"])
 
 
-@pytest.mark.parametrize("victim", ["srun", "agent"])
-def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, slurm, folder, victim):
-    launcher = ready(make(cpus=2))
+def began(launcher, folder):
+    """Starts a trial that is hard to end; returns its launch, the running trial and its processes."""
     launch = a_launch(folder, program(FAMILY))
     running = launcher.start(launch)
-    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
+
+
+def process_of(name, launcher):
+    """Returns one of the processes between tuner and trial: "srun", "agent", or Slurm's "slurmstepd" between them."""
     (agent,) = here()
-    os.kill(launcher._transport._process.pid if victim == "srun" else agent.pid, signal.SIGKILL)
-    ended = lost(running, 15)
+    step = agent.parent()
+    assert step.name() == "slurmstepd"
+    return {"srun": psutil.Process(launcher._transport._process.pid), "agent": agent, "slurmstepd": step}[name]
+
+
+@pytest.mark.parametrize("victim", ["srun", "agent", pytest.param("slurmstepd", marks=pytest.mark.thorough)])
+def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, slurm, folder, victim):
+    launcher = ready(make(cpus=2))
+    launch, running, pids = began(launcher, folder)
+    process_of(victim, launcher).kill()
+    ended = lost(running, 45 if victim == "slurmstepd" else 15)
     assert ended.evidence["node_lost"]
     assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
     assert nothing_left(folder.parent.parent, pids, here, 10)
@@ -99,10 +112,69 @@ def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["srun", "agent", "slurmstepd"])
+def test_a_stopped_process_of_the_job_is_told_in_time_and_nothing_is_left(make, slurm, folder, victim):
+    launcher = ready(make(cpus=2))
+    _, running, pids = began(launcher, folder)
+    stopped = process_of(victim, launcher)
+    stopped.suspend()
+    try:
+        assert lost(running, 45).evidence["node_lost"]
+        if victim == "slurmstepd":  # the node cannot end the job, so the agent must end its trial, and its own lease
+            assert nothing_left(folder.parent.parent, pids, list, 40)
+        else:
+            assert nothing_left(folder.parent.parent, pids, here, 40)
+    finally:
+        if stopped.is_running():
+            stopped.resume()
+
+
+@pytest.mark.thorough
+def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
+    argv = [sys.executable, "-c", TUNER, str(folder), "2", *program(FAMILY)]
+    tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    tuner.send_signal(signal.SIGSTOP)
+    try:
+        assert nothing_left(folder.parent.parent, pids, here, 50)
+    finally:
+        tuner.kill()
+        tuner.wait()
+    assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    steady = program('progress("warmup", 1); time.sleep(14); result()')  # longer than the silence after which Slurm is asked
+    running = launcher.start(a_launch(folder, steady))
+    slurm.kill("slurmctld")
+    try:
+        ended = lost(running, 40)
+        assert ended.cause == "result", ended
+        again = launcher.start(a_launch(folder, steady))
+    finally:
+        slurm.start("slurmctld")
+    assert lost(again, 40).cause == "result"
+    assert slurm.answers()
+    assert len(slurm.jobs()) == 1  # it was the same job
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_set_down_is_told_and_left_empty_and_the_next_trial_runs_once_it_is_back(make, slurm, folder):
+    launcher = ready(make(cpus=2, partition="other"))
+    _, running, pids = began(launcher, folder)
+    slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    assert lost(running, 20).evidence["node_lost"]
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+    again = launcher.start(a_launch(folder, program("result()")))  # ReturnToService=2: the node comes back by itself
+    assert lost(again, 60).cause == "result"
+
+
+@pytest.mark.thorough
 def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
-    running = launcher.start(a_launch(folder, program(FAMILY)))
-    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    _, running, pids = began(launcher, folder)
     slurm.kill("n2")
     try:
         ended = lost(running, 45)

@@ -138,5 +138,5 @@ def test_only_what_changes_can_have_caused_is_asked_about(failed, is_asked):
     reference = {AMP[0]: "off", LAYOUT[0]: False}
     space = SimpleNamespace(reference=reference, active=lambda knobs: knobs, tier=lambda _: Tier.numerics)
     culprits = Culprits(space)
-    culprits.learn([failed])
+    culprits.learn(failed)
     assert bool(list(culprits.questions(record(0, {}, Outcome.ok, value=1.0)))) is is_asked

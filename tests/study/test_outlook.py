@@ -51,15 +51,15 @@ def test_time_left_counts_down_when_the_passes_begin_to_use_the_time_kept_for_th
 
 def test_trials_alone_bound_a_study_without_minutes():
     budget = Budget(clock=VirtualClock(), total_s=None, max_trials=5)
-    records = [trial(20.0, number=0, kind=Kind.baseline), trial(8.0), trial(9.0, outcome=Outcome.interrupted)]
-    found = outlook(budget, records, warm_spares_s=0.0)
+    baseline, seconds = trial(20.0, number=0, kind=Kind.baseline), [8.0]
+    found = outlook(budget, baseline, seconds, warm_spares_s=0.0)
     assert (found.num_trials, found.trial_s, found.left_s, found.search_s) == (4, 8.0, None, None)
-    assert outlook(Budget(clock=VirtualClock(), total_s=None), records, warm_spares_s=0.0).num_trials is None
+    assert outlook(Budget(clock=VirtualClock(), total_s=None), baseline, seconds, warm_spares_s=0.0).num_trials is None
 
 
 def test_before_the_first_trial_the_baseline_tells_what_one_takes():
     budget = Budget(clock=VirtualClock(), total_s=100.0)
-    found = outlook(budget, [trial(12.0, number=0, kind=Kind.baseline)], warm_spares_s=2.0)
+    found = outlook(budget, trial(12.0, number=0, kind=Kind.baseline), [], warm_spares_s=2.0)
     assert (found.num_trials, found.trial_s) == (10, 10.0)
 
 

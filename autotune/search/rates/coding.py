@@ -127,11 +127,14 @@ class Coding:
         seen: Iterable[Mapping[str, Any]] = (),
         ladders: Mapping[str, tuple[Sequence[Any], float]] | None = None,
     ) -> None:
-        met: dict[str, set[Any]] = {key: set() for key in distributions}
-        for params in seen:
+        ranges = [key for key, found in distributions.items() if not isinstance(found, CategoricalDistribution)]
+        met: dict[str, set[Any]] = {key: set() for key in ranges}
+        for params in seen if ranges else ():
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
-        self.knobs = [_levelled(key, found, met[key], (ladders or {}).get(key)) for key, found in distributions.items()]
+        self.knobs = [
+            _levelled(key, found, met.get(key, set()), (ladders or {}).get(key)) for key, found in distributions.items()
+        ]
         self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -51,7 +52,12 @@ class Seen:
         """The knobs that may have made the trial fail, with their values."""
         return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
 
-    @property
+    @cached_property
+    def items(self) -> tuple[tuple[str, Any], ...]:
+        """The knobs with their values, by which configurations are looked up."""
+        return tuple(self.params.items())
+
+    @cached_property
     def peak(self) -> Peak:
         """The trial's memory, for the memory model."""
         return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)

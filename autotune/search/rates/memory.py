@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ class Peak:
     peak_bytes: float | None
     is_out: bool
 
+    @cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """The values of all knobs that affect memory."""
+        return tuple(self.params.get(key) for key in (*CLASS_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS))
+
 
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
@@ -82,10 +88,11 @@ class MemoryModel:
         self._in = _distinct([peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params])
         self._in_of, self._out_of = self._by_class(self._in), self._by_class(self._out)
         self._chances: dict[tuple[Any, ...], float] = {}
-        values = {value for peak in peaks for value in self._class_of(peak.params)}
+        kinds = {peak.kind: peak for peak in peaks}.values()  # far fewer than trials
+        values = {value for peak in kinds for value in self._class_of(peak.params)}
         self._values = sorted({*SPARED, *values})
         self._fixed_knobs = (*FIXED_KNOBS, THREADS) if is_cpu else FIXED_KNOBS  # each thread takes a little memory
-        self._fixed = sorted({value for peak in peaks for value in _values(peak.params, self._fixed_knobs)})
+        self._fixed = sorted({value for peak in kinds for value in _values(peak.params, self._fixed_knobs)})
         self._is_known = bool(self._in) and capacity_bytes is not None
         if not self._is_known or capacity_bytes is None:
             return
@@ -255,8 +262,7 @@ class MemoryModel:
 
 def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
     """Returns the latest peak of each combination of knobs that affect memory: the MOST_PEAKS ones with the largest batches."""
-    keys = (*CLASS_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)
-    latest = list({tuple(peak.params.get(key) for key in keys): peak for peak in peaks}.values())
+    latest = {peak.kind: peak for peak in peaks}.values()
     return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]
 
 

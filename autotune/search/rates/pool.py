@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autotune.search.rates.coding import Codes, Coding
+from autotune.search.rates.history import Seen
 from autotune.search.rates.rules import Params
 
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
@@ -26,15 +27,15 @@ class Pool:
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
         self._known: dict[bytes, Codes] = {}
-        self._encoded: dict[tuple[tuple[str, Any], ...], Codes] = {}
+        self._tried: dict[tuple[tuple[str, Any], ...], bytes] = {}
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
 
-    def encode(self, configurations: Sequence[Params]) -> Codes:
-        """Returns the codes of configurations. Each is encoded only once: every proposal needs the codes of all trials."""
-        keys = [tuple(params.items()) for params in configurations]
-        new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._encoded}
-        self._encoded.update(zip(new, self._coding.encode(list(new.values())), strict=True))
-        return np.array([self._encoded[key] for key in keys], dtype=np.int64).reshape(len(keys), len(self._coding.knobs))
+    def tried(self, known: Sequence[Seen]) -> set[bytes]:
+        """Returns the bytes of the codes of trials. Each is encoded only once: every proposal needs those of all trials."""
+        new = {one.items: one.params for one in known if one.items not in self._tried}
+        rows = self._coding.encode(list(new.values()))
+        self._tried.update(zip(new, (row.tobytes() for row in rows), strict=True))
+        return {self._tried[one.items] for one in known}
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
         """Returns distinct configurations.

@@ -14,6 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import ThreadpoolController
 
 from autotune.plain_json import from_json
 from autotune.search.rates.coding import Coding
@@ -84,7 +85,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_scaled = 0
         self._pool: Pool | None = None
         self._why_alone = self._told_alone = ""
+        self._asked = -1, ""  # number of the last trial, and why this sampler could not help with it
         self.is_exhausted = self.is_held_back = False
+        # The matrices are small. Several threads gain nothing, and while trials keep the cores busy they wait for each other.
+        self._blas = ThreadpoolController().select(user_api="blas")
 
     @property
     def has_nothing_more(self) -> bool:
@@ -118,7 +122,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns the search space, or the fallback's if the fallback proposes."""
-        if why := self._why_not(study):
+        self._asked = trial.number, self._why_not(study)
+        if why := self._asked[1]:
             self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
             return self._fallback.infer_relative_search_space(study, trial)
         return self._shared(study)
@@ -127,8 +132,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Returns the proposal's knobs."""
-        if not self._why_not(study) and search_space:
-            found = self._proposed[trial.number] = self._propose(study, trial, search_space)
+        why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
+        if not why and search_space:
+            with self._blas.limit(limits=1):
+                found = self._proposed[trial.number] = self._propose(study, trial, search_space)
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)

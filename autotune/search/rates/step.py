@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,11 +80,11 @@ class Step:
     ) -> None:
         self._coding, self._pool, self._forecast, self._memory = coding, pool, forecast, memory
         self._rules, self._options, self._rng = rules, options, rng
-        winners = [one for one in known if one.may_win and rules.may_win(one.params)]
-        winners = winners or [one for one in known if one.rate is not None]
-        winners = sorted(winners, key=lambda one: -(one.rate or 0.0))[:MOST_WINNERS]
-        self._winners = np.unique(pool.encode([one.params for one in winners]), axis=0)
-        self._tried = {row.tobytes() for row in pool.encode([one.params for one in known])}
+        measured = sorted((one for one in known if one.rate is not None), key=lambda one: -(one.rate or 0.0))
+        able = (one for one in measured if one.may_win and rules.may_win(one.params))
+        winners = list(itertools.islice(able, MOST_WINNERS)) or measured[:MOST_WINNERS]
+        self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
+        self._tried = pool.tried(known)
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
         self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])

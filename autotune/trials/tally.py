@@ -1,0 +1,82 @@
+"""Counts the search trials of a study, so that what is asked before every trial takes no longer with their number."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+
+from autotune.records import Kind, Outcome, Tier, TrialRecord
+
+
+class Tally:
+    """What a study knows of its search trials and its baseline as a whole.
+
+    A record that changes after it was added, because loss parity rules it out, needs a new tally.
+
+    Attributes:
+        num_over: number of trials that were not interrupted, with the baseline.
+        seconds: durations of the search trials that were not interrupted, ascending.
+        has_worked: whether a search trial was measured or ran out of memory.
+
+    Args:
+        records: the trials so far.
+    """
+
+    def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
+        self.num_over, self.seconds, self.has_worked = 0, list[float](), False
+        self._best: list[TrialRecord] = []  # by objective
+        self._worst: dict[int, list[float]] = {}  # by the number of a trial's scores
+        self._proven_per_s: dict[tuple[Tier, bool], float] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: TrialRecord) -> None:
+        """Takes a finished trial into account."""
+        if record.outcome is not Outcome.interrupted:
+            self.num_over += 1
+            if record.kind is Kind.search:
+                bisect.insort(self.seconds, record.seconds)
+        self.has_worked |= record.kind is Kind.search and (record.outcome.has_value or record.outcome.is_memory)
+        self._add_scores(record)
+        if record.outcome.may_win and record.ci:
+            key = record.tier, bool(record.neighbours)
+            self._proven_per_s[key] = max(record.ci[0], self._proven_per_s.get(key, record.ci[0]))
+
+    def _add_scores(self, record: TrialRecord) -> None:
+        scores = list(record.scores.values()) or [record.value]
+        known = [score for score in scores if score is not None]
+        if known:
+            self._worst[len(known)] = list(map(min, known, self._worst.get(len(known), known)))
+        if not record.outcome.may_win or record.score is None:
+            return
+        for turn in range(len(scores)):
+            if turn == len(self._best):
+                self._best.append(record)
+            elif _rank(record, turn) > _rank(self._best[turn], turn):
+                self._best[turn] = record
+
+    def best(self, turn: int) -> TrialRecord | None:
+        """Returns the trial with the highest score for an objective, by its place; None if none has a score."""
+        return self._best[turn] if turn < len(self._best) else None
+
+    def worst(self, num: int) -> list[float]:
+        """Returns the lowest score of any trial for each of `num` objectives; [] if none has all scores."""
+        return list(self._worst.get(num, []))
+
+    def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
+        """Returns the highest lower bound of a rate of this tier or a lower one; None if there is none.
+
+        Args:
+            tier: the highest tier that counts.
+            has_neighbours: whether trials count that ran in parallel with others, or those that ran alone.
+        """
+        found = [
+            rate for (own, beside), rate in self._proven_per_s.items() if beside == has_neighbours and own.rank <= tier.rank
+        ]
+        return max(found, default=None)
+
+
+def _rank(record: TrialRecord, turn: int) -> tuple[float, int]:
+    """Returns what the best trial has most of; of equal trials, the first counts as the best."""
+    scores = list(record.scores.values()) or [record.value]
+    return scores[turn] or 0.0, -record.number
