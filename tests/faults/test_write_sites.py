@@ -26,14 +26,14 @@ NO_FILE = re.compile(r"devnull|/proc/")
 # What happens if it cannot be written -> where it is written.
 SITES = {
     "the study ends with FolderLost": """
-        owner.Claim.__enter__ run_dir.StudyFolder.write_request run_dir.StudyFolder._write run_dir.StudyFolder.check
-        run_dir.write_text run_dir.beside run_dir.write_json search.study.begin_study
-        search.study._Journal.append_logs.append
+        owner.Claim.__enter__ run_dir.StudyFolder._write run_dir.StudyFolder.check run_dir.StudyFolder.write_request
+        run_dir.beside run_dir.write_json run_dir.write_text search.study._Journal.append_logs.append search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
-        harness.ending.Ending.give_up harness.ending.Ending.broke harness.ending.Ending._tell_error
-        harness.ending.Ending._write_result harness.peers.Peers.claim harness.peers.Peers.lead
-        harness.protocol.write_json harness.protocol.write_text launchers.local._prepare launchers.supervisor.Supervisor._start
+        harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
+        harness.ending.Ending.broke harness.ending.Ending.give_up harness.explain.passes.Explained.finish
+        harness.peers.Peers.claim harness.peers.Peers.is_over harness.peers.Peers.lead harness.protocol.write_json
+        harness.protocol.write_text launchers.local._prepare launchers.supervisor.Supervisor._start
     """,
     "the study or the program goes on without it": """
         cli.main._fault harness.away._answer harness.away.answer_by_file harness.boot.sign_in
@@ -44,17 +44,20 @@ SITES = {
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the same, since its callers handle the error": """
-        cli.sync.TrackingProcess.__init__ harness.worker._map harness.worker.create launchers.guarded.copy
-        launchers.guarded.Guarded._put_copy_in_place monitors.sealing._overwrite report.writing.write_report
-        trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock trackers.store.ensure_store
+        cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create
+        launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.sealing._overwrite
+        report.writing.write_report trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock
+        trackers.store.ensure_store
     """,
     "the command says so, since the user named the file or the folder": """
         cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report explain.tables.write_tables
         launchers.remote._token replay.page.write_page replay.table.write run_dir.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
-        cli.inspect.inspect launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
-        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ report.picture.take
+        cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__ launchers.ray.broker.Relay.start
+        launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
+        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ machine.probes.__init__._file
+        report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
         harness.keeping.Kept._place_for harness.keeping.Kept.renaming.renamed harness.keeping.Kept.saving.saved
