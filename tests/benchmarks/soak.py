@@ -52,7 +52,7 @@ while True:
 """
 OPTIONS = [
     *(word for word in chaos.OPTIONS if not word.startswith("study.")),
-    "study.budget.minutes=null", "tracker.uri=none", "search.stop=false", "explain.auto=false",
+    "tracker.uri=none", "search.stop=false", "explain.auto=false",
 ]  # fmt: skip
 PROCESSES = {"tuner": "", "supervisor": "autotune.launchers.supervisor", "warm server": "warm_server.py"}  # name -> command
 WARM_UP = {"tuner": 20, "supervisor": 3, "warm server": 3}  # trials that are left out: modules are imported, caches fill
@@ -81,7 +81,9 @@ class Part:
         (place / "train.py").write_text(source, encoding="utf-8")
         command = [sys.executable, *(["-S", "train.py", "0.05"] if self._is_stub else ["train.py"])]
         os.chdir(place)
-        options = [*OPTIONS, "study.name=soak", f"study.budget.trials={num_trials}"]
+        minutes = "null" if self._is_stub else "1"  # finals of torch programs take long
+        limits = [f"study.budget.trials={num_trials}", f"study.budget.minutes={minutes}"]
+        options = [*OPTIONS, "study.name=soak", *limits]
         study = autotune.run(*options, command=command, on_trial=lambda *_: self._look(), is_quiet=True)
         num_bytes = sum(path.lstat().st_blocks * 512 for path in study.path.rglob("*"))
         left = members(lambda mark: is_mark_of(study.path, mark))
