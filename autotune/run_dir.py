@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, FolderLost, one_of
-from autotune.owner import Claim, Owned, owner_of
+from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
 from autotune.shapes import finite
 from autotune.summaries import checked_summary
@@ -30,7 +30,7 @@ RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lie
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
-PROBE_BYTES = 4096
+PROBE_BYTES = 1 << 20  # about as much as a trial writes
 LONG = ('"trials": ', '"explanation": ')  # entries of summary.json, one on a line, that grow with the trials
 CUT_OFF = "autotune was ended before the study was over"
 
@@ -55,6 +55,7 @@ class StudyFolder:
         self.mask: Callable[[str], str] = str
         self._claim: Claim | None = None
         self._next: int | None = None  # number of the next trial, once it is known
+        self._is_begun = False  # whether there is a study to resume
 
     @property
     def study_file(self) -> Path:
@@ -100,6 +101,7 @@ class StudyFolder:
             BadInput: another tuner is working on it.
             FolderLost: the folder cannot be written.
         """
+        self._is_begun = is_study(self.path)
         with contextlib.ExitStack() as held:
             try:
                 self._claim = held.enter_context(Claim(self.path))
@@ -125,6 +127,7 @@ class StudyFolder:
     def write_study(self, record: StudyRecord) -> None:
         """Writes the study's record."""
         self._write(self.study_file, as_json(record.as_json()))
+        self._is_begun = True
 
     def read_study(self) -> StudyRecord:
         """Returns the study's record. If the folder was copied or renamed, the record has the folder's present name.
@@ -142,11 +145,7 @@ class StudyFolder:
 
     def write_request(self, request: TrialRequest) -> None:
         """Makes a trial's folder and writes what the trial is to measure."""
-        self._check_place()
-        try:
-            self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True)
-        except OSError as error:
-            raise self.lost(error) from error
+        self._put(lambda: self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True))
         self._write(self.trial_path(request.number) / "asked.json", as_json(asdict(request)))
         self._next = max(self.next_number(), request.number + 1)
 
@@ -257,13 +256,12 @@ class StudyFolder:
     # When it cannot be written ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Checks that the folder still exists and can be written.
+        """Checks that the folder still exists and that a trial's files can be written there.
 
         Raises:
             FolderLost: it cannot be written; says why and what to do.
         """
-        self._check_place()
-        self._write(self.path / ".probe", "." * PROBE_BYTES)
+        self._put(lambda: write_text(self.path / ".probe", "." * PROBE_BYTES))
         with contextlib.suppress(OSError):
             (self.path / ".probe").unlink()
 
@@ -271,34 +269,77 @@ class StudyFolder:
         """Returns the exception that explains a failed write to the user."""
         why, again = error.strerror or str(error), f"autotune resume {self.name}{_where(self.path.parent)}"
         kept = "What was measured before is kept"
-        if error.errno in FULL:
-            return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
             place = Path(error.filename).parent  # folder of the file being written
             return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To continue: {again}")
         if error.errno in GONE:
             return FolderLost(
-                f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "
-                "there again. Start a new study, or continue it in its new place: autotune resume STUDY --runs-dir DIR"
+                f"{self.path}: the study's folder is gone ({why}), deleted, moved or unmounted while the study ran. Nothing is "
+                "written there again. Start a new study, or continue it in its new place: autotune resume STUDY --runs-dir DIR"
             )
+        if not self._is_begun:
+            kept, again = "Nothing was measured yet", "start the study again"
+        if error.errno in FULL:
+            place = self._place_of(error)
+            what, todo = _full(place, error.errno)
+            return FolderLost(f"{place}: {what} ({why}). {kept}. {todo}, then: {again}")
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
+
+    def discard(self) -> None:
+        """Removes the folder if no study has begun in it, so that its name is free again."""
+        if self._is_begun or is_study(self.path):
+            return
+        self.tidy()
+        for file in (self.path / OWNER_FILE, self.config_file):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        for place in (self.path / "trials", self.path):
+            with contextlib.suppress(OSError):  # something else is in it
+                place.rmdir()
+
+    def _place_of(self, error: OSError) -> Path:
+        """Returns the folder of the file that could not be written: the study's, unless the file lies elsewhere."""
+        is_named = isinstance(error.filename, str | bytes | os.PathLike)
+        file = Path(os.path.abspath(os.fsdecode(error.filename if is_named else self.path)))
+        return self.path if file.is_relative_to(os.path.abspath(self.path)) else file.parent
 
     def _check_place(self) -> None:
         if self._claim is not None and self._claim.is_lost:
             raise self.lost(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
     def _write(self, file: Path, text: str) -> None:
+        text = self.mask(text)
+        self._put(lambda: write_text(file, text))
+
+    def _put(self, write: Callable[[], None]) -> None:
+        """Calls a function that writes.
+
+        Raises:
+            FolderLost: nothing can be written.
+        """
         self._check_place()
-        text, pauses_s = self.mask(text), list(PAUSES_S)
-        while True:
-            try:
-                write_text(file, text)
-            except OSError as error:
-                if error.errno not in FULL or not pauses_s:
-                    raise self.lost(error) from error
-                time.sleep(pauses_s.pop(0))
-            else:
-                return
+        try:
+            when_there_is_room(write)
+        except OSError as error:
+            raise self.lost(error) from error
+
+
+def when_there_is_room(write: Callable[[], None]) -> None:
+    """Calls a function that writes. Waits a little and calls it again if the disk is full.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    pauses_s = list(PAUSES_S)
+    while True:
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL or not pauses_s:
+                raise
+            time.sleep(pauses_s.pop(0))
+        else:
+            return
 
 
 def create(runs: Path, name: str) -> StudyFolder:
@@ -316,8 +357,13 @@ def create(runs: Path, name: str) -> StudyFolder:
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            (path / "trials").mkdir(mode=0o700)
-            return StudyFolder(path, base=name, sequence=next_sequence(runs))
+            folder = StudyFolder(path, base=name, sequence=next_sequence(runs))
+            try:
+                (path / "trials").mkdir(mode=0o700)
+            except OSError:
+                folder.discard()
+                raise
+            return folder
     except OSError as error:
         problem = f"runs_dir: cannot be written, got {str(runs)!r} ({error.strerror}). Give a folder you own: runs_dir=DIR."
         raise BadInput(problem) from error
@@ -518,6 +564,17 @@ def _outline(text: str) -> dict[str, Any] | None:
         return None
     short = [line.removesuffix(",") for line in lines[1:-1] if not line.startswith(LONG)]
     return {"trials": [], **_parsed(f"{{{','.join(short)}}}")}
+
+
+def _full(place: Path, number: int | None) -> tuple[str, str]:
+    """Returns what is used up where a file cannot be written, and what to do about it."""
+    if number == errno.EDQUOT:
+        return "your quota is used up", "Remove some files"
+    with contextlib.suppress(OSError):
+        found = os.statvfs(place)
+        if found.f_files and not found.f_favail and found.f_bavail:
+            return "the disk has room, but no inodes for more files", "Remove some files"
+    return "the disk is full", "Free some space"
 
 
 def _read_as(convert: Any, file: Path) -> Any:

@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from autotune.cli.began import begin
 from autotune.errors import AutotuneError, BadInput, Interrupted
@@ -50,13 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(["interrupted"])
         return INTERRUPTED
     except BrokenPipeError:  # `autotune show | head`: not an error
-        _write_nowhere()
+        _write_nowhere(sys.stdout)
         return 0
     except Exception as error:
         from autotune.run_dir import FULL
 
         if isinstance(error, OSError) and error.errno in FULL:
-            _write_nowhere()
+            _write_nowhere(sys.stdout)
             _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
             return AutotuneError.exit_code
         if debug:
@@ -65,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return AutotuneError.exit_code
 
 
-def _write_nowhere() -> None:
-    """Redirects standard output to /dev/null, so that flushing its buffer at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _write_nowhere(stream: TextIO) -> None:
+    """Redirects standard output or standard error to /dev/null, so that flushing its buffer at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -105,15 +106,22 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
     from autotune.masking import Secrets
 
     secrets = Secrets.known(words=sys.argv[1:])  # messages quote the faulty words, which may contain secrets
-    for problem in problems:
-        print(f"autotune: {written(secrets.message(problem))}", file=sys.stderr)
+    try:
+        for problem in problems:
+            print(f"autotune: {written(secrets.message(problem))}", file=sys.stderr, flush=True)
+    except OSError:  # it goes to a file on a full disk
+        _write_nowhere(sys.stderr)
 
 
 def _fault(error: Exception) -> str:
     from autotune.masking import Secrets
 
-    descriptor, name = tempfile.mkstemp(prefix="autotune-fault-", suffix=".log")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(Secrets.known(words=sys.argv[1:]).text("".join(traceback.format_exception(error))))
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="autotune-fault-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(Secrets.known(words=sys.argv[1:]).text("".join(traceback.format_exception(error))))
+        where = f"The traceback is in {Path(name)}; --debug prints it."
+    except OSError as full:
+        where = f"--debug prints the traceback, which could not be written to a file ({full.strerror})."
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"internal error: {type(error).__name__}: {first}. The traceback is in {Path(name)}; --debug prints it."
+    return f"internal error: {type(error).__name__}: {first}. {where}"

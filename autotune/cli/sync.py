@@ -133,7 +133,8 @@ class _Reports:
     def __call__(self, state: Synced) -> None:
         if state.problem != self._last:
             self._last = state.problem
-            print(f"tracking: {state.problem or 'up to date again'} ({state.uri})", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # the log is on the disk that is full
+                print(f"tracking: {state.problem or 'up to date again'} ({state.uri})", file=sys.stderr, flush=True)
 
 
 def _given_secrets() -> list[str]:

@@ -84,7 +84,8 @@ class Ending:
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
-        sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
+        with contextlib.suppress(OSError):  # the disk is full
+            sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
         if context.is_over:
             return
         context.is_over = True

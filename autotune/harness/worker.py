@@ -150,10 +150,15 @@ def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tup
 
 
 def create(path: str, num_workers: int) -> None:
-    """Creates the file for the workers of one loader, or enlarges it for more workers."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-        if file.tell() < SLOT.size * num_workers:
-            file.truncate(SLOT.size * num_workers)
+    """Creates the file for the workers of one loader, or enlarges it for more workers.
+
+    Its room is taken now: a worker that writes to a mapped file without room on the disk is killed by SIGBUS.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, SLOT.size * num_workers)
+    finally:
+        os.close(descriptor)
 
 
 def read(path: str) -> List[Counters]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -163,8 +164,9 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
         log: the trial's standard error in its folder, where the stacks are written, those of other machines in "scratch".
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
-    if scratch.is_dir():
-        (scratch / STACKS_FILE).touch()
+    with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked
+        if scratch.is_dir():
+            (scratch / STACKS_FILE).touch()
     here = [found for process in processes if (found := _inspected(process, log, begun_s + TOTAL_S)) is not None]
     away = _answers(scratch, begun_s + AWAY_S)
     reached = {p.pid for p in away if not p.host}

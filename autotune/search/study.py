@@ -11,6 +11,8 @@ with the highest score the best.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from optuna.trial import TrialState
 
 from autotune.harness.protocol import APPLIED
 from autotune.records import Knobs, Outcome, TrialRecord
+from autotune.run_dir import when_there_is_room
 from autotune.search.rates import MACHINE, MEASURED, Machine
 from autotune.search.samplers import Distributions
 
@@ -107,6 +110,32 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
     return max(MIN_MEMORY_VIOLATION, peak_bytes / capacity_bytes - 1)
 
 
+class _Journal(JournalFileBackend):
+    """Optuna's journal file. Waits a little if the disk is full, and leaves no half-written line."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self._file = file
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Appends Optuna's records.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        size_bytes = self._file.stat().st_size
+
+        def append() -> None:
+            try:
+                JournalFileBackend.append_logs(self, logs)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.truncate(self._file, size_bytes)
+                raise
+
+        when_there_is_room(append)
+
+
 def begin_study(
     journal: Path | None,
     name: str,
@@ -130,7 +159,7 @@ def begin_study(
         for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
             file.unlink(missing_ok=True)
         journal.touch(mode=0o600)
-        storage = JournalStorage(JournalFileBackend(str(journal)))
+        storage = JournalStorage(_Journal(journal))
     study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * len(scores))
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         study.set_metric_names(list(scores))

@@ -11,6 +11,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.compare import noise
@@ -114,13 +115,17 @@ def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, 
 
 def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new: bool) -> Summary:
     folder.mask, listener = inputs.secrets.message, Masked(unmasked, inputs.secrets)
-    with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
-        if problem:
-            listener.notice(
-                f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
-            )
-        earlier = None if is_new else read_earlier(folder)
-        return _Study(inputs, folder, listener, interrupts, earlier).run()
+    try:
+        with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
+            if problem:
+                listener.notice(
+                    f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
+                )
+            earlier = None if is_new else read_earlier(folder)
+            return _Study(inputs, folder, listener, interrupts, earlier).run()
+    except FolderLost:
+        folder.discard()
+        raise
 
 
 class _Study:
@@ -419,8 +424,8 @@ class _Study:
                 self._folder.check()
             except FolderLost as lost:
                 return lost
-            if isinstance(fault, OSError) and fault.errno in FULL:  # the disk was full but has space again
-                return self._folder.lost(fault)
+            if full := next((one for one in _chain(fault) if isinstance(one, OSError) and one.errno in FULL), None):
+                return self._folder.lost(full)  # the disk was full but has space again
         return fault
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
@@ -449,6 +454,13 @@ class _Study:
             tracking.terminate()
             return "skipped"
         return f"see {self._folder.path / 'tracking.log'}" if code else ""
+
+
+def _chain(fault: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and those that led to it."""
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or fault.__context__
 
 
 def _let_go(tracking: Tracking) -> None:

@@ -18,7 +18,7 @@ from autotune.monitors.disturbances import THERMAL, own_share
 from autotune.monitors.sealing import first_attempt, seal
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import FULL, StudyFolder
 from autotune.trials import health
 from autotune.trials.events import Listener
 from autotune.trials.finite import EXCUSABLE, NOT_FINITE
@@ -34,6 +34,9 @@ from autotune.trials.warm import WarmStarts
 
 # Outcomes that may be down to chance, so that the trial is attempted once more. Running out of memory is not one of them.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+# How a trial may end if its files cannot be written; then the disk is looked at before the configuration is blamed.
+UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
+NO_ROOM = tuple(os.strerror(number) for number in FULL)
 # Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
@@ -152,6 +155,14 @@ class TrialRunner:
         self.listener.trial_started(request.number, request.kind, request.changed, request.why)
         return RunningTrial(self, request, place or self.alone)
 
+    def check_disk(self) -> None:
+        """Checks that a trial's files can be written. Waits a little if the disk is full.
+
+        Raises:
+            FolderLost: they cannot, which may be why a trial failed.
+        """
+        self._folder.check()
+
     def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
         """Returns a runner of another program that knows what this runner has learned."""
         other = copy.copy(self)
@@ -198,10 +209,10 @@ class TrialRunner:
         return record
 
     def tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node or a timeout; after a timeout, it may show no progress for as long."""
+        """Announces a second attempt after a lost node, on a disk that was full, or after a timeout, as it may take as long."""
         if NODE_LOST in first.evidence:
             self.listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
-        if first.outcome is Outcome.timeout:
+        if first.outcome is Outcome.timeout or _lacked_room(first):
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
             self.listener.notice(text)
@@ -376,8 +387,11 @@ class RunningTrial:
             return None
         finished, first = self._finished(ended), self._first
         record, runner, request = finished.record, self._runner, self.request
+        if record.outcome in UNWRITTEN:
+            runner.check_disk()
         if first is None:
             is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
+            is_by_chance = is_by_chance or _lacked_room(record)
             if (runner.warm.is_doubtful(record) or is_by_chance) and runner.may_be_repeated(request, record):
                 runner.tell_second_attempt(record)
                 runner.keep_logs(record)
@@ -495,6 +509,12 @@ def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
 def _why_no_losses(ended: Ended) -> str:
     said = [str(result.loss.get("why_no_curve") or "") for result in ended.results if result.loss is not None]
     return next(filter(None, said), "")
+
+
+def _lacked_room(record: TrialRecord) -> bool:
+    """Whether a trial failed because a disk was full, which says nothing about its configuration."""
+    said = f"{record.reason} {record.evidence.get('log_tail', '')}"
+    return record.outcome in UNWRITTEN and any(text in said for text in NO_ROOM)
 
 
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:

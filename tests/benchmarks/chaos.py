@@ -18,9 +18,11 @@ status is 1 if anything is lost, repeated, left behind or spoiled.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -365,9 +367,22 @@ def run(
 
 
 def _segments() -> set[str]:
-    """Returns the names in /dev/shm whose creator is not alive: torch and multiprocessing put its process id into the name."""
+    """Returns the names in /dev/shm that belong to no living process.
+
+    torch puts the creator's process id into a name; a semaphore of multiprocessing is mapped by the processes that use it.
+    """
     names = {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}  # folders there belong to tests
+    names -= _mapped()
     return {name for name in names if not any(word.isdecimal() and Path("/proc", word).exists() for word in _words(name))}
+
+
+def _mapped() -> set[str]:
+    """Returns the names in /dev/shm that a living process has mapped."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has exited
+            found.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(errors="replace")))
+    return found
 
 
 def _words(name: str) -> list[str]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,30 @@ class QuickStudy:
     Attributes:
         folder: the study's folder.
         cwd: working directory of the commands.
+
+    Args:
+        cwd: working directory of the commands.
+        trial_s: seconds that a trial's steady phase takes.
+        program: source of the program, after PRELUDE.
+        runs: the runs folder.
+        flags: of the interpreter. With "-S", the harness is not loaded, and the program implements the protocol itself.
+        environment: variables of all processes, besides the usual ones.
     """
 
-    def __init__(self, cwd: Path, *, trial_s: float = 0.2, program: str = PROGRAM, runs: str = "runs") -> None:
-        self.cwd, self._trial_s, self._runs = cwd, trial_s, runs
+    def __init__(
+        self,
+        cwd: Path,
+        *,
+        trial_s: float = 0.2,
+        program: str = PROGRAM,
+        runs: str = "runs",
+        flags: Sequence[str] = ("-S",),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.cwd, self._trial_s, self._runs, self._flags = cwd, trial_s, runs, flags
         self.folder = StudyFolder(cwd / runs / "s")
         self.edit(program)
-        self._environment = {**own_environment(), "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+        self._environment = {**own_environment(), "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", **(environment or {})}
 
     def edit(self, program: str) -> None:
         """Replaces the program's source."""
@@ -57,7 +75,7 @@ class QuickStudy:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Starts the study, with `words` as overrides."""
-        command = ["--", sys.executable, "-S", "train.py", str(self._trial_s)]
+        command = ["--", sys.executable, *self._flags, "train.py", str(self._trial_s)]
         return self._popen(["run", *OPTIONS, *words, f"runs_dir={self._runs}", *command])
 
     def resume(self, *words: str) -> subprocess.Popen[str]:

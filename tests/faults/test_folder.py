@@ -1,7 +1,6 @@
 """The runs folder becomes full, read-only or deleted: one message, no process is left, and the measurements are kept."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import time
@@ -9,6 +8,7 @@ import time
 import pytest
 
 from autotune.records import Outcome
+from tests.faults.disks import ended, fill, in_memory
 from tests.faults.quick_study import QuickStudy
 
 pytestmark = pytest.mark.thorough
@@ -17,41 +17,8 @@ BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
 
 
-@contextlib.contextmanager
-def mounted(path, *, size):
-    """Mounts a file system in memory, because permission bits cannot make a folder unwritable for root."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system; what a full or read-only disk does is not tried")
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "autotune-test", path], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"mounting is not allowed here ({done.stderr.strip()}); what a full or read-only disk does is not tried")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
-
-
-def fill(path):
-    """Writes a file that fills the file system."""
-    with contextlib.suppress(OSError), (path / "ballast").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-def ended(tuner, *, within_s=60):
-    """Waits for a tuner that has to give up; returns the last lines of its output, which must be one message."""
-    _, err = tuner.communicate(timeout=within_s)
-    assert tuner.returncode == 2, err
-    assert "Traceback" not in err
-    assert "internal error" not in err
-    said = [line for line in err.splitlines() if line.startswith("autotune: ")]
-    assert len(said) == 1, err
-    return said[0]
-
-
 def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
-    with mounted(tmp_path / "runs", size="2m") as runs:
+    with in_memory(tmp_path / "runs", "size=2m") as runs:
         study = QuickStudy(tmp_path)
         tuner = study.start(*BUDGET)
         study.wait_for_trial(1, tuner, is_started=False)
@@ -70,7 +37,7 @@ def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
 
 
 def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
-    with mounted(tmp_path / "runs", size="2m") as runs:
+    with in_memory(tmp_path / "runs", "size=2m") as runs:
         study = QuickStudy(tmp_path, trial_s=1.0)
         tuner = study.start(*LONGER, "study.budget.trials=2")
         study.wait_for_trial(1, tuner)
@@ -84,7 +51,7 @@ def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
 
 
 def test_disk_that_turns_read_only_ends_the_study(tmp_path):
-    with mounted(tmp_path / "runs", size="20m") as runs, contextlib.ExitStack() as stack:
+    with in_memory(tmp_path / "runs", "size=20m") as runs, contextlib.ExitStack() as stack:
         study = QuickStudy(tmp_path, trial_s=1.0)
         tuner = study.start(*LONGER)
         study.wait_for_trial(1, tuner)

@@ -1,0 +1,273 @@
+"""The disk of the runs folder fails at any write and in any way: one message, no process is left, and the trials are kept.
+
+`test_folder.py` has the disk that is full or read-only; `test_write_sites.py` lists what is written.
+"""
+
+import errno
+import subprocess
+import sys
+import tempfile
+import time
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from autotune.cli import app
+from autotune.cli.main import main
+from autotune.errors import BadInput, FolderLost
+from autotune.harness import worker
+from autotune.owner import OWNER_FILE
+from autotune.records import Kind, Outcome, TrialRequest
+from autotune.run_dir import create, is_study
+from autotune.search.study import begin_study
+from autotune.testing.studies import make_study
+from tests.benchmarks import soak
+from tests.faults.disks import DiskInAFile, FaultyWrites, ended, fill, in_memory, remount
+from tests.faults.quick_study import QuickStudy, measured
+
+BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
+LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
+ROOM = "size=20m,nr_inodes=10000"
+INODES = [f"nr_inodes={number}" for number in (4, 5, 7, 9, 12, 15, 18, 21)]  # a study makes eight files, a trial nine
+BYTES = [f"size={number}k" for number in (4, 8, 16, 28, 44, 64)]  # of 4 KiB each at least
+
+
+def assert_nothing_is_blamed(trials):
+    """Checks that no trial is recorded as failed: they fail because of the disk alone."""
+    assert [trial for trial in trials if not trial.outcome.has_value and trial.outcome is not Outcome.interrupted] == []
+
+
+def kept(trials):
+    """Returns what must stay of trials. The rest of the baseline's record is completed after its measurement."""
+    return [(trial.number, trial.outcome, trial.value, trial.changed) for trial in trials]
+
+
+def goes_on(study, before):
+    """Resumes a study, or starts it again if it had not begun; checks that it reaches its end and keeps its trials."""
+    if is_study(study.folder.path):
+        done = study.say("resume", "s")
+        assert done.returncode == 0, done.stderr
+    else:
+        tuner = study.start(*BUDGET)
+        _, err = tuner.communicate(timeout=60)
+        assert tuner.returncode == 0, err
+    trials = study.folder.read_trials()
+    assert kept(trials)[: len(before)] == kept(before)
+    assert len(set(measured(trials))) == len(measured(trials)), "a trial was repeated"
+    assert study.folder.read_summary()["status"] == "complete"
+    assert [entry.name for entry in study.folder.path.parent.iterdir() if entry.name.startswith("s")] == ["s"]
+
+
+# Used up -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["nr_inodes=1", "nr_inodes=2", "nr_inodes=3"])
+def test_disk_without_room_for_a_study_leaves_no_trace_of_it(tmp_path, limit):
+    with in_memory(tmp_path / "runs", f"size=1m,{limit}") as runs:
+        study = QuickStudy(tmp_path)
+        said = ended(study.start(*BUDGET))
+        assert "No space left on device" in said
+        assert "resume" not in said, "there is nothing to resume"
+        assert list(runs.iterdir()) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("limit", [*INODES, *BYTES])
+def test_disk_that_is_used_up_at_any_write_loses_no_trial(tmp_path, limit):
+    with in_memory(tmp_path / "runs", f"size=20m,{limit}") as runs:
+        study = QuickStudy(tmp_path)
+        said = ended(study.start(*BUDGET))
+        assert "No space left on device" in said
+        assert limit in INODES or "inodes" not in said
+        assert said.endswith("autotune resume s" if is_study(study.folder.path) else "start the study again")
+        assert study.none_is_left()
+        assert not [file for file in runs.rglob("*.tmp") if not file.name.startswith("result.")], "that is the program's own"
+        before = study.folder.read_trials()
+        assert_nothing_is_blamed(before)
+        remount(runs, ROOM)
+        goes_on(study, before)
+
+
+@pytest.mark.thorough
+def test_trial_whose_result_does_not_fit_is_not_recorded_as_failed(tmp_path):
+    with in_memory(tmp_path / "runs", "size=8m") as runs:
+        study = QuickStudy(tmp_path, program=soak.PROGRAM, flags=())
+        rules = [word for word in soak.OPTIONS if word.startswith("measure.")]
+        tuner = study.start("study.budget.minutes=0.7", "compile.mode=off", *rules)
+        study.wait_for_trial(1, tuner)
+        fill(runs, spare_bytes=12 << 10)  # enough for a record, and too little for what a trial measures
+        said = ended(tuner)
+        assert said.endswith("autotune resume s")
+        assert study.none_is_left()
+        before = study.folder.read_trials()
+        assert len(before) >= 1
+        assert_nothing_is_blamed(before)
+        (runs / "ballast").unlink()
+        assert study.say("resume", "s").returncode == 0
+        assert study.folder.read_trials()[: len(before)] == before
+
+
+def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worker(tmp_path):
+    with in_memory(tmp_path / "disk", "size=64k") as disk:
+        worker.create(str(disk / "there.bin"), 2)
+        assert [counters.batches for counters in worker.read(str(disk / "there.bin"))] == [0.0, 0.0]
+        fill(disk)
+        with pytest.raises(OSError, match="No space left on device"):
+            worker.create(str(disk / "none.bin"), 2)
+
+
+# Over quota, failing, gone, hanging ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("number", "what", "todo"),
+    [
+        (errno.EDQUOT, "your quota is used up (Disk quota exceeded)", "Remove some files"),
+        (errno.EIO, "cannot be written any more (Input/output error)", "Make it writable"),
+    ],
+)
+def test_quota_and_errors_of_the_device_end_the_study(tmp_path, number, what, todo):
+    faults = FaultyWrites(tmp_path, tmp_path / "runs")
+    study = QuickStudy(tmp_path, trial_s=1.0, environment=faults.environment)
+    tuner = study.start(*LONGER)
+    study.wait_for_trial(1, tuner)
+    before = study.folder.read_trials()
+    faults.begin(number)
+    assert ended(tuner).endswith(f"runs/s: {what}. What was measured before is kept. {todo}, then: autotune resume s")
+    assert study.none_is_left()
+    faults.end()
+    assert_nothing_is_blamed(study.folder.read_trials())
+    goes_on(study, before)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", ["fail", "unplug"])
+def test_disk_that_fails_or_vanishes_ends_the_study_which_goes_on_once_it_is_back(tmp_path, fault):
+    disk = DiskInAFile(tmp_path / "runs")
+    try:
+        study = QuickStudy(tmp_path, trial_s=1.0)
+        tuner = study.start(*LONGER)
+        study.wait_for_trial(1, tuner)
+        before = study.folder.read_trials()
+        getattr(disk, fault)()
+        said = ended(tuner)
+        assert ("runs/s: the study's folder is gone" if fault == "unplug" else "runs/s: cannot be written any more") in said
+        assert study.none_is_left()
+        if fault == "unplug":
+            assert list(disk.path.iterdir()) == [], "something was written in place of the disk"
+        disk.mend()
+        assert study.folder.read_trials()[: len(before)] == before
+        assert_nothing_is_blamed(study.folder.read_trials())
+        goes_on(study, before)
+    finally:
+        disk.close()
+
+
+@pytest.mark.thorough
+def test_disk_that_hangs_for_seconds_costs_no_trial(tmp_path):
+    disk = DiskInAFile(tmp_path / "runs")
+    try:
+        study = QuickStudy(tmp_path, trial_s=1.0)
+        limits = ("study.budget.minutes=0.5", "study.budget.trials=2")
+        tuner = study.start(*limits, "compile.mode=off", "measure.quiet=false")
+        study.wait_for_trial(1, tuner)
+        with disk.frozen():
+            time.sleep(4.0)
+            assert tuner.poll() is None
+        _, err = tuner.communicate(timeout=90)
+        assert tuner.returncode == 0, err
+        assert study.none_is_left()
+        trials = study.folder.read_trials()
+        assert {trial.outcome for trial in trials} == {Outcome.ok}
+        assert len(set(measured(trials))) == len(measured(trials)), "a trial was repeated"
+        assert study.folder.read_summary()["status"] == "complete"
+    finally:
+        disk.close()
+
+
+# Commands and documents ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_every_command_on_such_a_disk_works_or_says_why_not(tmp_path, capsys, fault):
+    with in_memory(tmp_path / "runs", "size=4m") as runs:
+        make_study(runs, "s")
+        if fault == "full":
+            fill(runs)
+        else:
+            remount(runs, "ro")
+        given = ["--runs-dir", str(runs)]
+        reading = [["list"], ["show", "s"], ["show", "s", "--json"], ["show", "s", "--trial", "1"], ["export", "s"], ["prune"]]
+        writing = [["report", "s"], ["export", "s", "-o", str(runs / "mine.yaml")]]
+        for words in (*reading, *writing):
+            code = main([*words, *given])
+            said = capsys.readouterr().err
+            assert code == (2 if words in writing else 0), (words, said)
+            assert len([line for line in said.splitlines() if line.startswith("autotune: ")]) == (words in writing), said
+            assert "internal error" not in said
+        assert not list(runs.rglob("*.tmp"))
+
+
+def test_study_that_cannot_be_owned_is_not_begun(tmp_path):
+    with in_memory(tmp_path / "runs", "size=1m,nr_inodes=3") as runs:
+        folder = create(runs, "s")
+        said = r"no inodes for more files .* Nothing was measured yet\. Remove some files, then: start the study again"
+        with pytest.raises(FolderLost, match=said), folder.claimed():
+            pass
+        folder.discard()
+        assert list(runs.iterdir()) == []
+
+
+def test_folder_of_a_study_is_never_discarded(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    folder.discard()
+    assert len(folder.read_trials()) == 8
+    other = create(tmp_path / "runs", "mine")
+    (other.path / "notes.txt").write_text("of the user")
+    (other.path / OWNER_FILE).write_text("{}")
+    other.discard()
+    assert [path.name for path in other.path.iterdir()] == ["notes.txt"]
+
+
+def test_trial_s_folder_is_made_once_there_is_room(tmp_path, monkeypatch):
+    with in_memory(tmp_path / "runs", "size=1m,nr_inodes=4") as runs:
+        folder = create(runs, "s")
+        (runs / "other").touch()
+        monkeypatch.setattr(time, "sleep", lambda _: remount(runs, "nr_inodes=20"))
+        folder.write_request(TrialRequest(number=0, kind=Kind.baseline, knobs={}, changed={}))
+        assert (folder.trial_path(0) / "asked.json").exists()
+
+
+def test_journal_waits_for_room_and_keeps_no_half_of_a_line(tmp_path, monkeypatch):
+    with in_memory(tmp_path / "disk", "size=256k") as disk:
+        journal = disk / "optuna.journal"
+        study = begin_study(journal, "s", optuna.samplers.RandomSampler())
+        fill(disk)
+        monkeypatch.setattr(time, "sleep", lambda _: (disk / "ballast").unlink())
+        study.set_user_attr("long", "x" * 10000)  # its beginning fits into the journal's last page
+        assert not (disk / "ballast").exists(), "the disk was not full"
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        assert len(optuna.load_study(study_name="s", storage=storage).user_attrs["long"]) == 10000
+
+
+def test_full_folder_for_temporary_files_is_said_and_leaves_no_traceback(tmp_path, capsys, monkeypatch):
+    def broken():
+        raise RuntimeError("a fault")
+
+    with in_memory(tmp_path / "tmp", "size=64k") as full:
+        fill(full)
+        monkeypatch.setattr(tempfile, "tempdir", str(full))
+        monkeypatch.setattr(app, "build", broken)
+        assert main(["list"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("autotune: internal error: RuntimeError: a fault. --debug prints the traceback, which could not be")
+    assert "Traceback" not in said
+
+
+def test_message_for_a_full_disk_is_dropped_and_the_status_stays(tmp_path):
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "autotune", "show", "none", "--runs-dir", str(tmp_path)]
+        assert subprocess.run(words, stderr=full, stdout=subprocess.DEVNULL).returncode == BadInput.exit_code

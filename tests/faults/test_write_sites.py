@@ -1,0 +1,150 @@
+"""Lists every place in autotune that writes a file, and says what a study does if the file cannot be written.
+
+A new place fails this test until it is listed, so that somebody thinks about a full disk. `test_disks.py` and `test_folder.py`
+run studies on disks on which each of these writes fails.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import autotune
+
+ROOT = Path(autotune.__file__).parent
+WRITING = {
+    "write_text", "write_bytes", "write_json", "touch", "mkdir", "makedirs", "rename", "renames", "symlink", "symlink_to",
+    "hardlink_to", "truncate", "ftruncate", "posix_fallocate", "pwrite", "mkstemp", "mkdtemp", "TemporaryFile",
+    "NamedTemporaryFile", "TemporaryDirectory", "copyfile", "copyfileobj", "copy2", "copytree", "save", "savez",
+    "export_chrome_trace", "JournalFileBackend", "MlflowClient", "exchange",
+}  # fmt: skip
+QUALIFIED = {"os.replace", "os.link", "shutil.copy", "shutil.move", "sqlite3.connect"}
+NAMES = WRITING | {"open", "fdopen", "replace"} | {name.rpartition(".")[2] for name in QUALIFIED}
+FLAGS = re.compile(r"O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)")
+MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,3}")
+NO_FILE = re.compile(r"devnull|/proc/")
+
+# What happens if it cannot be written -> where it is written.
+SITES = {
+    "the study ends with FolderLost": """
+        owner.Claim.__enter__ run_dir.StudyFolder._write run_dir.StudyFolder.check run_dir.StudyFolder.write_request
+        run_dir.beside run_dir.write_json run_dir.write_text search.study._Journal.append_logs.append search.study.begin_study
+    """,
+    "the trial fails; then the disk is checked, and the study ends with FolderLost": """
+        harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
+        harness.ending.Ending.broke harness.ending.Ending.give_up harness.explain.passes.Explained.finish
+        harness.peers.Peers.claim harness.peers.Peers.is_over harness.peers.Peers.lead harness.protocol.write_json
+        harness.protocol.write_text launchers.local._prepare launchers.supervisor.Supervisor._start
+    """,
+    "the study or the program goes on without it": """
+        cli.main._fault harness.away._answer harness.away.answer_by_file harness.boot.sign_in
+        harness.explain.trace.TracePass._exported harness.explain.workers.ObservedWorker._write_if_due
+        harness.explain.workers.prefix harness.explain.workers.remove harness.keeping._append harness.peers.Peers._renew
+        harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
+        launchers.rank_results.RankResults.refresh monitors.logs.bound monitors.sealing._rewrite
+        monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
+    """,
+    "the same, since its callers handle the error": """
+        cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create
+        launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.sealing._overwrite
+        report.writing.write_report trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock
+        trackers.store.ensure_store
+    """,
+    "the command says so, since the user named the file or the folder": """
+        cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report explain.tables.write_tables
+        launchers.remote._token replay.page.write_page replay.table.write run_dir.create
+    """,
+    "the command says so: a file for temporary use, in TMPDIR": """
+        cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__ launchers.ray.broker.Relay.start
+        launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
+        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ machine.probes.__init__._file
+        report.picture.take
+    """,
+    "the program's own writes and data, which autotune only passes on": """
+        harness.keeping.Kept._place_for harness.keeping.Kept.renaming.renamed harness.keeping.Kept.saving.saved
+        machine.probes.data._own_file programs.vision.ensure_photos programs.vision.write_photos
+    """,
+}
+GUARDED = "the study or the program goes on without it"
+
+
+def writes(node):
+    """Whether a call may write a file."""
+    last = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if last not in NAMES:
+        return False
+    name, text = ast.unparse(node.func), ast.unparse(node)
+    if NO_FILE.search(text.partition("\n")[0]):
+        return False
+    if name == "os.open":
+        return bool(FLAGS.search(text))
+    if last in ("open", "fdopen"):
+        modes = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
+        return any(isinstance(mode, ast.Constant) and MODE.fullmatch(str(mode.value)) for mode in modes)
+    if last == "replace":  # Path.replace(target), not str.replace(old, new) or dataclasses.replace(it, name=value)
+        return name == "os.replace" or ("." in name and len(node.args) == 1 and not node.keywords)
+    return last in WRITING or name in QUALIFIED
+
+
+class Finder(ast.NodeVisitor):
+    """Collects {function: whether all its writes stand where an OSError is handled} of a module."""
+
+    def __init__(self, module):
+        self.found, self._scope, self._depth = {}, [module], 0
+
+    def _named(self, node):
+        depth, self._depth = self._depth, 0
+        self._scope.append(node.name)
+        self.generic_visit(node)
+        self._scope.pop()
+        self._depth = depth
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _named
+
+    def visit_Try(self, node):
+        caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
+        self._within(bool(re.search(r"\b(OSError|Exception)\b", caught)), node.body)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
+
+    def visit_With(self, node):
+        is_suppressed = any("suppress(OSError" in ast.unparse(item) for item in node.items)
+        self._within(is_suppressed, [*node.items, *node.body])
+
+    def _within(self, is_handled, parts):
+        self._depth += is_handled
+        for part in parts:
+            self.visit(part)
+        self._depth -= is_handled
+
+    def visit_Call(self, node):
+        if writes(node):
+            place = ".".join(self._scope)
+            self.found[place] = self.found.get(place, True) and self._depth > 0
+        self.generic_visit(node)
+
+
+def sites():
+    """Returns {function: whether an OSError of its writes is handled there}, for all of autotune but its test helpers."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not module.startswith("testing."):
+            finder = Finder(module)
+            finder.visit(ast.parse(path.read_text()))
+            found |= finder.found
+    return found
+
+
+def test_every_write_is_listed_and_what_the_study_can_do_without_is_handled_in_place():
+    found, listed = sites(), [name for names in SITES.values() for name in names.split()]
+    assert len(listed) == len(set(listed)), "listed twice"
+    assert sorted(set(found) - set(listed)) == [], "new: list it above, with what happens if the disk is full"
+    assert sorted(set(listed) - set(found)) == [], "gone: remove it above"
+    assert [name for name in SITES[GUARDED].split() if not found[name]] == [], "listed as handled, but an OSError is not caught"
+
+
+def test_writes_are_told_from_reads():
+    wrote = "open(a, 'w')|a.open('ab')|os.open(a, os.O_CREAT)|a.replace(b)|os.replace(a, b)|a.mkdir()|open(b, mode='r+b')"
+    read = "open(a)|a.open('rb')|os.open(a, os.O_RDONLY)|a.replace('b', 'c')|dataclasses.replace(a, b=1)|open(os.devnull, 'w')"
+    assert all(writes(ast.parse(code).body[0].value) for code in wrote.split("|"))
+    assert not any(writes(ast.parse(code).body[0].value) for code in read.split("|"))
