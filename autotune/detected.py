@@ -51,10 +51,6 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
     """Returns why the number of training processes differs from the number in the command.
 
     Returns "" if the numbers are equal, or if the command gives none.
-
-    Args:
-        result: rank 0's result.
-        command: the program's argument list.
     """
     program, found = program_of(command), result.world_size
     if program.num_processes in (None, found):

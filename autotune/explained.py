@@ -73,12 +73,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line on each check of some trials that is not shown with a finding, such as a check that refuted one.
-
-    Args:
-        document: the study's explanation.
-        entries: the entries of these trials.
-    """
+    """Returns a line on each check of some trials that is not shown with a finding, such as a check that refuted one."""
     trials = [entry["trial"] for entry in entries]
     shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]

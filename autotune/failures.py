@@ -273,12 +273,7 @@ def _steps_of(result: RankResult) -> int:
 
 
 def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
-    """Returns the verdict when ranks have lost a peer that raised no exception.
-
-    Args:
-        lost: the first rank that lost its peer.
-        facts: the trial's facts.
-    """
+    """Returns the verdict when ranks have lost a peer that raised no exception."""
     raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
     then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in raised else ""
     for rank, code, host in failed_ranks(facts.log_tail):

@@ -84,12 +84,7 @@ def pooled(noises: Iterable[Noise | None]) -> Noise | None:
 
 
 def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its 95 % interval on the log scale (None for fewer than two values).
-
-    Args:
-        values: measurements of one thing.
-        noise: the spread of one measurement, estimated from other measurements.
-    """
+    """Returns the geometric mean of positive values and its 95 % interval on the log scale (None for fewer than two values)."""
     centre, half, _ = _log_mean(values, 0.95, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
     return math.exp(centre), interval

@@ -79,13 +79,7 @@ class Part:
 
 
 def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> Part:
-    """Returns the winner without the changes of some knobs.
-
-    Args:
-        space: the search space.
-        winner: the trial whose changes are reverted.
-        keys: knobs among its changes.
-    """
+    """Returns the winner without the changes of some knobs."""
     put_back = frozenset(keys)
     kept = {key: value for key, value in winner.changed.items() if key not in put_back}
     knobs = space.active({**space.reference, **kept})

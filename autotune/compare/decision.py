@@ -171,11 +171,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials of the finals that still count, because the finalists were then the same as now.
-
-    Args:
-        records: all trials, by number.
-    """
+    """Returns the trials of the finals that still count, because the finalists were then the same as now."""
     searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 

@@ -33,9 +33,6 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
 
     The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only make
     the spread look larger.
-
-    Args:
-        records: all trials, by number.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:

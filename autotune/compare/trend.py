@@ -17,9 +17,6 @@ def trend(records: Sequence[TrialRecord]) -> str:
 
     The rates of every configuration must have changed in the same direction, and the slope that they have in common must be
     significant at LEVEL. tests/compare/test_trend.py simulates how often a trend is reported where there is none.
-
-    Args:
-        records: all trials, by number.
     """
     finals = [one for one in records if one.kind is Kind.final and one.value and one.outcome.may_win]
     rates: dict[int, list[tuple[float, float]]] = {}

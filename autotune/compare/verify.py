@@ -200,10 +200,6 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
     """Returns how machine and program differ from the claim's, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
-
-    Args:
-        claim: the file's claim.
-        now: identity of the study that verifies it.
     """
     names = [name for name in sorted(claim.identity) if name.startswith(PROGRAM_PARTS) and now.get(name) is not None]
     return [

@@ -50,12 +50,7 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
-    """Returns what the study needs but the node lacks, as problems.
-
-    Args:
-        config: the configuration.
-        num_gpus: number of GPUs that the job has on the node.
-    """
+    """Returns what the study needs but the node lacks, as problems."""
     nproc, more = config.launch.nproc, GPUS[config.launcher]
     if config.device.kind == "cuda" and not num_gpus:
         return [f"device.kind: the job has no GPU on its node, got 'cuda'. Give {more.format(1)}, or device.kind=cpu."]

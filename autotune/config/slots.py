@@ -17,12 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with `launch.slots`.
-
-    Args:
-        config: the configuration.
-        facts: `machine.host_facts()` of the machine that trials run on.
-    """
+    """Returns what is wrong with `launch.slots`."""
     asked = config.launch.slots
     if asked == AUTO or asked == 1:
         return []

@@ -50,11 +50,7 @@ class Passes:
         return [document for _, document in sorted(self.by_pass[which].items())]
 
     def notes(self, ran: Iterable[str]) -> list[str]:
-        """Returns sentences on what is missing and why, and on what rank 0 could not find out.
-
-        Args:
-            ran: passes that ran.
-        """
+        """Returns sentences on what is missing and why, and on what rank 0 could not find out."""
         notes = []
         for which in ran:
             notes += [f"{which}: not known, {reason}" for reason in self.absent.get(which, ())]

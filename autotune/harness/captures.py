@@ -23,11 +23,7 @@ def is_capturing() -> bool:
 
 
 class CapturedSteps:
-    """Counts one step for each replay of a graph that holds a step; installed by the first step that is captured.
-
-    Args:
-        context: the trial in this process.
-    """
+    """Counts one step for each replay of a graph that holds a step; installed by the first step that is captured."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context

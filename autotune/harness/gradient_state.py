@@ -38,12 +38,7 @@ def norms(parameters: List[Any]) -> List[Any]:
 
 
 def total_norm(parameters: Any, norm_type: float) -> Any:
-    """Returns the total norm of all gradients, as `clip_grad_norm_` does.
-
-    Args:
-        parameters: a tensor, or several.
-        norm_type: order of the norm.
-    """
+    """Returns the total norm of all gradients, as `clip_grad_norm_` does."""
     import torch
 
     found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -21,11 +21,7 @@ Call = Callable[..., None]
 
 
 def keep(folder: str) -> None:
-    """Replaces the functions of `os` in this process, until its end.
-
-    Args:
-        folder: the trial's folder.
-    """
+    """Replaces the functions of `os` in this process, until its end."""
     global kept
     kept = Kept(folder)
     for name in ("rename", "replace"):
@@ -73,11 +69,7 @@ class Function:
 
 
 class Kept:
-    """The guarded paths, read again when the keeper has changed them.
-
-    Args:
-        folder: the trial's folder.
-    """
+    """The guarded paths, read again when the keeper has changed them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -53,9 +53,6 @@ class Peers:
     Attributes:
         is_joint: whether other processes train the same parameters.
         span: begin and end, on the monotonic clock, of the common measurement; None before all are ready.
-
-    Args:
-        context: the trial in this process.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -220,11 +217,7 @@ class Peers:
         )
 
     def has_answered(self, path: str) -> bool:
-        """Returns whether another process has already written this result, measured or refused.
-
-        Args:
-            path: path of the result file.
-        """
+        """Returns whether another process has already written this result, measured or refused."""
         is_among_peers = self._number > 0 or (self._number == 0 and os.path.exists(self._path(1)))
         if not (is_among_peers or self._is_leader):
             return False

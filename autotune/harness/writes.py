@@ -99,9 +99,6 @@ class Writes:
 
     Attributes:
         source: how steps are recognised, in words; "" while optimizers step or nothing is known yet.
-
-    Args:
-        context: the trial in this process.
     """
 
     def __init__(self, context: TrialContext) -> None:

@@ -27,10 +27,6 @@ class MemoryGate:
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
         """Waits until the memory is free again and returns ""; at the deadline returns a sentence that names the holders.
-
-        Args:
-            deadline_s: how long to wait at most.
-            sleep: waits between two checks.
         """
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:

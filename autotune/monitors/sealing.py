@@ -24,10 +24,6 @@ def seal(folder: Path, secrets: Secrets) -> None:
     What the program writes may contain secrets: it may print its environment, or an exception may quote a secret. Each file is
     replaced atomically. What is not read again (half-written results, the scratch folder) is removed. A second call changes
     nothing.
-
-    Args:
-        folder: the trial's folder, `runs/<study>/trials/0007`.
-        secrets: the known secrets.
     """
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):

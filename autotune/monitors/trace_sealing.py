@@ -32,10 +32,6 @@ def seal_trace(path: Path, mask: Mask) -> None:
     """Replaces a compressed trace by one without secrets, if it holds any. Whatever is not JSON is dropped.
 
     If the disk has no room for the copy, the trace is removed.
-
-    Args:
-        path: the trace, compressed by gzip.
-        mask: returns a text without secrets.
     """
     if path.is_symlink() or not path.is_file():
         return

@@ -19,9 +19,6 @@ class WaitingWatch:
     No other measure shows what foreign load costs a trial. This was measured while another program used one of two cores. A
     trial with one thread ran at 1.07 times its usual speed, a trial with two threads at 0.06 times. A thread's counter
     disappears with the thread, so looks are taken about once a second while the trial runs.
-
-    Args:
-        proc: where the kernel's files are.
     """
 
     def __init__(self, proc: Path = PROC) -> None:

@@ -61,10 +61,6 @@ class Result:
 def run(asked: Asked, on_study: Callable[[], None] = lambda: None) -> list[Result]:
     """Returns the studies of every table; the results do not depend on the number of processes.
 
-    Args:
-        asked: what to replay.
-        on_study: called when a study is over.
-
     Raises:
         BadInput: tables cannot be used or strategies do not exist; the error names them all.
     """

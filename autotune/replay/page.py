@@ -37,11 +37,6 @@ Curve = Sequence[tuple[float, float, float]]
 def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> None:
     """Writes figures and curves.
 
-    Args:
-        found: the figures, as `figures.figures` returns them.
-        results: the studies.
-        path: the file.
-
     Raises:
         BadInput: the file cannot be written.
     """

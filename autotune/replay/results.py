@@ -13,13 +13,7 @@ from autotune.trials.finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
-    """Returns the end of a recorded trial as the answer to another trial.
-
-    Args:
-        measurement: the recorded trial.
-        trial: number of the trial to answer.
-        nonce: nonce of the trial to answer.
-    """
+    """Returns the end of a recorded trial as the answer to another trial."""
     ended = measurement.ended
     return Ended(
         exit_code=ended.get("exit_code"),

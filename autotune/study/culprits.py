@@ -20,9 +20,6 @@ class Culprits:
     Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If this new
     trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried
     first, since precision, layout and compilation fail more often than loader workers.
-
-    Args:
-        space: the search space.
     """
 
     def __init__(self, space: ResolvedSpace) -> None:

@@ -75,11 +75,7 @@ class Interference:
         self._num_searched, self._ended_s, self._took_s = 0, 0.0, 0.0
 
     def check(self, best: TrialRecord) -> None:
-        """Calibrates if that is due, and tells the user what follows; does nothing with one slot.
-
-        Args:
-            best: the best trial so far.
-        """
+        """Calibrates if that is due, and tells the user what follows; does nothing with one slot."""
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
         if why := self._why_not(best):

@@ -153,10 +153,6 @@ def recorded(about: StudyRecord, records: list[TrialRecord]) -> dict[str, Any]:
 
     {"configurations": number of configurations measured at least once, "repeats": wanted number of measurements of each,
     "trials": number of measured pairs (configuration, round)}
-
-    Args:
-        about: study.json.
-        records: finished trials, by number.
     """
     answered, _ = _counted(records)
     return {

@@ -27,9 +27,6 @@ class SingleChanges:
         Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best has
         changed come last, since another value would undo that change. Among the remaining ties, knobs on the limiting side
         (input or device) come first.
-
-        Args:
-            best: the trial to start from.
         """
         is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC
 

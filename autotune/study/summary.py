@@ -61,13 +61,7 @@ class Standing:
 
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
-    """Returns the summary of a study.
-
-    Args:
-        about: study.json.
-        records: finished trials, by number.
-        standing: the study's state.
-    """
+    """Returns the summary of a study."""
     everything, records = records, [one for one in records if one.kind not in (Kind.explain, Kind.check)]
     baseline = records[0] if records and records[0].outcome.has_value else None
     best = _best(records, baseline, standing)

@@ -92,10 +92,6 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
 
     The kernel releases the lock when its holder ends, no matter how.
-
-    Args:
-        folder: the study.
-        wait_s: how long to wait for another holder.
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")  # noqa: SIM115 (closed below)

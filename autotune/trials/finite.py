@@ -34,9 +34,6 @@ def loss_words(records: Sequence[TrialRecord]) -> str:
 
 def caveat(records: Sequence[TrialRecord]) -> str:
     """Returns a caveat, in sentences, for a program whose own loss or gradients are not finite; "" for any other.
-
-    Args:
-        records: trials, by number.
     """
     said = []
     if words := loss_words(records):

@@ -138,9 +138,6 @@ def drift(records: Sequence[TrialRecord]) -> str:
     The finals compare only measurements of the same round, so their ratio does not show this. Nor do the finals' rounds alone
     show it: they may agree by chance, or conditions may have changed since the search. So the baseline's first measurement
     counts as well.
-
-    Args:
-        records: trials, by number.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

@@ -30,9 +30,6 @@ class Marks:
         on_change: if not None, called with each new phase.
         on_result: if not None, called when a function that makes up a phase returns, with the phase and the function's result.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
-
-    Args:
-        context: the trial in this process.
     """
 
     def __init__(self, context: TrialContext) -> None:

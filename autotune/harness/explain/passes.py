@@ -20,11 +20,7 @@ CUT_SHORT = "the program ended by itself in the middle of the pass"
 
 
 class Explained:
-    """The pass that this trial makes, from the first step to its document.
-
-    Args:
-        context: the trial in this process.
-    """
+    """The pass that this trial makes, from the first step to its document."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context

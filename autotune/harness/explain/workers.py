@@ -136,9 +136,6 @@ def remove(folder: str) -> None:
     """Removes the workers' files, once they have been read.
 
     The folder gets another name first, so that a worker that still writes finds none to write to.
-
-    Args:
-        folder: of the trial.
     """
     taken = f"{_place(folder)}.read"
     with contextlib.suppress(OSError):

@@ -23,9 +23,6 @@ class KnobHandler:
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.
-
-    Args:
-        context: the trial in this process.
     """
 
     keys: Tuple[str, ...] = ()

@@ -33,10 +33,6 @@ class Met:
         interval: steps between two readings when last seen; None if it reads no metrics.
         is_reader: whether it read metrics before the knob was applied.
         why_not: why its interval cannot be raised; "" if it can.
-
-    Args:
-        trainer: the trainer.
-        reader: the adapter for its library.
     """
 
     def __init__(self, trainer: Any, reader: adapters.MetricReader) -> None:
