@@ -45,11 +45,7 @@ class PausableClock(Clock):
 
 
 class VirtualClock(Clock):
-    """A clock that only `sleep` advances. `sleep` returns at once, so that an hour's study takes no time.
-
-    Args:
-        start_s: the monotonic time at the start.
-    """
+    """A clock that begins at `start_s` and that only `sleep` advances, which returns at once: an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s

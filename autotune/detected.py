@@ -19,11 +19,7 @@ NO_LOADER = "no DataLoader of torch feeds the optimizer's steps"
 
 
 def findings(result: RankResult) -> list[tuple[str, str]]:
-    """Returns (label, text) for everything that was detected; leaves out what is unknown.
-
-    Args:
-        result: rank 0's result, from a trial that was measured, inspected, or failed midway.
-    """
+    """Returns (label, text) for everything that rank 0 detected, even in a failed trial; leaves out what is unknown."""
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
     if not _num_steps(result):

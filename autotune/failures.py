@@ -410,13 +410,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
-    """Returns the verdict for a process that a signal ended.
-
-    Args:
-        signal: the signal.
-        facts: the trial's facts.
-        said: the program's last words; "" if it had none.
-    """
+    """Returns the verdict for a process that a signal ended; `said` are its last words, "" for none."""
     if known := _of_message(said, _quoted(said), facts):
         return known
     if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):

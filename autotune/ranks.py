@@ -39,10 +39,6 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
     a rank that has no window because its steps varied too much. But if evaluations lie between the steps, a rank uses its own
     window, because windows leave evaluations out.
-
-    Args:
-        result: the rank's result.
-        first: rank 0's result.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:

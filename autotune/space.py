@@ -167,12 +167,7 @@ class ResolvedSpace:
     held: int | None = None
 
     def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
-        """Returns a full configuration, asking the sampler for every active knob.
-
-        Args:
-            trial: Optuna's trial.
-            hold: knobs to fix without asking the sampler.
-        """
+        """Returns a full configuration, asking the sampler for every active knob that is not in `hold`."""
         held = hold or {}
         knobs: Knobs = {**self.reference, **{key: value for key, value in held.items() if key in self.reference}}
         for key, domain in self.domains.items():

@@ -223,11 +223,7 @@ def spread_frac(repeats: Sequence[float]) -> float:
 
 
 def margin_frac(baseline_repeats: Sequence[float]) -> float:
-    """Returns the equivalence margin: 1 %, or the machine's own spread when that is wider.
-
-    Args:
-        baseline_repeats: rates of the baseline, as `repeats` of `spread_frac`.
-    """
+    """Returns the equivalence margin: 1 %, or the spread of the baseline's repeats (`spread_frac`) when that is wider."""
     return max(MARGIN_FRAC, spread_frac(baseline_repeats))
 
 
@@ -282,11 +278,7 @@ def is_slower(ratio: Ratio) -> bool:
 
 
 def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
-    """Returns the verdict on a ratio.
-
-    Args:
-        ratio: candidate over baseline.
-        margin: equivalence margin as a fraction, `margin_frac` of the baseline's repeats.
+    """Returns the verdict on a ratio to the baseline; `margin` is `margin_frac` of the baseline's repeats.
 
     Returns:
         "faster" when the interval's low end lies above 1 + FASTER_FRAC; "same" when the whole interval lies within the

@@ -84,11 +84,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns a sentence on the time that communication adds to a step of several ranks, and the time that it needs alone.
-
-    Args:
-        ranks: what `ranks.joined` returned for the trial.
-    """
+    """Returns a sentence on the time that communication adds to a step of several ranks (`ranks.joined`) and needs alone."""
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
         return "communication: not measured, as the trial has no step times"
@@ -103,11 +99,7 @@ def communication_text(ranks: dict[str, Any]) -> str:
 
 
 def rank_names(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the ranks as "0", "1", ..., or as "0 on n1", "1 on n2" if they ran on several nodes.
-
-    Args:
-        by_rank: a part of what `ranks.joined` returns.
-    """
+    """Returns the ranks of `ranks.joined` as "0", "1", ..., or as "0 on n1", "1 on n2" if they ran on several nodes."""
     hosts = {entry.get("host") for entry in by_rank}
     return [f"{entry['rank']} on {entry['host']}" if len(hosts) > 1 else str(entry["rank"]) for entry in by_rank]
 
@@ -233,11 +225,7 @@ def search_cost_text(summary: Summary) -> str:
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns a line on what a study has taken over from others; "" for nothing.
-
-    Args:
-        found: `StudyRecord.warm_start`.
-    """
+    """Returns a line on what a study has taken over, `StudyRecord.warm_start`; "" for nothing."""
     if not found:
         return ""
     names = [source["study"] for source in found["sources"]]
@@ -300,11 +288,7 @@ def own_command_text(*words: str, runs: Path) -> str:
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
-    """Returns a sentence about the cycles in which a trial's steps come; "" if there are none.
-
-    Args:
-        metrics: the metrics of the trial's record.
-    """
+    """Returns a sentence about the cycles in which a trial's steps come, by its metrics; "" if there are none."""
     num = metrics.get("window_cycles")
     if not num:
         return ""

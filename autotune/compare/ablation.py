@@ -355,11 +355,7 @@ class AblationResults:
         return gain > FAR * self._spread * math.sqrt(1 / len(own) + 1 / len(other))
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the parts to compare with the winner in the next round; none once everything is decided.
-
-        Args:
-            knobs: knobs that there is time to revert one by one.
-        """
+        """Returns the next round's parts, with time to revert `knobs` one by one; none once everything is decided."""
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]

@@ -103,12 +103,7 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept: Kept) -> TrialRecord:
-        """Measures until everything is decided or the time is used up; returns the trial with the configuration to report.
-
-        Args:
-            winner: the trial that the choosing rounds chose.
-            kept: time to leave for the reporting rounds.
-        """
+        """Measures until everything is decided or the time is used up; returns the trial with the configuration to report."""
         self.found = self._attribution(winner)
         if len(winner.changed) > 1 and self._is_promising(winner):
             self._measure(winner, kept)

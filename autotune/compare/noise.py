@@ -55,12 +55,7 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns the spread of one measurement, estimated from everything except some pairs.
-
-    Args:
-        pairs: the pairs to leave out.
-        rounds: all rounds of the study, including the rounds of the pairs.
-        earlier: the spread known from earlier studies.
+    """Returns the spread of one measurement, from all rounds, with those of the pairs, except the pairs, and earlier studies.
     """
     every = noise_of(rounds)
     if every is None:

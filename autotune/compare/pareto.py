@@ -42,12 +42,7 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 
 
 def confirm_front(session: Session, reported: set[int]) -> None:
-    """Measures points of the front again while there is time, because a single search measurement may be too high.
-
-    Args:
-        session: the study, after its finals.
-        reported: trials that the finals have measured already.
-    """
+    """Measures points of the front again, but not those `reported`, while there is time: a single rate may be too high."""
     names = session.runner.goal.names
     found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
     points = _telling(found, names[1:])

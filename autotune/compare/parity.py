@@ -196,12 +196,7 @@ def no_losses(record: TrialRecord) -> str:
 
 
 def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
-    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without a configuration.
-
-    Args:
-        best: the configuration's first measurement.
-        records: all trials, by number.
-        is_held: whether `train.global_batch` is set.
+    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without one. `is_held` as in `arithmetic`.
     """
     if best is None:
         return None

@@ -47,10 +47,7 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures as many tiers as there is time for, the lowest first.
-
-        Args:
-            best: the trial that is exported. It is also the best of its own tier and of all higher tiers.
+        """Measures as many tiers as there is time for, the lowest first; `best` is the best of its own and of all higher tiers.
         """
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]

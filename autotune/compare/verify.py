@@ -174,11 +174,6 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
      "claimed": {"ratio", "ci", "baseline": {"value", "ci"}, "best": {"value", "ci"}}, "now": the same | null,
      "left": {"ratio", "ci"} | null (speed-up now over speed-up claimed), "differences": [phrase],
      "long": {"seconds", "baseline": {"claimed", "short", "achieved"}, "best": the same} | null}
-
-    Args:
-        about: study.json.
-        records: finished trials, by number.
-        decision: the decision so far; None before the first round.
     """
     claim = Verify.from_json(about.verifies).claim
     best = _first_of(records)

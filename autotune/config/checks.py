@@ -89,12 +89,7 @@ PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10,
 
 
 def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-    """Returns every problem of a composed configuration.
-
-    Args:
-        config: the configuration.
-        gpus: GPUs of the machine that trials run on, from `machine.host_facts()`; None if unknown.
-    """
+    """Returns every problem of a composed configuration; `gpus` are those of `machine.host_facts()`, None if unknown."""
     problems = [
         *_names(config),
         *_study(config),

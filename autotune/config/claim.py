@@ -131,11 +131,7 @@ class Verify:
 
 
 def read_claim(path: Path, host_context: HostContext) -> Claim:
-    """Returns the claim of an exported file.
-
-    Args:
-        path: the file.
-        host_context: the machine whose bounds apply to the knobs.
+    """Returns the claim of an exported file, whose knobs must be within the machine's bounds.
 
     Raises:
         BadInput: not a file that autotune exported (not YAML, unknown keys, unusable values, no claim). Names what is wrong.

@@ -19,12 +19,7 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and the keys that must match them.
-
-    Args:
-        config: the configuration.
-        environment: the environment of this process, which says whether it runs inside a job of Slurm.
-    """
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and matching keys; `environment` says whether this is a job."""
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [

@@ -34,14 +34,7 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
 
 
 def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: HostContext) -> list[str]:
-    """Returns notes on pinned knobs that have no effect here. They are not errors: a file may come from another machine.
-
-    Args:
-        config: the configuration.
-        pinned: its pinned knobs.
-        template: the command.
-        here: the machine.
-    """
+    """Returns notes on pinned knobs that have no effect here. They are not errors: a file may come from another machine."""
     notes = []
     for key, value in pinned.items():
         if key in CATALOGUE and value != CATALOGUE[key].default and (reason := CATALOGUE[key].blocked(here)):

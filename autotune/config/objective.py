@@ -16,12 +16,7 @@ REPEATING_DATA = ("photos", "fake_cifar", "text", "tabular", "synthetic")
 
 
 def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
-    """Returns what keeps the objective or a constraint from being computed.
-
-    Args:
-        config: the configuration.
-        gpus: GPUs of this host; None if unknown.
-    """
+    """Returns what keeps the objective or a constraint from being computed; `gpus` are this host's, None if unknown."""
     if problems := _names(config.objective):
         return problems
     names = objective_names(config.objective)

@@ -53,13 +53,7 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
 
 
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
-    """Returns into how many slots this machine is divided; 1 unless several are requested, or each can have a GPU.
-
-    Args:
-        config: the configuration, without problems.
-        command: the program.
-        facts: `machine.host_facts()`.
-    """
+    """Returns into how many slots this machine is divided; 1 unless several are requested, or each can have a GPU."""
     asked = config.launch.slots
     if isinstance(asked, int):
         return asked

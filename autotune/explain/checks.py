@@ -85,13 +85,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the check by pairs that was made of a finding's setting before, with today's prediction; None if none was.
-
-    Args:
-        finding: the finding.
-        trial: number of the explained trial.
-        checks: those made so far, as `Check.as_json` wrote them.
-    """
+    """Returns the check by pairs that was made before of a finding's setting, with today's prediction; None if none was."""
     key = (trial, finding.cause, _setting(finding), PAIRS)
     made = next((one for one in checks if (one["trial"], one["cause"], one["remedy"], one["how"]) == key), None)
     return replace(from_json(made, Check), where=finding.where, predicted=finding.gain) if made else None

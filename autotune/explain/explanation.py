@@ -84,10 +84,5 @@ def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRec
 
 
 def folders_of(passes: Mapping[str, TrialRecord], place: Path) -> dict[str, Path]:
-    """Returns pass -> folder of the trial that ran it.
-
-    Args:
-        passes: pass -> trial that ran it, for one configuration.
-        place: folder of the study's trials.
-    """
+    """Returns pass -> folder of the trial that ran it, in `place`, the folder of the study's trials."""
     return {name: place / f"{record.number:04d}" for name, record in passes.items()}

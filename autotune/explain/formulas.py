@@ -45,12 +45,7 @@ BACKEND = re.compile(
 
 
 def flops_of(name: str, arguments: Mapping[str, Any]) -> float | None:
-    """Returns the FLOPs of one call; None if there is no formula for it, or its shapes are not known.
-
-    Args:
-        name: name of the operator.
-        arguments: the call's arguments, as in `Trace.arguments`.
-    """
+    """Returns the FLOPs of a call with `Trace.arguments`; None if the operator has no formula, or its shapes are not known."""
     formula = FORMULAS.get(name) or (_attention if _ATTENTION.search(name) else None)
     if formula is None:
         return None

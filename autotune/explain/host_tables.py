@@ -76,12 +76,7 @@ def demand_per_s(lines: Lines) -> float | None:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns the number of workers that a demand needs, at least one: ceil(1.1 x D x service_s). None without a demand.
-
-    Args:
-        demand: D, samples per second.
-        service_s: seconds that a worker needs for a sample.
-    """
+    """Returns ceil(1.1 x D x service_s), at least 1: the workers for a demand of D samples a second; None without a demand."""
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 

@@ -18,12 +18,7 @@ NOTHING: Floats = np.empty((0, 2))
 
 
 def union(starts_s: Floats, ends_s: Floats) -> Floats:
-    """Returns the union of intervals.
-
-    Args:
-        starts_s: seconds, in any order, shape (n,).
-        ends_s: seconds, in the same order.
-    """
+    """Returns the union of intervals, given as seconds in any order, shape (n,)."""
     kept = ends_s > starts_s
     starts_s, ends_s = starts_s[kept], ends_s[kept]
     if not len(starts_s):
@@ -42,12 +37,7 @@ def joined(unions: Sequence[Floats]) -> Floats:
 
 
 def seconds_in(covered: Floats, windows: Floats) -> Floats:
-    """Returns how many seconds of each window a union covers, shape (number of windows,).
-
-    Args:
-        covered: a union.
-        windows: start and end seconds, shape (n, 2); they may overlap.
-    """
+    """Returns the seconds of each window that a union covers, shape (n,). Windows have shape (n, 2) and may overlap."""
     if not len(covered):
         return np.zeros(len(windows))
     before = np.concatenate(([0.0], np.cumsum(covered[:, 1] - covered[:, 0])))

@@ -48,13 +48,9 @@ class Nesting:
 
 
 def nested(trace: Trace, chosen: Ints) -> Nesting:
-    """Returns which of some events contain which, thread by thread.
+    """Returns which of some events, given by ascending indices, contain which, thread by thread.
 
     Because times are rounded, an event may begin inside another and end after it. It is then cut at the end of the other.
-
-    Args:
-        trace: the trace, in which events are sorted by start, then longest first.
-        chosen: indices of the events, ascending.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)

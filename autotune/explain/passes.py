@@ -64,12 +64,7 @@ class Passes:
 
 
 def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Passes:
-    """Returns what the passes wrote.
-
-    Args:
-        folders: folders of the trials that ran the passes. If a document is in two folders, the last one counts.
-        mask: removes secrets from texts.
-    """
+    """Returns what the passes wrote, masked. If a document is in two of the trials' folders, the last one counts."""
     found = Passes()
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:

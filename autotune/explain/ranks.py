@@ -25,10 +25,6 @@ def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
     """Returns a table with a row for each rank.
 
     In a synchronous program a step takes equally long on all ranks. They differ in how long each waits for the others.
-
-    Args:
-        passes: documents by rank.
-        breakdowns: rank -> breakdown of its trace.
     """
     rows = [_row(passes, breakdowns, rank) for rank in sorted({*passes.lines, *breakdowns})]
     owns = [row["own_s"] for row in rows if row["own_s"] is not None]

@@ -115,12 +115,7 @@ class Explanation:
 
 
 def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> Explanation:
-    """Returns the explanation of one configuration. What cannot be read makes its tables absent, and never raises.
-
-    Args:
-        folders: folders of the trials that ran its passes.
-        mask: removes secrets from names, paths and source lines.
-    """
+    """Returns the explanation of one configuration, masked. What cannot be read makes its tables absent, and never raises."""
     passes = read_passes(folders, mask)
     made = _OfTraces(passes)
     for rank in sorted(passes.traces):

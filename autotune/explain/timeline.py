@@ -41,12 +41,7 @@ class Rectangle:
 
 
 def timeline(trace: Trace, host: Host) -> list[Rectangle]:
-    """Returns the rectangles of the step of median length, by lane and start; [] if the trace has no steps.
-
-    Args:
-        trace: the trace of one rank.
-        host: what its host was doing.
-    """
+    """Returns the rectangles of the step of median length, by lane and start; [] if the trace has no steps."""
     windows = trace.steps()
     if not len(windows):
         return []

@@ -127,11 +127,7 @@ class Trace:
 
 
 def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
-    """Returns a trace.
-
-    Args:
-        path: the JSON file, which may be compressed by gzip.
-        mask: removes secrets from names.
+    """Returns a trace, with its names masked. The JSON file may be compressed by gzip.
 
     Raises:
         Unreadable: the file does not exist, is cut short or damaged, is not JSON or no trace, or exceeds the limits above.

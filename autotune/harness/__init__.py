@@ -64,11 +64,7 @@ def wake(spec_path: str) -> None:
 
 
 def join(spec: str) -> None:
-    """Arms a process that has called `autotune.apply`, whether or not torch is already imported.
-
-    Args:
-        spec: the spec as JSON.
-    """
+    """Arms a process that has called `autotune.apply` with a spec as JSON, whether or not torch is already imported."""
     from . import boot, state
 
     state.is_called = True

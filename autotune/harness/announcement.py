@@ -22,12 +22,7 @@ SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMP
 
 
 class Announcement:
-    """A number that rank 0 tells once.
-
-    Args:
-        context: the trial in this process.
-        name: of the file.
-    """
+    """A number that rank 0 tells once, in a file of this name."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
         self._context, self._name = context, name

@@ -139,13 +139,9 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 
 
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
-    """Whether a batch is a row of sequences, one after the other without padding.
+    """Whether a batch whose first tensor has this shape is a row of sequences, one after the other without padding.
 
     Such a batch contains an array of offsets: integers in one dimension, from 0 to the row's length.
-
-    Args:
-        batch: as the loader yields it.
-        shape: of the first tensor in it.
     """
     for tensor in _tensors(batch):
         if not isinstance(tensor, Tensor) or not _is_of_integers(tensor):

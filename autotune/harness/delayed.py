@@ -60,12 +60,7 @@ state = State()
 
 
 class Content:
-    """Bytes and the operations to apply to them, or the floats once they had to be computed; shared by aliases.
-
-    Args:
-        data: uint8, never written to.
-        steps: the operations to apply to the floats, in order.
-    """
+    """Bytes, never written to, and the operations to apply in order; or the floats, once computed. Shared by aliases."""
 
     __slots__ = ("data", "floats", "steps")
 

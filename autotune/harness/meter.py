@@ -96,10 +96,6 @@ class Meter:
 
         If the step is no gap (cycles.py), or evaluations are frequent, it counts like any other step. Otherwise it counts only
         as part of a cycle.
-
-        Args:
-            step_s: as in `feed`.
-            samples: as in `feed`.
         """
         ended_s = self._position[1] + step_s
         is_often = ended_s - self._evaluated_at_s <= self.rules.min_s / FREQUENT

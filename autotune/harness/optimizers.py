@@ -113,13 +113,10 @@ class OptimizerWatch:
         self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Installs or removes the short hook on the clock; called by `Session._look`.
+        """Replaces the clock's full hooks by the short one or, if not `is_uninstalled`, restores them; see `Session._look`.
 
         The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
         optimizer once, and to recognise a closure's forward calls while forward calls are counted.
-
-        Args:
-            is_uninstalled: True replaces the full hooks by the short one, False restores them.
         """
         optimizer = self.clock()
         if is_uninstalled == (self._short is not None):

@@ -133,12 +133,7 @@ class Patches:
             return left
 
     def on_import(self, name: str, act: Callable[[Any], None]) -> None:
-        """Calls `act` with a module once it has been imported, or at once if it is already imported.
-
-        Args:
-            name: dotted name of the module.
-            act: called with the module; must handle its own exceptions.
-        """
+        """Calls `act`, which must not raise, with a module once it has been imported, or at once if it is already imported."""
         if name in sys.modules:
             act(sys.modules[name])
             return

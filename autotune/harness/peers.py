@@ -100,9 +100,6 @@ class Peers:
         """Looks for other processes and announces this one; the window restarts if there are more than before.
 
         If there are no other processes, this costs one access to the file system.
-
-        Args:
-            now_s: monotonic clock.
         """
         if self._number < 0 or now_s < self._next_look_s:
             return

@@ -123,12 +123,7 @@ class MemoryWatch:
 
 
 def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
-    """Returns facts about the program's interpreter, torch and device; None for unknown facts.
-
-    Args:
-        device: "cuda" or "cpu".
-        index: see `TrialContext.device_index`.
-    """
+    """Returns facts about the program's interpreter, torch and device; None for unknown facts."""
     import torch
 
     vision = sys.modules.get("torchvision")

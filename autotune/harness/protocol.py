@@ -373,10 +373,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_spec(source: str) -> Spec:
-    """Returns the spec that SPEC_VARIABLE contains or names.
-
-    Args:
-        source: path of the file, or the spec itself as JSON.
+    """Returns the spec that SPEC_VARIABLE names by its path, or contains as JSON.
 
     Raises:
         OSError: it cannot be read.

@@ -29,11 +29,7 @@ PROBE_S = 5.0  # timeout of each all-reduce, because a rank may have ended meanw
 
 
 class Communication:
-    """Observes the collectives of this process's DistributedDataParallel modules after `begin`.
-
-    Args:
-        parallel: the handler that knows these modules.
-    """
+    """Observes the collectives of this process's DistributedDataParallel modules after `begin`."""
 
     def __init__(self, parallel: ParallelKnobs) -> None:
         self._parallel = parallel
@@ -43,18 +39,11 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to observe besides those by which the last step is announced ahead; 0 without a wrapper.
-
-        Args:
-            step_s: seconds per step.
-        """
+        """Returns how many steps to observe besides those by which the last step is announced ahead; 0 without a wrapper."""
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:
-        """Starts the timers; called once the window is over.
-
-        Args:
-            is_compiled: whether the program is compiled. Then buffers are not timed, as graphs may contain the patched method.
+        """Starts the timers once the window is over. Buffers of a compiled program are not timed: graphs may contain the patch.
         """
         try:
             for wrapper in self._parallel.living:

@@ -25,12 +25,7 @@ MAX_WRAPPERS = 4  # levels of batch samplers inside one another that are searche
 
 
 def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
-    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...", with hashes of the constructing lines, innermost first.
-
-    Args:
-        frame: where to begin.
-        is_skipped: returns whether to skip the frames of a file.
-    """
+    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...", with hashes of the constructing lines, innermost first."""
     found: List[str] = []
     while frame is not None and len(found) < NUM_FRAMES:
         code = frame.f_code
@@ -50,11 +45,7 @@ def marked(code: str, arguments: Dict[str, Any]) -> str:
 
 
 def looks_like_training(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader shuffles, has its own sampler, or streams.
-
-    Args:
-        arguments: arguments of its constructor, as the program gives them.
-    """
+    """Returns whether a loader, by its constructor's arguments, shuffles, has its own sampler, or streams."""
     from torch.utils.data import IterableDataset, SequentialSampler
 
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
@@ -67,11 +58,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader draws its samples at random, so that their order does not matter.
-
-    Args:
-        arguments: arguments of its constructor, as the program gives them.
-    """
+    """Returns whether a loader, by its constructor's arguments, draws its samples at random: their order does not matter."""
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):
@@ -90,10 +77,7 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
 
 
 class TargetSites:
-    """Decides which loaders get the loader knobs in mode "apply"; keeps none of them alive once training is under way.
-
-    Args:
-        target: `Spec.target`; None if it is not known which loaders train.
+    """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps none alive once training is under way.
     """
 
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:

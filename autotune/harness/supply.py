@@ -55,12 +55,7 @@ def _part_done(counters: worker.Counters, now_s: float) -> float:
 
 
 class Supply:
-    """Follows the training loader of this process.
-
-    Args:
-        loaders: the loader watch.
-        binder: the handler that binds processes to cores; None if nothing is bound.
-    """
+    """Follows the training loader of this process, whose cores the binder knows if it binds any."""
 
     def __init__(self, loaders: Any, binder: Any = None) -> None:
         self._loaders, self._binder = loaders, binder
@@ -178,12 +173,7 @@ class Supply:
         return _cores_of_a_rank() if bound is None else float(bound)
 
     def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
-        """Returns the samples per second that can last.
-
-        Args:
-            rate_per_s: samples per second that the window consumed (K).
-            capacity_per_s: L.
-        """
+        """Returns the samples per second that can last, from the rate of the window (K) and the loader's capacity (L)."""
         if not self.is_falling or not capacity_per_s:
             return rate_per_s
         return 1 / (1 / rate_per_s + self.fall_frac / capacity_per_s)

@@ -31,11 +31,7 @@ class Trend(NamedTuple):
 
 
 def trend(rates: List[float]) -> Trend:
-    """Returns the slope of the step time's logarithm over equal parts (see CHUNKS), by least squares.
-
-    Args:
-        rates: rate of each block, in order; fewer than five give no trend.
-    """
+    """Returns the slope of the step time's logarithm over equal parts (see CHUNKS), by least squares; 0 for fewer than five."""
     size = max(1, len(rates) // CHUNKS)
     chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
     y = [-math.log(rate) for rate in chunks if rate > 0]

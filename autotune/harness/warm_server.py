@@ -232,12 +232,7 @@ def run_module(name: str, words: List[str]) -> None:
 
 
 def run_script(words: List[str], made: types.ModuleType) -> None:
-    """Runs `python WORDS`.
-
-    Args:
-        words: the script and its arguments.
-        made: the module object to run it in.
-    """
+    """Runs `python WORDS` in a module object."""
     script = words[0]
     path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
     if not IS_PATH_SAFE:

@@ -74,11 +74,7 @@ class Leaf:
 
 
 class Probe:
-    """A tensor that is watched for writes.
-
-    Args:
-        leaf: the tensor and its state when last seen.
-    """
+    """A tensor that is watched for writes."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.tensor = leaf.tensor  # a weak reference

@@ -47,11 +47,7 @@ class Row:
 
 
 def overview(host_context: HostContext | None = None) -> dict[str, list[Row]]:
-    """Returns {family: one row for each of its knobs}, in the catalogue's order, with env.NAME last.
-
-    Args:
-        host_context: the machine for which to report blocked knobs; None reports none.
-    """
+    """Returns {family: a row for each knob}, in the catalogue's order, env.NAME last; without a machine, no knob is blocked."""
     families: dict[str, list[Row]] = {}
     for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
         blocked = None if host_context is None else found.blocked(host_context)
@@ -92,11 +88,7 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
 
 
 def page(spaces: Mapping[str, Iterable[str]]) -> str:
-    """Returns the text of docs/knobs.md: every knob by family, independent of this machine.
-
-    Args:
-        spaces: search space -> keys that it searches.
-    """
+    """Returns docs/knobs.md: every knob by family, with the search spaces that search it, independent of this machine."""
     families, parts = overview(), [PAGE_HEAD]
     for family, rows in families.items():
         parts.append(f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{_anchor(row.key)})" for row in rows))

@@ -95,12 +95,7 @@ def tier_of(knob: Knob, *, is_held: bool) -> Tier:
 
 
 def derived(knobs: Knobs, *, held: int) -> Knobs:
-    """Returns the configuration with the accumulation that its batch size requires.
-
-    Args:
-        knobs: a full configuration.
-        held: fixed product of batch size and accumulation, in samples.
-    """
+    """Returns the full configuration with the accumulation that its batch size requires for `held` samples."""
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
 
 

@@ -107,13 +107,7 @@ class Ended:
     spared_s: float = 0.0
 
     def facts(self, spec: protocol.Spec, *, device_used_frac: float | None = None) -> Facts:
-        """Returns the facts that `failures.classify` decides from.
-
-        Args:
-            spec: the trial's spec.
-            device_used_frac: largest share of device memory that the monitor saw in use by all processes together; None if
-                unknown.
-        """
+        """Returns the facts that `failures.classify` decides from; `device_used_frac` is the largest share of memory in use."""
         return Facts(
             exit_code=self.exit_code,
             signal=self.signal,
@@ -244,9 +238,6 @@ class Launcher(ABC):
         """Ends processes that a killed tuner left running for this study; called before the first trial, never during one.
 
         A killed tuner normally leaves nothing; there is something to find only if its supervisor was killed as well.
-
-        Args:
-            study: the study's folder.
 
         Returns:
             One line for the user per process ended.

@@ -30,11 +30,7 @@ EXIT_S = 15.0  # longest wait for the exit of a child whose link has closed
 
 
 class ChildTransport(Transport):
-    """A child process with an agent at its other end.
-
-    Args:
-        argv: its command.
-    """
+    """A child process, started by a command, with an agent at its other end."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the child and the agent print to standard error)

@@ -9,14 +9,7 @@ STARTING = ("spawn", "import", "init", "first_batch")
 
 
 def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
-    """Returns the limit that has passed, in words for the user; "" if none has.
-
-    Args:
-        deadlines: the limits.
-        progress: rank 0's progress so far.
-        started_s: when the trial was launched, monotonic clock.
-        now_s: the monotonic clock now.
-    """
+    """Returns the limit that has passed, in words for the user; "" if none has."""
     phase = progress.phase
     if phase in STARTING:
         what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s

@@ -65,12 +65,7 @@ ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
 class Trial:
-    """The user's files during one trial, from before it starts until its processes are gone.
-
-    Args:
-        message: the tuner's "begin" message.
-        processes: finds the study's processes.
-    """
+    """The user's files during one trial, from the tuner's "begin" message until its processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
@@ -104,10 +99,7 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Lets the processes that wait to write go on, and handles changes in the watched folders.
-
-        Args:
-            is_last: whether this is the last call, which scans the open files at once.
+        """Lets the processes that wait to write go on, and handles changes in the watched folders. The last call scans at once.
         """
         events = self._folders.events()
         for guarded in self._guarded.values():
@@ -227,11 +219,7 @@ class Trial:
 
 
 class Keeper:
-    """The keeper program: its state, and its main loop in `run`.
-
-    Args:
-        prefix: the common beginning of the marks that the study's processes have in their environment.
-    """
+    """The keeper program: its state, and its main loop in `run`. `prefix` begins the marks of the study's processes."""
 
     def __init__(self, prefix: str) -> None:
         self._processes = Processes(prefix)

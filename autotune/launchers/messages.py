@@ -28,12 +28,7 @@ class Watched:
 
 
 def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
-    """Returns a launch as JSON. Monotonic clocks differ between machines, so `Spec.end_s` becomes a time from now.
-
-    Args:
-        launch: the launch.
-        now_s: the study's clock now.
-    """
+    """Returns a launch as JSON. Monotonic clocks differ between machines, so `Spec.end_s` becomes a time from now."""
     raw = dataclasses.asdict(dataclasses.replace(launch, folder=Path(os.path.abspath(launch.folder))))
     raw["folder"] = str(raw["folder"])
     if launch.spec.end_s is not None:

@@ -59,11 +59,7 @@ JOB_VARIABLES = ("SLURM_JOB_ID", "RAY_JOB_ID")  # the engine's name of the job
 
 
 class Agent:
-    """The agent's state, and its main loop in `run`.
-
-    Args:
-        link: the link to the tuner.
-    """
+    """The agent's state, and its main loop in `run`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -23,10 +23,6 @@ class NodeWatch(MachineWatch):
 
     Attributes:
         seen: what the agent saw in the window of the last trial.
-
-    Args:
-        node: returns the node; None while there is none.
-        clock: clock of the study.
     """
 
     def __init__(self, node: Callable[[], Node | None], clock: Clock) -> None:

@@ -43,11 +43,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns the processes that still run. A process that reuses an id is left out: its creation time differs.
-
-    Args:
-        seen: process id -> when it was created, seconds since the epoch.
-    """
+    """Returns those of {id: seconds since the epoch when created} that still run; a process that reuses an id is left out."""
     found = []
     for pid, created_s in seen.items():
         with contextlib.suppress(psutil.Error):
@@ -86,11 +82,7 @@ class Ending:
         self._since_s = 0.0
 
     def is_over(self, alive: list[psutil.Process]) -> bool:
-        """Takes the step that is due; returns whether no step is left.
-
-        Args:
-            alive: the processes to end, as they are now.
-        """
+        """Takes the step that is due; returns whether no step is left."""
         now_s = time.monotonic()
         if not self.is_signalled:
             self.is_signalled, self._since_s = True, now_s

@@ -52,25 +52,14 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, 
 
 
 def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment variables that a real run adds or replaces.
-
-    Args:
-        best: what to apply.
-        spec: from `spec_text`.
-        before: the environment so far.
-    """
+    """Returns the environment variables that a real run adds or replaces."""
     paths = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INJECT))]
     own = {"PYTHONPATH": os.pathsep.join([str(INJECT), *paths]), protocol.SPEC_VARIABLE: spec}
     return {**best.environment(), **own}
 
 
 def announce(best: Best, notes: Sequence[str] = ()) -> None:
-    """Prints to standard error, on rank 0 only, what is about to be applied and where it was tuned.
-
-    Args:
-        best: what to apply.
-        notes: further lines.
-    """
+    """Prints to standard error, on rank 0 only, what is about to be applied and where it was tuned."""
     if protocol.launched_rank(os.environ) != 0:
         return
     study, ratio, day = best.origin

@@ -80,12 +80,7 @@ class RemoteLauncher(Launcher):
         self._name = ""
 
     def join(self, name: str, clock: PausableClock) -> None:
-        """Makes this launcher one of several slots of a study; called before any other method.
-
-        Args:
-            name: name of the slot.
-            clock: the study's clock.
-        """
+        """Makes this launcher one of several slots that share the study's clock; called before any other method."""
         self._name, self.clock = name, clock
         self.watched = NodeWatch(lambda: self.node, clock)
 
@@ -237,12 +232,7 @@ class RemoteLauncher(Launcher):
 
 
 class RemoteRunning(Running):
-    """A trial on a node, or one that waits for a node.
-
-    Args:
-        launcher: has the node.
-        launch: what to start.
-    """
+    """A trial on a node, or one that waits for a node."""
 
     def __init__(self, launcher: RemoteLauncher, launch: Launch) -> None:
         self._launcher, self._launch = launcher, launch

@@ -13,11 +13,7 @@ from autotune.monitors.watch import MachineWatch
 
 
 class RemoteSlots(Launcher):
-    """Several remote launchers as one. A trial that runs alone runs on the first of them.
-
-    Args:
-        parts: the launchers of the slots, not used yet.
-    """
+    """Several remote launchers as one. A trial that runs alone runs on the first of them."""
 
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
@@ -68,14 +64,7 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """The study's clock as one of several slots uses it: it stands still only while no slot has a node.
-
-    Args:
-        whole: the study's clock.
-        waiting: the slots without a node; shared by all.
-        index: of this slot.
-        num: how many slots there are.
-    """
+    """One slot's share of the study's clock (`whole`), which stands still only while all slots are `waiting` for a node."""
 
     def __init__(self, whole: PausableClock, waiting: set[int], index: int, num: int) -> None:
         super().__init__()

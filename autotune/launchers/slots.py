@@ -17,12 +17,7 @@ from autotune.owner import held
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, as `LocalLauncher`, or trials in parallel, through the launchers of its slots.
-
-    Args:
-        slots: the parts of the machine.
-        graces: the grace periods.
-    """
+    """Starts a trial on the whole machine, as `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
@@ -51,13 +46,7 @@ class SlotsLauncher(LocalLauncher):
 
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
-    """Returns the slots of this machine, with as many GPUs and cores each.
-
-    Args:
-        num: how many.
-        gpus: UUIDs of the GPUs to divide; () for trials on the CPU.
-        facts: `machine.host_facts()`.
-    """
+    """Returns slots of this machine, with as many GPUs (UUIDs; none for trials on the CPU) and cores each."""
     # Those of one NUMA node lie together, and in it the threads of one core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num

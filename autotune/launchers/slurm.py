@@ -66,11 +66,7 @@ class SlurmLauncher(RemoteLauncher):
 
 
 class Srun(ChildTransport):
-    """One run of `srun` with the agent at its other end.
-
-    Args:
-        slurm: `launch.slurm`.
-    """
+    """One run of `srun` with the agent at its other end."""
 
     def __init__(self, slurm: SlurmOptions) -> None:
         super().__init__(command(slurm, os.environ))
@@ -152,12 +148,7 @@ class Srun(ChildTransport):
 
 
 def command(slurm: SlurmOptions, environment: Mapping[str, str]) -> list[str]:
-    """Returns the command that starts the agent on a node.
-
-    Args:
-        slurm: `launch.slurm`.
-        environment: the tuner's; inside an allocation, the agent becomes a step of that job.
-    """
+    """Returns the command that starts the agent on a node; inside the tuner's allocation, as a step of that job."""
     given = {
         "partition": slurm.partition,
         "account": slurm.account,

@@ -75,10 +75,6 @@ class Node:
 
     Attributes:
         about: what is recorded of the node: "host", "boot_id", "job".
-
-    Args:
-        transport: the way to it.
-        hello: its first message.
     """
 
     def __init__(self, transport: Transport, hello: Message) -> None:

@@ -73,13 +73,7 @@ class UserFiles:
         self._asked: list[str] = []
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
-        """Starts guarding and watching; returns when the trial may start.
-
-        Args:
-            argv: the trial's command.
-            cwd: its working directory.
-            place: the trial's own folder, `<study>/trials/0007`.
-        """
+        """Starts guarding and watching; returns when the trial may start."""
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
         files = [path for path in folders.checkpoints() if path not in self.made]
@@ -177,13 +171,7 @@ class Keeper:
 
 
 class Folders:
-    """The folders in which a trial may leave files: the working directory and the folders that its command names.
-
-    Args:
-        argv: the command.
-        cwd: the working directory.
-        place: the trial's folder.
-    """
+    """The folders in which a trial may leave files: the working directory and the folders that its command names."""
 
     def __init__(self, argv: list[str], cwd: Path, place: Path) -> None:
         self._cwd = cwd.resolve()

@@ -104,12 +104,7 @@ class WarmServer:
 
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
-    """Returns why a command cannot be started warm; "" if it can: `python SCRIPT ...` and `python -m MODULE ...`.
-
-    Args:
-        argv: the command.
-        cwd: its working directory.
-    """
+    """Returns why a command cannot be started warm; "" if it can: `python SCRIPT ...` and `python -m MODULE ...`."""
     if sys.platform != "linux":
         return "only on Linux"
     if not PYTHON.fullmatch(os.path.basename(argv[0])) or with_harness(argv) != list(argv):

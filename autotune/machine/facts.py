@@ -89,11 +89,7 @@ def has_cxx_compiler() -> bool:
 
 
 def comparable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the facts that must match for results to be comparable: CPU, cores, instruction sets, GPUs, device, torch.
-
-    Args:
-        facts: `host_facts()`, updated with the harness's facts if there are any.
-    """
+    """Returns the facts that must match for results to be comparable: CPU, cores, instruction sets, GPUs, device, torch."""
     return {
         "cpu_model": facts.get("cpu_model"),
         "num_cores": facts.get("num_cores"),

@@ -155,11 +155,7 @@ class CpuMonitor:
         self._quota = found if found and found.cores < len(self._cores) else None
 
     def look(self, now_s: float) -> CpuLook:
-        """Returns the counters now.
-
-        Args:
-            now_s: monotonic clock.
-        """
+        """Returns the counters now."""
         processes, by_core = read_processes(self._proc), self._times()
         own = frozenset(pid for pid in tree(processes, self._root) if _may_use(pid, self._slot))
         busy_s, idle_s, steal_s = _sums(by_core, self._cores)

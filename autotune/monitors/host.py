@@ -55,12 +55,7 @@ class Quota:
 
 
 class HostMonitor:
-    """Measures the host from construction, or from the last `restart`, until `metrics` is called.
-
-    Args:
-        read: returns the counters now; replaced in tests.
-        clock: seconds, monotonic.
-    """
+    """Measures the host from construction, or from the last `restart`, until `metrics` is called."""
 
     def __init__(self, read: Callable[[], HostTimes], clock: Callable[[], float]) -> None:
         self._read, self._clock = read, clock

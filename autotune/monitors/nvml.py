@@ -142,13 +142,7 @@ class NoDevice(DeviceMonitor):
 
 
 class NvmlDevice(DeviceMonitor):
-    """Monitors one device through NVML.
-
-    Args:
-        nvml: the pynvml module, initialised; a fake in tests.
-        handle: the device's NVML handle.
-        clock: seconds, monotonic.
-    """
+    """Monitors one device through NVML."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock

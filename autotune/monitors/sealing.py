@@ -48,13 +48,7 @@ def first_attempt(name: str) -> str:
 
 
 def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> None:
-    """Seals the trials that a killed tuner left without a record, unless one of the study's trials is still running.
-
-    Args:
-        study: the study's folder.
-        secrets: the known secrets.
-        wait_s: how long to wait for a running trial to end, seconds.
-    """
+    """Seals the trials that a killed tuner left without a record, unless one of them still runs after `wait_s` seconds."""
     until_s = time.monotonic() + wait_s
     while _is_training(study):
         if time.monotonic() >= until_s:

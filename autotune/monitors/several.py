@@ -15,10 +15,7 @@ _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices as one. Trials are judged by the worst device; the memory gate checks each of `devices`.
-
-    Args:
-        devices: their monitors, in the order of the ranks.
+    """Several devices, in the order of the ranks, as one. The worst judges a trial; the memory gate checks each of `devices`.
     """
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:

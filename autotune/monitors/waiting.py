@@ -37,12 +37,7 @@ class WaitingWatch:
         return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
 
     def look(self, now_s: float, pids: Iterable[int]) -> None:
-        """Reads the delays of all threads of the processes.
-
-        Args:
-            now_s: monotonic clock.
-            pids: the trial's processes; those that have exited are skipped.
-        """
+        """Reads the delays of all threads of the trial's processes; those that have exited are skipped."""
         delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
         known = delays.keys() & self._last.keys()
         if self._last_s is not None and known:

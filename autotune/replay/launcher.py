@@ -22,13 +22,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class ReplayLauncher(Launcher):
-    """Answers every trial of one study from a table.
-
-    Args:
-        table: the recording.
-        world: chooses which repeats to serve.
-        clock: advanced by the recorded seconds.
-        num_slots: how many trials can run in parallel; they do not disturb each other.
+    """Answers every trial of one study from a table; `world` chooses the repeat. Trials in parallel do not disturb each other.
     """
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:

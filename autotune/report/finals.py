@@ -16,22 +16,12 @@ Trials = Sequence[dict[str, Any]]
 
 
 def finals_of(trials: Trials, number: int) -> list[dict[str, Any]]:
-    """Returns the trials of the finals that measured a configuration again, also those without a result.
-
-    Args:
-        trials: the summary's trials.
-        number: number of the configuration's first trial.
-    """
+    """Returns the trials of the finals that measured a configuration again, also those without a result."""
     return [trial for trial in trials if trial.get("kind") == Kind.final and trial.get("repeats") == number]
 
 
 def processes_text(trials: Trials, first: dict[str, Any]) -> str:
-    """Returns how often a configuration was measured: "5 in the finals: 4 in pairs, 1 to choose", "1 in the search".
-
-    Args:
-        trials: the summary's trials.
-        first: the configuration's first trial.
-    """
+    """Returns how often a configuration was measured: "5 in the finals: 4 in pairs, 1 to choose", "1 in the search"."""
     finals = finals_of(trials, first["number"])
     uses = Counter(_use(trials, trial) for trial in finals if trial.get("value"))
     lost = Counter(str(trial["outcome"]) for trial in finals if not trial.get("value"))

@@ -90,11 +90,7 @@ class Shown:
 
 
 def page(studies: Sequence[Study]) -> str:
-    """Returns the report of studies, as HTML without control characters, whatever the study's texts contain.
-
-    Args:
-        studies: one study, or several to compare.
-    """
+    """Returns the report of studies, as HTML without control characters, whatever the study's texts contain."""
     studies = _labelled(studies)
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -63,12 +63,7 @@ def has_winner(summary: Summary) -> bool:
 
 
 def next_commands(summary: Summary, path: Path) -> list[str]:
-    """Returns the commands to type next, ready to copy.
-
-    Args:
-        summary: the study's summary.
-        path: the study's folder.
-    """
+    """Returns the commands to type next, ready to copy."""
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
     is_search = not (summary.get("verification") or summary.get("recording"))

@@ -11,10 +11,6 @@ from autotune.run_dir import StudyFolder, write_text
 def write_report(folder: StudyFolder, summary: Summary) -> Path:
     """Writes report.html, and returns it.
 
-    Args:
-        folder: the study's folder.
-        summary: its summary, which may be newer than the one on disk.
-
     Raises:
         OSError: it cannot be written.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,7 @@ class CompleteGrid(optuna.samplers.GridSampler):
 
 
 def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
-    """Returns the sampler with a given name.
-
-    Args:
-        name: member of SAMPLERS.
-        seed: makes proposals repeatable.
-        distributions: distribution of each knob, from which the grid is made.
+    """Returns the sampler of SAMPLERS with a given name; a grid is made from the distributions.
 
     Raises:
         BadInput: no such sampler, or a grid too large to list.
@@ -78,10 +74,7 @@ def _random(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
 
 def _grid(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
     levels = {key: grid_levels(distribution) for key, distribution in distributions.items()}
-    size = 1
-    for values in levels.values():
-        size *= len(values)
-    if size > MAX_GRID_POINTS:
+    if (size := math.prod(map(len, levels.values()))) > MAX_GRID_POINTS:
         raise BadInput(
             f"search.sampler: a grid over this search space has {size:,} points, got 'grid'. At most {MAX_GRID_POINTS:,}. "
             "Pin knobs, narrow their domains, or use search.sampler=tpe."

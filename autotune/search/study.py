@@ -169,14 +169,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports the result of a proposed trial to Optuna.
-
-    Args:
-        study: the study.
-        trial: returned by `study.ask`.
-        record: the finished trial, or an earlier one of the same configuration.
-        **limits: `worst` and `memory_capacity_bytes` of `told`.
-    """
+    """Reports the record of a proposed trial, or an earlier one of the same configuration, to Optuna; `limits` as in `told`."""
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))

@@ -69,10 +69,7 @@ class Culprits:
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
-        """Yields (key, full configuration, why) of trials that help to find the cause of a failure, latest failure first.
-
-        Args:
-            best: the trial to which the possible cause is applied.
+        """Yields (key, full configuration, why) of changes to `best` that help to find a failure's cause, latest failure first.
         """
         for record, cause in zip(reversed(self._failed), reversed(self._causes), strict=True):
             keys = self._failure_model.suspected(cause)

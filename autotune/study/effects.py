@@ -55,11 +55,6 @@ def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Seque
     """Returns the budget that lets an attribution measure the missing effects once each, {"minutes", "more_minutes"}.
 
     Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
-
-    Args:
-        entries: as `with_estimates` returned them.
-        about: study.json.
-        records: all trials of the study, the baseline first.
     """
     num = sum(entry["verdict"] == NOT_MEASURED for entry in entries)
     if not num or not about.budget_s:

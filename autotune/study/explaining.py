@@ -72,12 +72,6 @@ OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials
 def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
 
-    Args:
-        number: number of the trial; None for the best.
-        records: trials of the study.
-        summary: the study's summary.
-        study: the study's name.
-
     Raises:
         BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
     """
@@ -259,14 +253,7 @@ class Explaining:
         return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
 
     def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
-        """Measures two sides in the order of ORDER and returns the complete pairs; a side that fails ends the round.
-
-        Args:
-            record: the explained trial.
-            cause: cause of the finding.
-            sides: (session, knobs, description) of the program as it was, then with the remedy.
-            ends_s: as in `Session.explain`.
-        """
+        """Measures two sides in the order of ORDER and returns the complete pairs; a side that fails ends the round."""
         number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
         scores: list[float] = []
         with contextlib.suppress(OutOfTime):

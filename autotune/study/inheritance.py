@@ -81,11 +81,7 @@ def check_named(asked: Any, runs: Path) -> None:
 
 
 def inherit(session: Session) -> dict[str, Any]:
-    """Returns what a study takes over, as stored in study.json; {} for nothing. Call it after the baseline.
-
-    Args:
-        session: the study, before its search.
-    """
+    """Returns what a study takes over, as stored in study.json; {} for nothing. Call it after the baseline."""
     asked = session.inputs.config.search.warm_start
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}

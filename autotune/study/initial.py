@@ -109,11 +109,6 @@ def filling_seed(
     """Yields the best configuration so far, with its batch raised to the largest that is expected to fit into memory.
 
     Yields nothing unless the best so far already has a larger batch than the program.
-
-    Args:
-        session: the study.
-        best: the best trial so far.
-        filling_batch: returns the largest of some batch sizes that is expected to fit; None if unknown.
     """
     space = session.resolved
     own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)

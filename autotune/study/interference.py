@@ -63,11 +63,7 @@ class Calibration:
 
 
 class Interference:
-    """Sets how many trials of a study may run at once.
-
-    Args:
-        session: the study, whose baseline is measured.
-    """
+    """Sets how many trials of a study, whose baseline is measured, may run at once."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._num = session, len(session.runner.beside)
@@ -182,11 +178,7 @@ class Uncalibrated(Interference):
 
 
 def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
-    """Returns what some pairs show.
-
-    Args:
-        pairs: rate alone and, by name of the slot, the rates in parallel.
-    """
+    """Returns what pairs show: a rate alone and, by name of the slot, the rates in parallel."""
     alone = [rate for rate, _ in pairs]
     ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)
     by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in pairs[0][1]}

@@ -65,11 +65,6 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 
     An interrupt raises no exception: the summary then has the status "interrupted" and the results so far.
 
-    Args:
-        inputs: what to do.
-        folder: the study's folder, created by `run_dir.create`.
-        listener: receives events and notices.
-
     Raises:
         NothingWorked: the baseline or all of the first configurations failed; the error has the reason and the end of the log.
         FolderLost: the study's folder can no longer be written.
@@ -82,11 +77,6 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
     """Resumes a study, no matter how it ended, and returns its summary, as `run_study` does.
 
     Finished trials are neither repeated nor lost, trials that were cut off run again, and time already used counts.
-
-    Args:
-        inputs: the inputs of the study; its budget may be larger than before.
-        folder: the study's folder.
-        listener: receives events and notices.
 
     Raises:
         BadInput: as in `run_study`, or machine or program differ from those of the earlier trials; the error names the

@@ -168,12 +168,6 @@ class FakeLauncher(Launcher):
         launches: every launch, in order.
         running: the running trials; never more than one, unless each has a slot.
         is_closed: whether `close` was called.
-
-    Args:
-        surface: what the program is like.
-        clock: on which time passes.
-        seed: of the noise.
-        num_slots: number of slots; 1 for a machine that is not divided.
     """
 
     def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1) -> None:

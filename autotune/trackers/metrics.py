@@ -56,12 +56,7 @@ def rate_name(unit: str) -> str:
 
 
 def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> dict[str, float]:
-    """Returns a trial's metrics; unknown and non-finite numbers are left out. A trial that measured no rate has none.
-
-    Args:
-        trial: the trial.
-        baseline: the trial that its score is divided by; None if there is none.
-    """
+    """Returns a trial's metrics; unknown and non-finite numbers are left out. A trial that measured no rate has none."""
     if trial.value is None:
         return {}
     low, high = trial.ci or (None, None)

@@ -16,12 +16,7 @@ from pathlib import Path
 
 
 def problem_of(uri: str, timeout_s: float) -> str:
-    """Returns why a store cannot be written to, in one line; "" if it answers, or if its kind is not checked here.
-
-    Args:
-        uri: tracking address.
-        timeout_s: how long to wait for an answer, or for a lock.
-    """
+    """Returns why a store cannot be written to, in one line; "" if it answers, or if its kind is not checked here."""
     if uri.startswith(("http://", "https://")):
         return _server_problem(uri, timeout_s)
     if uri.startswith("sqlite:///"):

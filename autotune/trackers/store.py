@@ -62,14 +62,10 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
-    """Creates the embedded store if it does not exist, and returns its address.
+    """Creates the embedded store by `make` if it does not exist, and returns its address.
 
     Six processes that opened a fresh MLflow SQLite file at once broke it permanently. So one process creates it, under a lock
     and a temporary name, and renames it when it is complete; the others wait.
-
-    Args:
-        runs: the runs folder.
-        make: creates a complete, empty store at an address.
     """
     file = store_file(runs)
     if not file.exists():

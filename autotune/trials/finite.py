@@ -22,10 +22,7 @@ def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
-    """Returns a clause saying since when the program's own loss is not finite; "" if it is finite.
-
-    Args:
-        records: trials, by number; the first of them with a loss that was not finite counts.
+    """Returns a clause saying since which of the trials, by number, the program's own loss is not finite; "" if it is finite.
     """
     if not (since := _first(records, LOSS)):
         return ""

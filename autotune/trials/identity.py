@@ -154,10 +154,6 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
     The resolved space and the facts that the program reports are known only after a baseline, so they are compared only if both
     identities have them. The script is compared only if it was recorded. Earlier versions of autotune did not record it.
-
-    Args:
-        was: the recorded identity.
-        now: the present identity.
     """
     reported = [f"program.{name}" for name in PROGRAM_FACTS]
     is_reported = all(any(parts.get(name) for name in reported) for parts in (was, now))

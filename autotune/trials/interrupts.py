@@ -22,10 +22,6 @@ class Interrupts:
 
     Attributes:
         is_requested: whether the study should end after the running trial.
-
-    Args:
-        notice: shows a line to the user.
-        clock: returns monotonic seconds.
     """
 
     def __init__(self, notice: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -144,10 +144,6 @@ def exploded(own: Curve, baseline: Curve) -> str:
     This is a cheap check of search trials. Their batches differ from the baseline's, so a loss counts as exploded only if no
     batch explains it. It must still grow, and exceed ten times the largest of the trial's first losses and the baseline's
     losses.
-
-    Args:
-        own: the trial's curve.
-        baseline: the baseline's curve.
     """
     if len(own) < MIN_EXPLODING_STEPS or not baseline or None in own or None in baseline:
         return ""

@@ -85,12 +85,7 @@ class Goal:
         return {name: value for name, value in found.items() if value}
 
     def learn(self, results: Sequence[RankResult], *, capacity_bytes: int | None) -> None:
-        """Learns what the baseline found out about the program.
-
-        Args:
-            results: results of the baseline's ranks.
-            capacity_bytes: memory of the device.
-        """
+        """Learns what the baseline found out about the program."""
         self.capacity_bytes = capacity_bytes
         length = (results[0].detected.get("loader") or {}).get("num_samples") if results else None
         self.epoch_samples = self.epoch_samples or length

@@ -14,10 +14,6 @@ class Place:
     Attributes:
         launcher: starts trials here.
         disturbed_by: what disturbed the last attempt; emptied before the wait until the machine is quiet.
-
-    Args:
-        launcher: starts trials here.
-        inputs: the study's inputs.
     """
 
     def __init__(self, launcher: Launcher, inputs: StudyInputs) -> None:

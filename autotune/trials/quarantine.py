@@ -64,11 +64,7 @@ class Quarantine:
         self._strikes: dict[frozenset[tuple[str, object]], tuple[int, str]] = {}
 
     def note(self, record: TrialRecord) -> str:
-        """Returns why the device must not be used any more; "" while it may.
-
-        Args:
-            record: a finished trial, after its second attempt if any.
-        """
+        """Returns why the device must not be used any more, after a trial and its second attempt if any; "" while it may."""
         if record.outcome.has_value:
             self._strikes.clear()
         if not (fault := sticky_fault(record)):

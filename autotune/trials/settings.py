@@ -17,12 +17,7 @@ UNBOUNDED_S = 86_400.0  # the limits of the phases end a stuck trial long before
 
 
 def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
-    """Returns when to give up on a trial.
-
-    Args:
-        measure: limits of the phases.
-        max_s: wall time the whole trial may take; None for no overall limit.
-    """
+    """Returns when to give up on a trial, which may take `max_s` seconds in all; None for no overall limit."""
     total_s = UNBOUNDED_S if max_s is None else max_s
     return Deadlines(start_s=measure.start_s, compile_s=measure.compile_s, step_s=measure.step_s, total_s=total_s)
 

@@ -16,11 +16,7 @@ _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
 def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
-    """Returns the fields of a TrialRecord that come from its ranks' results.
-
-    Args:
-        results: the ranks' results; empty if the trial died before it wrote any.
-    """
+    """Returns the fields of a TrialRecord that come from its ranks' results; there are none if the trial died before."""
     if not results:
         return {}
     first = results[0]
@@ -90,12 +86,7 @@ def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
 
 
 def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, float]:
-    """Returns further numbers for the tracker: step times, compilation, and metrics of the machine.
-
-    Args:
-        results: the ranks' results.
-        seen: metrics from `MachineWatch`, as {name with unit: value}.
-    """
+    """Returns further numbers for the tracker: step times, compilation, and those that `MachineWatch` has seen."""
     found = dict(seen)
     if not results:
         return found

@@ -18,13 +18,10 @@ MODULES = ("torch", "torchvision")  # imported before trials are forked; the sec
 
 
 class WarmStarts:
-    """Decides for each trial of a study whether it may start warm, and learns from failures.
+    """Decides for each trial whether it may start warm, as far as `launch.warm` wants it, and learns from failures.
 
     Attributes:
         why_never: why no trial may start warm; "" if some may.
-
-    Args:
-        wanted: `launch.warm`.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -66,12 +63,7 @@ class WarmStarts:
         return is_before_steps and record.outcome in DOUBTFUL and self._num_in_vain < MAX_IN_VAIN
 
     def judge(self, doubtful: TrialRecord, again: TrialRecord) -> str:
-        """Learns from the fresh repeat of a doubtful trial; returns a notice for the user, "" for none.
-
-        Args:
-            doubtful: the trial as started warm.
-            again: the trial as started fresh afterwards.
-        """
+        """Learns from the fresh repeat of a trial that was started warm; returns a notice for the user, "" for none."""
         if not again.outcome.has_value:
             self._num_in_vain += 1
             return ""

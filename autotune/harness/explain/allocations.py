@@ -84,11 +84,7 @@ class HostAllocations(Allocations):
 
 
 class DeviceAllocations(Allocations):
-    """What CUDA's allocator did, from its own history. Not measured on a GPU yet.
-
-    Args:
-        index: see `TrialContext.device_index`.
-    """
+    """What CUDA's allocator did, from its own history. Not measured on a GPU yet."""
 
     def __init__(self, index: Optional[int] = None) -> None:
         super().__init__()
@@ -140,11 +136,7 @@ class DeviceAllocations(Allocations):
 
 
 class History:
-    """The entries of a CUDA allocator's trace, replayed.
-
-    Args:
-        allocated, reserved: bytes when the trace began.
-    """
+    """The entries of a CUDA allocator's trace, replayed from the bytes allocated and reserved when it began."""
 
     def __init__(self, allocated: int, reserved: int) -> None:
         self._allocated, self._reserved = allocated, reserved

@@ -10,11 +10,7 @@ MEAN_STEPS = 50  # last steps of the warm-up that `mean_step_s` looks at
 
 
 def mean_step_s(ends_s: List[float]) -> Optional[float]:
-    """Returns the mean seconds of the last steps; None if there are none.
-
-    Args:
-        ends_s: seconds at the end of each step so far.
-    """
+    """Returns the mean seconds of the last steps, from the seconds at the end of each; None if there are none."""
     last = ends_s[-MEAN_STEPS - 1 :]
     return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
 

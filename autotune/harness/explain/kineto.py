@@ -16,10 +16,7 @@ NO_KERNELS = "GPU kernels are not known: {}"
 
 @contextlib.contextmanager
 def quiet(notes: List[str]) -> Iterator[None]:
-    """Holds back standard error inside the `with` block, then passes on the lines that kineto did not write.
-
-    Args:
-        notes: gets a note if CUPTI, which kineto needs to see GPU kernels, reports an error.
+    """Holds back standard error, then passes on what kineto did not write; notes an error of CUPTI, which it needs for kernels.
     """
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()

@@ -28,11 +28,7 @@ NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for inp
 
 
 class Collections:
-    """Times the runs of the cyclic garbage collector in the training process.
-
-    Args:
-        sampler: the line sampler. A collection may happen to run in its thread; that time is not part of the sampler's cost.
-    """
+    """Times the garbage collector's runs in the training process; one in the sampler's thread is no cost of the sampler."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0

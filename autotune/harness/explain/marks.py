@@ -155,11 +155,7 @@ def torch_is_compiling() -> Callable[[], bool]:
 
 
 class DevicePhases:
-    """Times phases on a GPU: an event at each change of phase, read after it has happened. Not measured on a GPU yet.
-
-    Args:
-        index: see `TrialContext.device_index`.
-    """
+    """Times phases on a GPU: an event at each change of phase, read after it has happened. Not measured on a GPU yet."""
 
     def __init__(self, index: Optional[int] = None) -> None:
         self._index = index

@@ -16,11 +16,7 @@ MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for so long, so many tim
 
 
 def peaks(device: str) -> Dict[str, float]:
-    """Returns what `Traced.peaks` holds.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
+    """Returns what `Traced.peaks` holds."""
     import torch
 
     with untouched(device):

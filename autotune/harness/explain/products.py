@@ -33,13 +33,7 @@ class Products:
         self._seen: Dict[Tuple[str, str], List[Any]] = {}
 
     def note(self, operator: Any, arguments: Tuple[Any, ...], flops: float) -> None:
-        """Notes a call of an operator.
-
-        Args:
-            operator: of `torch.ops.aten`.
-            arguments: positional arguments of the call.
-            flops: FLOPs of the call.
-        """
+        """Notes a call of an operator of `torch.ops.aten`, with its positional arguments and its FLOPs."""
         name = str(operator).rpartition(".")[2]
         described = tuple(_described(each) for each in arguments) if name in NAMES else ()
         if not described or any(isinstance(each, Described) and each.dtype != WIDE for each in described):
@@ -49,11 +43,7 @@ class Products:
         seen[3] += 1
 
     def timed(self, device: str) -> Dict[str, float]:
-        """Returns what `Memory.products` holds.
-
-        Args:
-            device: "cpu" or "cuda".
-        """
+        """Returns what `Memory.products` holds."""
         found = {WIDE: 0.0, NARROW: 0.0, CASTS: 0.0, TIMED_FRAC: 0.0}
         whole, ends_s = sum(seen[2] for seen in self._seen.values()), time.perf_counter() + MAX_S
         with untouched(device):

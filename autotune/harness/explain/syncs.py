@@ -30,13 +30,7 @@ Key = Tuple[str, Any, int, str]  # kind, code, line, phase
 
 
 class SyncSites:
-    """Counts synchronising calls by place, and marks copies of batches to the device as their own phase.
-
-    Args:
-        context: the trial in this process.
-        marks: of the training thread.
-        sources: tells whose code a frame runs.
-    """
+    """Counts synchronising calls by place, and marks copies of batches to the device as their own phase."""
 
     def __init__(self, context: TrialContext, marks: Marks, sources: Sources) -> None:
         self._marks, self._sources = marks, sources
@@ -142,11 +136,7 @@ class SyncSites:
     # --- result ---
 
     def sites(self, num_steps: float) -> List[Site]:
-        """Returns the places with the most seconds, the most first.
-
-        Args:
-            num_steps: number of steps by which calls and seconds are divided.
-        """
+        """Returns the places with the most seconds, the most first; calls and seconds are per step."""
         found = []
         for (kind, code, line, phase), (count, seconds) in self._seen.items():
             file = code.co_filename

@@ -22,11 +22,7 @@ IDS = ("file", "line", "function", "where", "is_own", "phase")  # these identify
 
 
 class ObservedWorker:
-    """Observes this worker process until it ends.
-
-    Args:
-        path: of the file to write, in the trial's folder.
-    """
+    """Observes this worker process until it ends, in a file of the trial's folder."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -67,13 +63,9 @@ def observe(prefix: str) -> None:
 
 
 def prefix(folder: str, number: int) -> str:
-    """Returns the path with which the names of all files of a loader's workers begin, and makes the folder for them.
+    """Returns the path with which all files of a loader's workers begin, and makes the folder for them.
 
     Called in the training process.
-
-    Args:
-        folder: the trial's folder.
-        number: the loader's number in this process.
     """
     place = _place(folder)
     with contextlib.suppress(OSError):  # the disk is full: then nothing is known of the workers
@@ -90,11 +82,7 @@ Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
 
 
 def read(start: str) -> Reading:
-    """Returns what workers have written so far.
-
-    Args:
-        start: the path with which their files begin, as `prefix` returns it.
-    """
+    """Returns what workers have written so far to the files that begin with a `prefix`."""
     found = {}
     for path in glob.glob(f"{glob.escape(start)}.*.json"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
@@ -103,13 +91,7 @@ def read(start: str) -> Reading:
 
 
 def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Stage], List[Line], Dict[str, Any]]:
-    """Returns stages, lines and counts of all workers between two readings.
-
-    Args:
-        before: the first reading.
-        after: the second.
-        num_steps: number of steps by which the seconds of lines are divided.
-    """
+    """Returns stages, lines (seconds per step) and counts of all workers between two readings."""
     earlier = {path: reading["counts"] for path, reading in before.items() if path in after}
     if not any(now["counts"]["timed"] > earlier.get(path, {"timed": 0})["timed"] for path, now in after.items()):
         before, earlier = {}, {}  # no worker has written in between: count from their start

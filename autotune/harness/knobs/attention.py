@@ -74,11 +74,7 @@ class AttentionKnobs(KnobHandler):
 
 
 def seen(node: Any) -> Set[str]:
-    """Returns the kinds of fused kernels in the autograd graph of a loss.
-
-    Args:
-        node: the loss's grad_fn; None if it has none.
-    """
+    """Returns the kinds of fused kernels in the autograd graph of a loss, from its grad_fn."""
     found: Set[str] = set()
     waiting, known = [node], {node}
     while waiting and len(known) < MAX_NODES:

@@ -93,11 +93,7 @@ class EightBitKnobs(KnobHandler):
 
 
 def are_bytes(batch: Any) -> bool:
-    """Returns whether a batch seems to have been converted from uint8: a channel of an image has few different values.
-
-    Args:
-        batch: as the loader yields it.
-    """
+    """Returns whether a loader's batch seems to have been uint8: a channel of an image has few different values."""
     return any(_is_image_of_bytes(tensor) for tensor in islice(batches._tensors(batch), MAX_TENSORS))
 
 

@@ -72,12 +72,7 @@ class LoaderKnobs(KnobHandler):
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
     def on_loader(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Changes the constructor's arguments in place and notes knobs that cannot be applied.
-
-        Args:
-            arguments: bound arguments of `DataLoader.__init__`.
-            made: facts about the loader.
-        """
+        """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied."""
         for key, value in self.asked.items():
             if key in ELSEWHERE:
                 continue
@@ -194,11 +189,7 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 
 def start_method(context: Any) -> str:
-    """Returns how workers are started: "fork", "forkserver" or "spawn".
-
-    Args:
-        context: a loader's multiprocessing_context; None for the process's default.
-    """
+    """Returns how workers are started by a multiprocessing_context, None for the default: "fork", "forkserver" or "spawn"."""
     # Without allow_none, this would fix the default, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])

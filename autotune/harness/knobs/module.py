@@ -71,12 +71,7 @@ class ModuleKnobs(KnobHandler):
     # --- setting ---
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
-        """Sets checkpointing, layout and compilation of a module that has not been called yet.
-
-        Args:
-            module: the module.
-            observed: what `observe` returned for it.
-        """
+        """Sets checkpointing, layout and compilation of a module that has not been called yet; `observed` is from `observe`."""
         is_compiled = self._knobs.get(COMPILE, "off") != "off" or observed[COMPILE] != "off"
         if CHECKPOINTING in self._knobs:  # must come before compilation
             self._checkpoint(module, self._knobs[CHECKPOINTING], is_watched=not is_compiled)

@@ -81,12 +81,7 @@ class SideStreams:
 
 
 class TransferKnobs(KnobHandler):
-    """Patches the loaders' iterators, `Tensor.to` and `Tensor.cuda` if a knob asks for it.
-
-    Args:
-        context: the trial in this process.
-        streams: makes the copies ahead; None for `SideStreams`.
-    """
+    """Patches the loaders' iterators, `Tensor.to` and `Tensor.cuda` if a knob asks for it; `streams` makes the copies ahead."""
 
     keys = KEYS
 

@@ -78,12 +78,7 @@ class Relay:
     """The actor: starts the agent on its node, and passes bytes on. A call that is repeated has no further effect."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
-        """Starts the agent.
-
-        Args:
-            argv: its command.
-            inherited: what `inherited` returned where the tuner is.
-        """
+        """Starts the agent, with what `inherited` returned where the tuner is."""
         import ray
 
         context = ray.get_runtime_context()

@@ -23,12 +23,7 @@ SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "
 
 
 def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
-    """Returns the findings about driver and GPUs.
-
-    Args:
-        found: the probe's document; {} if there is none.
-        problem: why there is no document.
-    """
+    """Returns the findings about driver and GPUs."""
     if problem:
         return [
             Finding(

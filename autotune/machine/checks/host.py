@@ -21,12 +21,7 @@ SWAP_BYTES = 256 << 20
 
 
 def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
-    """Returns the findings about the host.
-
-    Args:
-        found: the probe's document; {} if there is none.
-        problem: why there is no document.
-    """
+    """Returns the findings about the host."""
     if problem:
         return [_finding("host", f"the host could not be examined: {problem}", Status.skipped)]
     return [

@@ -45,13 +45,7 @@ class Answer:
 
 
 class Probe:
-    """A running probe; leaving the context ends it.
-
-    Args:
-        argv: its command.
-        limit_s: time limit from now on, after which it is killed.
-        env: its environment.
-    """
+    """A running probe, which is killed after `limit_s` seconds; leaving the context ends it."""
 
     def __init__(self, argv: Sequence[str], *, limit_s: float, env: Mapping[str, str]) -> None:
         self._limit_s, self._began_s = limit_s, time.monotonic()

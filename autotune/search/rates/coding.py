@@ -173,22 +173,13 @@ class Coding:
         return np.zeros(len(codes))
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
-        """Returns the features of configurations, with a row for each.
-
-        Args:
-            codes: the configurations.
-            weights: relative importance of each knob; 1 for knobs that are not named.
-        """
+        """Returns the features of configurations, with a row for each; a knob without a weight has weight 1."""
         parts: list[tuple[Array, Array, Array]] = []
         for place, (effects, knobs, squares) in enumerate(self._tables):
             rows, weight = codes[:, place], (weights or {}).get(self.knobs[place].key, 1.0)
             parts.append((effects[rows] * weight, knobs[rows] * weight, squares[rows] * weight**2))
         empty = np.zeros((len(codes), 0))
-        return (
-            Features(*(np.hstack([empty, *columns]) for columns in zip(*parts, strict=True)))
-            if parts
-            else Features(*3 * [empty])
-        )
+        return Features(*(np.hstack([empty, *(part[place] for part in parts)]) for place in range(3)))
 
     @cached_property
     def _tables(self) -> list[tuple[Array, Array, Array]]:

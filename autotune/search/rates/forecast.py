@@ -130,13 +130,9 @@ class Forecast:
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
-        """Returns the forecasts for configurations.
+        """Returns the forecasts for configurations, beside a reference in a single row.
 
         Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
-
-        Args:
-            codes: the configurations.
-            reference: one configuration, as a single row.
         """
         device, loader = self._sides(codes)
         if self._loader is None or self._rest is None:

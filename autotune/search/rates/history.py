@@ -71,12 +71,7 @@ class History:
         self._finished: dict[int, Seen] = {}
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
-        """Returns the informative trials: finished ones except FAIL, and running ones.
-
-        Args:
-            study: the study.
-            without: number of the trial that is being proposed.
-        """
+        """Returns the informative trials but `without`, the proposed one: finished ones except FAIL, and running ones."""
         if study.study_name != self._study:
             self._study, self._finished = study.study_name, {}
         found = []

@@ -138,12 +138,7 @@ class MemoryModel:
         return self.chance(params) >= SAFE_CHANCE
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size of `larger` that safely fits; None if none or all of them safely fit.
-
-        Args:
-            params: a configuration.
-            larger: the larger batch sizes.
-        """
+        """Returns the largest batch size of `larger` that safely fits; None if none or all of them safely fit."""
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
 

@@ -84,12 +84,7 @@ class LinearModel:
         return np.asarray(self._level + self._covariance(features, self._features) @ self._solved)
 
     def variances(self, features: Features, beside: Features) -> tuple[Array, Array, float]:
-        """Returns the posterior variances of configurations, their covariances with `beside`, and the variance of `beside`.
-
-        Args:
-            features: the configurations.
-            beside: another configuration, as a single row.
-        """
+        """Returns posterior variances, covariances with `beside`, a single row, and the variance of `beside`."""
         spread = self._spread(features)
         other = self._spread(beside)[:, 0]
         effects, pairs = features.norms()

@@ -17,12 +17,7 @@ NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
 
 
 class Pool:
-    """Candidates of a search space, as codes without inactive knobs.
-
-    Args:
-        coding: the levels.
-        active: removes inactive knobs from a configuration.
-    """
+    """Candidates of a search space, as codes without inactive knobs, which `active` removes."""
 
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
@@ -38,11 +33,7 @@ class Pool:
         return {self._tried[one.items] for one in known}
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations.
-
-        Args:
-            best: tried configurations, the best first.
-            rng: draws candidates if the space is too large to list.
+        """Returns distinct configurations. In a space too large to list, they are drawn near the tried ones, given best first.
         """
         return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
 
@@ -67,13 +58,12 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
         return random
     # An absent knob gets its first level, in case a change to another knob makes it active.
     tops = np.maximum(best[:NUM_BEST], 0)
-    single = [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]
+    single = np.array([_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)])
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
-    ones = np.array([_with(tops[0], column, level) for column, count in enumerate(counts) for level in range(count)])
-    changed = rng.integers(0, len(ones), size=(NUM_PAIRS, 2))
-    first, second = ones[changed[:, 0]], ones[changed[:, 1]]
+    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first changes in `single` are to the best
+    first, second = single[changed[:, 0]], single[changed[:, 1]]
     pairs = np.where(first != tops[0], first, second)
-    return np.vstack([np.array(single), pairs, _mutated(mixed, counts, rng), random])
+    return np.vstack([single, pairs, _mutated(mixed, counts, rng), random])
 
 
 def _mutated(codes: Codes, counts: Codes, rng: np.random.Generator) -> Codes:
