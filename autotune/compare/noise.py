@@ -55,8 +55,7 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns the spread of one measurement, from all rounds, with those of the pairs, except the pairs, and earlier studies.
-    """
+    """Returns the spread of one measurement, by earlier studies and by all rounds except some pairs that are among them."""
     every = noise_of(rounds)
     if every is None:
         return earlier

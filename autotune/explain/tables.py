@@ -103,12 +103,7 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Explanation:
-    """Everything that findings are made from.
-
-    Attributes:
-        passes: documents by rank.
-        tables: all tables.
-    """
+    """Everything that findings are made from."""
 
     passes: Passes
     tables: Tables

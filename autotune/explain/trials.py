@@ -26,14 +26,7 @@ def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What the trials of a study say of setting one more knob of a configuration.
-
-    Attributes:
-        record: the trial that measured the configuration.
-        records: all trials of the study.
-        space: the study's search space.
-        noise: spread of one measurement.
-    """
+    """What the trials of a study say of setting one more knob of a configuration that a trial measured."""
 
     record: TrialRecord
     records: Sequence[TrialRecord]

@@ -70,11 +70,7 @@ def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s:
 
 
 class Ending:
-    """Ends a process tree step by step: SIGTERM, a grace period, SIGKILL, a grace period.
-
-    Attributes:
-        is_signalled: whether a signal has been sent.
-    """
+    """Ends a process tree step by step: SIGTERM, a grace period, SIGKILL, a grace period."""
 
     def __init__(self, *, terminate_s: float, kill_s: float) -> None:
         self.is_signalled = False

@@ -22,12 +22,7 @@ Levels = dict[str, tuple[KnobValue, ...]]
 
 @dataclass(kw_only=True)
 class Grid:
-    """The part of a table that is recorded completely.
-
-    Attributes:
-        space: the search space for a study.
-        keys: the configurations in the space.
-    """
+    """The part of a table that is recorded completely."""
 
     space: SearchSpace
     keys: frozenset[Key]

@@ -54,11 +54,7 @@ def observe(module: Any) -> Dict[str, Any]:
 
 
 class ModuleKnobs(KnobHandler):
-    """Sets precision, layout, compilation and checkpointing of the modules that train.
-
-    Attributes:
-        checkpointing: applies checkpointing to repeated blocks.
-    """
+    """Sets precision, layout, compilation and checkpointing of the modules that train."""
 
     keys = (*KEYS, DYNAMIC, SCOPE)
 

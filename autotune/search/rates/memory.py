@@ -51,13 +51,7 @@ GROWING = np.geomspace(0.001, 1.2, 40)
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """One trial's memory.
-
-    Attributes:
-        params: the trial's configuration.
-        peak_bytes: its peak memory; None if unknown.
-        is_out: whether it ran out of memory.
-    """
+    """One trial's memory."""
 
     params: Mapping[str, Any]
     peak_bytes: float | None
