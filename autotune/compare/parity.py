@@ -196,8 +196,7 @@ def no_losses(record: TrialRecord) -> str:
 
 
 def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
-    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without one. `is_held` as in `arithmetic`.
-    """
+    """Returns the comparisons of a configuration, as in `summary["parity"]`; None without one. `is_held` as in `arithmetic`."""
     if best is None:
         return None
     runs = [record for record in records if record.kind is Kind.parity and record.changed and record.evidence.get("parity")]

@@ -194,8 +194,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
-    """Returns how machine and program differ from the claim's, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
-    """
+    """Returns how machine and program differ from the claim's, as phrases such as "torch: 2.14.1 there, 2.15.0 here"."""
     names = [name for name in sorted(claim.identity) if name.startswith(PROGRAM_PARTS) and now.get(name) is not None]
     return [
         f"{one_line(name.partition('.')[2], MAX_TEXT)}: {_text(claim.identity[name])} there, {_text(now[name])} here"

@@ -129,8 +129,7 @@ def tensor_core_used(kernel: str) -> str:
 
 
 def tensor_core_eligible(kernel: str, operator: str = "") -> str:
-    """Returns whether Tensor Cores could do a kernel's work: matrix products, convolutions, attention. The operator may be "".
-    """
+    """Returns whether Tensor Cores could do a kernel's work: matrix products, convolutions, attention. `operator` may be ""."""
     if _CUDA_CORES.search(kernel) or _TENSOR_CORE.search(kernel):
         return YES
     if _NO_MATRIX.search(kernel):

@@ -85,8 +85,7 @@ IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchv
 
 
 def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
-    """Returns a subclass of `delayed` (`delayed.Delayed`) that stands for tensors of class `kind`; None for an unknown `kind`.
-    """
+    """Returns a subclass of `delayed.Delayed` that stands for tensors of class `kind`; None for an unknown `kind`."""
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
         return None  # older versions of torchvision have no `wrap`; they would call the stand-in class's constructor
 

@@ -77,8 +77,7 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
 
 
 class TargetSites:
-    """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps none alive once training is under way.
-    """
+    """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps none alive once training runs."""
 
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target

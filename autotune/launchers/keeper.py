@@ -99,8 +99,7 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Lets the processes that wait to write go on, and handles changes in the watched folders. The last call scans at once.
-        """
+        """Lets the processes that wait to write go on, and handles changes in the watched folders. The last call scans now."""
         events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()

@@ -26,8 +26,7 @@ class MemoryGate:
         self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again and returns ""; at the deadline returns a sentence that names the holders.
-        """
+        """Waits until the memory is free again and returns ""; at the deadline returns a sentence that names the holders."""
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
             if self._clock() >= give_up_s:

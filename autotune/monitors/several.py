@@ -15,8 +15,7 @@ _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices, in the order of the ranks, as one. The worst judges a trial; the memory gate checks each of `devices`.
-    """
+    """Several devices, in the order of the ranks, as one. The worst judges a trial; the memory gate checks each one."""
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
         self._devices = list(devices)

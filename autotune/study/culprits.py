@@ -69,8 +69,7 @@ class Culprits:
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
-        """Yields (key, full configuration, why) of changes to `best` that help to find a failure's cause, latest failure first.
-        """
+        """Yields (key, full configuration, why) of changes to `best` that help to find a failure's cause, latest first."""
         for record, cause in zip(reversed(self._failed), reversed(self._causes), strict=True):
             keys = self._failure_model.suspected(cause)
             others = "one other change" if len(keys) == 2 else f"{len(keys) - 1} other changes"

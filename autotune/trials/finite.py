@@ -22,16 +22,14 @@ def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
-    """Returns a clause saying since which of the trials, by number, the program's own loss is not finite; "" if it is finite.
-    """
+    """Returns a clause saying since which trial, by number, the program's own loss is not finite; "" if it is finite."""
     if not (since := _first(records, LOSS)):
         return ""
     return f"the program's own loss is not finite ({since}): losses cannot be compared"
 
 
 def caveat(records: Sequence[TrialRecord]) -> str:
-    """Returns a caveat, in sentences, for a program whose own loss or gradients are not finite; "" for any other.
-    """
+    """Returns a caveat, in sentences, for a program whose own loss or gradients are not finite; "" for any other."""
     said = []
     if words := loss_words(records):
         said.append(f"{words}, so changes of numerics are `not checked`")

@@ -33,8 +33,7 @@ class StepFlops:
         self.total = float(self._mode.get_total_flops())
 
     def by_module(self, num_roots: int) -> Dict[str, float]:
-        """Returns module -> FLOPs without those of inner modules; if there are several roots, names begin with a root's class.
-        """
+        """Returns module -> FLOPs without those of inner modules; with several roots, names begin with a root's class."""
         counts = self._mode.get_flop_counts()
         whole = {name: float(sum(each.values())) for name, each in counts.items() if name != "Global"}
         own = dict(whole)

@@ -16,8 +16,7 @@ NO_KERNELS = "GPU kernels are not known: {}"
 
 @contextlib.contextmanager
 def quiet(notes: List[str]) -> Iterator[None]:
-    """Holds back standard error, then passes on what kineto did not write; notes an error of CUPTI, which it needs for kernels.
-    """
+    """Holds back standard error, then passes on what is not kineto's; notes an error of CUPTI, which it needs for kernels."""
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()
     kept = os.dup(2)

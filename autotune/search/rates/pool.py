@@ -33,8 +33,7 @@ class Pool:
         return {self._tried[one.items] for one in known}
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations. In a space too large to list, they are drawn near the tried ones, given best first.
-        """
+        """Returns distinct configurations. In a space too large to list, they are drawn near those in `best`."""
         return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
 
     def distinct(self, codes: Codes) -> Codes:
@@ -58,7 +57,9 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
         return random
     # An absent knob gets its first level, in case a change to another knob makes it active.
     tops = np.maximum(best[:NUM_BEST], 0)
-    single = np.array([_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)])
+    single = np.array(
+        [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]
+    )
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
     changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first changes in `single` are to the best
     first, second = single[changed[:, 0]], single[changed[:, 1]]
