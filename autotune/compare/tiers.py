@@ -47,7 +47,7 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures as many tiers as there is time for, the lowest first; `best` is the best of its tier and of all higher ones."""
+        """Measures as many tiers as there is time for, the lowest first; `best` is the best of its and all higher tiers."""
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}

@@ -22,7 +22,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class ReplayLauncher(Launcher):
-    """Answers the trials of one study from a table; `world` chooses the repeat. Trials in parallel do not disturb each other."""
+    """Answers the trials of one study from a table; `world` chooses the repeat. Parallel ones do not disturb each other."""
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
