@@ -62,6 +62,7 @@ def test_without_yes_it_says_what_and_how_much_and_removes_nothing(cli, tmp_path
     assert content(tmp_path / "runs") == before
 
 
+@pytest.mark.thorough
 def test_with_yes_only_what_no_command_reads_is_gone(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}

@@ -40,12 +40,13 @@ SITES = {
         harness.explain.trace.TracePass._exported harness.explain.workers.ObservedWorker._write_if_due
         harness.explain.workers.prefix harness.explain.workers.remove harness.keeping._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
-        launchers.rank_results.RankResults.refresh monitors.logs.bound monitors.sealing._rewrite
+        launchers.rank_results.RankResults.refresh monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the same, since its callers handle the error": """
         cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create
-        launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.sealing._overwrite
+        launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.logs._copy_end
+        monitors.logs._take_out_middle monitors.sealing._overwrite
         report.writing.write_report trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock
         trackers.store.ensure_store
     """,

@@ -192,6 +192,7 @@ def test_evaluations_that_the_baseline_left_out_are_left_out_again_and_frequent_
     assert often.rate_per_s == pytest.approx(true_per_s(0.01, 10, 0.06), rel=0.02)
 
 
+@pytest.mark.thorough
 def test_a_real_program_s_rollouts_are_measured_as_its_own_clock_has_them(trial: Trial) -> None:
     rules = MeasureRules(warmup_min_device_s=0.2, warmup_mean_frac=0.5, warmup_quartile_frac=0.9, half_width_frac=0.5)
     run = trial("rollouts.py", rules=rules)

@@ -92,6 +92,7 @@ def test_a_launcher_of_two_lines_is_what_workers_import(tmp_path: Path) -> None:
     assert "main module (launch.py)" in found(tmp_path, GUARDED["single quotes"], "launch.py")
 
 
+@pytest.mark.thorough
 def test_a_program_with_its_loader_at_module_level_can_be_turned(trial: Trial) -> None:
     baseline = trial("module_level.py", mode="inspect").result()
     assert CONTEXT not in baseline.applicability

@@ -119,6 +119,7 @@ def test_claims_of_a_noisy_table_hold_and_overstate_little():
     assert abs(statistics.median(claim.overstated_frac for claim in claims)) < 0.04
 
 
+@pytest.mark.thorough
 def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
     found = [run("random", seed=seed, trials=20, table=make_table(noise_frac=0.1, seed=seed)) for seed in range(30)]
     chosen = [one for one in found if one.choice]

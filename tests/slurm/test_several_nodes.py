@@ -90,6 +90,7 @@ def torchrun(port: str, *words: str) -> list[str]:
     return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, train]
 
 
+@pytest.mark.thorough
 def test_ranks_on_both_nodes_are_one_trial_by_the_clock_of_the_tuner(trial):
     differences_s = []
 

@@ -99,7 +99,7 @@ def test_of_three_equal_ones_at_most_one_in_ten_is_handed_over_by_the_rounds_tha
     assert said.handed_over <= 0.1 * said.studies, said
 
 
-@pytest.mark.parametrize(("candidates", "noise_frac"), [(5, 0.05), *more((60, 0.02), (5, 0.02), (60, 0.05))])
+@pytest.mark.parametrize(("candidates", "noise_frac"), more((5, 0.05), (60, 0.02), (5, 0.02), (60, 0.05)))
 def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
     said = Said([100.0] * (candidates + 1), noise_frac)
     assert abs(said.value_bias) < 0.003, said
@@ -126,12 +126,13 @@ def test_equal_ones_are_called_the_same_on_a_quiet_machine():
     assert said.verdicts["same"] >= 0.9 * said.studies, said
 
 
-@pytest.mark.parametrize("seconds", [None, 80.0, *more(170.0)])
+@pytest.mark.parametrize("seconds", [80.0, *more(None, 170.0)])
 def test_three_percent_are_seldom_called_the_same_at_two_percent_noise(seconds):
     said = Said(CLOSE, 0.02, seconds=seconds)
     assert said.verdicts["same"] <= 0.05 * said.studies, said
 
 
+@pytest.mark.thorough
 def test_a_machine_that_slows_down_hides_nothing():
     said = Said(CLOSE, 0.02, drift_frac=0.01)
     assert said.verdicts["same"] <= 0.05 * said.studies, said

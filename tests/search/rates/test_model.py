@@ -49,7 +49,7 @@ def test_pair_that_hinders_each_other_is_learned():
 def test_draws_are_sure_where_it_was_measured_and_unsure_elsewhere():
     places = [0, 3, 6]
     model = fitted(places, truth(CODES[places]))
-    draws = model.draws(everywhere(), num=400, rng=np.random.default_rng(1))
+    draws = model.draws(everywhere(), num=1600, rng=np.random.default_rng(1))
     assert draws.mean(axis=1) == pytest.approx(model.mean(everywhere()), abs=0.08)
     spread = draws.std(axis=1)
     assert spread[places].max() < 0.04
