@@ -1,7 +1,7 @@
-"""Lists every place in autotune that writes a file, and says what a study does if the file cannot be written.
+"""Finds every place in autotune that writes a file, and requires an entry in SITES: what a study does if that write fails.
 
-A new place fails this test until it is listed, so that somebody thinks about a full disk. `test_disks.py` and `test_folder.py`
-run studies on disks on which each of these writes fails.
+If you add a write, this test fails until SITES has it. `test_disks.py` and `test_folder.py` run studies on disks that are full
+or fail.
 """
 
 import ast
