@@ -101,11 +101,15 @@ def with_check(finding: Finding, check: Check) -> Finding:
     If the setting gains nothing but a change of the code may, the finding stays, without the setting: its gain is a bound now.
     """
     if check.measured.mid < LEAST_GAIN and finding.code:
-        basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain it"
-        gain = replace(finding.gain, low=0.0, kind="bound")
-        return replace(finding, gain=gain, basis=basis, knob="", value=None)
+        return without_setting(finding)
     basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
     return replace(finding, gain=check.measured, basis=basis, check=check.as_json())
+
+
+def without_setting(finding: Finding) -> Finding:
+    """Returns a finding whose setting was tried and gains nothing, or fails: a bound of what changing the code gains."""
+    basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain it"
+    return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 
 
 def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:

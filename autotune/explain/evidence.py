@@ -115,6 +115,16 @@ class Evidence:
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
     @property
+    def alone_s(self) -> float | None:
+        """Seconds of `busy_s` that remain if no loader worker uses the training thread's cores; None if unknown.
+
+        A training thread that has a core computes all the time: what its CPU seconds lack to `busy_s`, it waited for a core.
+        """
+        if self.is_cuda or self.first.busy_cpu_s is None:
+            return None
+        return min(self.busy_s, self.first.busy_cpu_s)
+
+    @property
     def slowdown(self) -> float | None:
         """How many times as long a step took under the pass "lines" as when the trial was measured; None if unknown."""
         plain_s = self._step_at_s(self.record.value)

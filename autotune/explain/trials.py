@@ -16,6 +16,7 @@ from autotune.trials.session import configuration_key
 
 USUAL_NOISE = Noise(spread=0.02, freedom=3.0)  # assumed for a measurement in a fresh process if no rounds have shown its spread
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
+HALVED = 0.5  # below this many times the rate of the trial most like it, a trial refutes a value even if other knobs differ
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
@@ -51,9 +52,10 @@ class Tried:
         return None
 
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
-        """Returns whether every trial with this value failed or was no faster than the trial most like it without the value.
+        """Returns whether trials with this value failed or were no faster than the trial most like them without it.
 
-        False if no trial has it, or if `gain` knows a measured gain, which says more.
+        False if a trial with it was faster, or if `gain` knows a measured gain, which says more. Where other knobs differ, too,
+        one of them may be to blame: then only a trial that is less than HALVED times as fast counts.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
@@ -62,22 +64,29 @@ class Tried:
         rivals = [
             one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
         ]
-        return not any(_is_faster(one, rivals, key) for one in having)
+        compared = [_compared(one, rivals, key) for one in having]
+        is_faster = any(times >= 1 + LEAST_GAIN for times, _ in compared)
+        return not is_faster and any(num_others == 0 or 0 < times < HALVED for times, num_others in compared)
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
         """Returns the configuration's changes to the baseline with one more knob set."""
         return self.space.changed(configuration_with(self.record, key, value, self.space))
 
 
-def _is_faster(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> bool:
-    """Returns whether a trial gained at least LEAST_GAIN over the trial that differs from it in the fewest other knobs."""
+def _compared(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> tuple[float, int]:
+    """Returns how many times as fast a trial was as the rival that differs in the fewest other knobs, and how many these are.
+
+    It was 0 times as fast if it failed, and infinitely fast without a rival.
+    """
 
     def distance(rival: TrialRecord) -> tuple[int, float]:
         others = {*one.changed, *rival.changed} - {key}
         return sum(one.changed.get(other) != rival.changed.get(other) for other in others), -(rival.score or 0.0)
 
     nearest = min(rivals, key=distance, default=None)
-    return bool(one.score) and (nearest is None or (one.score or 0.0) >= (1 + LEAST_GAIN) * (nearest.score or 0.0))
+    if nearest is None:
+        return (math.inf if one.score else 0.0), 0
+    return (one.score or 0.0) / (nearest.score or 1.0), distance(nearest)[0]
 
 
 def configuration_with(record: TrialRecord, key: str, value: KnobValue, space: ResolvedSpace) -> Knobs:

@@ -179,7 +179,7 @@ class Explaining:
         self._keep(evidence, role, findings, made, notes=[*more, *notes])
         findings, made = self._tried(record, findings, ends_s)
         if made or any(map(_is_open, findings)):
-            findings = [one for one in findings if not (_is_open(one) and evidence.is_refuted(one.knob, one.value))]
+            findings = [found for one in findings for found in _left(one, evidence)]
             more += [self._untried(record, finding) for finding in findings if _is_open(finding)][:1]
             self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
 
@@ -301,6 +301,13 @@ class Explaining:
         made = self._check(record, finding, pairs, how=checks.FIXED, remedy=remedy)
         self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)
+
+
+def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
+    """Returns what is left of a finding whose setting may have failed or gained nothing by now: at most one finding."""
+    if not (_is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
+        return [finding]
+    return [checks.without_setting(finding)] if finding.code else []
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:

@@ -154,6 +154,25 @@ def test_the_slow_stage_of_a_loader_that_is_behind(stages, line, cause, where):
     assert finding.gain.low <= finding.gain.mid <= finding.gain.high
 
 
+def test_transforms_of_a_library_are_one_finding_that_names_the_slowest():
+    stages = (made.stage("transform: Blur", 0.002), made.stage("transform: Jitter", 0.001), made.stage("collate", 0.0001))
+    (finding, *_) = found(made.evidence(made.lines(FORWARD_LINE, stages=stages, **SLOW_LOADER)))
+    assert (finding.cause, finding.where) == ("slow augmentation", "transform: Blur")
+    assert finding.evidence.startswith("transform: Blur (2.00 ms), transform: Jitter (1.00 ms): 3.00 ms of 3.10 ms per sample")
+
+
+def test_a_training_thread_without_workers_on_its_cores_takes_its_cpu_seconds():
+    """Two workers keep two cores busy. Without their work, a step takes the 30 ms that its thread computes, not a fiftieth."""
+    given = {"stages": (made.stage("decode", 0.006),), "num_workers": 2, "wait_s": 0.03, "phases_s": made.phases(input=0.03)}
+    record = made.record(regime="shared")
+    finding = top(made.evidence(made.lines(FORWARD_LINE, busy_cpu_s=0.03, **given), record=record))
+    assert finding.gain.mid == pytest.approx(100 / 30 - 1)
+    assert finding.gain.high == pytest.approx(100 / (0.75 * 30) - 1)
+    assert 0 < finding.gain.low < 0.6
+    unknown = top(made.evidence(made.lines(FORWARD_LINE, **given), record=record))
+    assert unknown.gain.mid > 3
+
+
 def test_a_loader_that_keeps_up_is_not_to_blame():
     documents = made.lines(
         FORWARD_LINE, stages=(made.stage("decode", 0.0008),), num_workers=1, wait_s=0.012, phases_s=made.phases(input=0.012)
@@ -289,6 +308,13 @@ def test_many_small_operators():
         "loader.batch_size",
         128,
     )
+
+
+def test_many_small_operators_that_no_setting_is_left_for():
+    operations = (Operations(count=9000, by_operator=[]),)
+    finding = top(made.evidence(made.lines(FORWARD_LINE), operations=operations))
+    assert (finding.cause, finding.knob, finding.gain.kind, finding.gain.low) == ("launch-bound", "", "bound", 0.0)
+    assert finding.code.startswith("call fewer and larger operators")
 
 
 @pytest.mark.parametrize(

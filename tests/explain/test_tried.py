@@ -81,6 +81,13 @@ def test_a_value_that_helped_another_configuration_is_not_refuted() -> None:
     assert not tried(*helped).is_refuted(AMP, "bf16")
 
 
+def test_a_trial_with_other_changes_refutes_a_value_only_if_it_is_far_slower() -> None:
+    """bf16 may be why fused and bf16 together are slower than the baseline."""
+    for rate, is_refuted in ((11_000.0, False), (5000.0, True), (None, False)):
+        both = trial(1, rate, {AMP: "bf16", OPTIMIZER: "fused"}, Outcome.ok if rate else Outcome.timeout)
+        assert tried(STUDY[0], both, of=STUDY[0]).is_refuted(OPTIMIZER, "fused") is is_refuted, rate
+
+
 def test_a_trial_that_was_disturbed_says_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 

@@ -61,7 +61,7 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
 def lowered(line: str, minutes: str) -> str:
     """Returns a command with a budget of `minutes` and the minimum number of rounds."""
     line = RUN.sub(f"autotune run study.budget.minutes={minutes}", line)
-    line = EXPLAIN.sub(f"autotune explain --minutes {minutes}", line)
+    line = EXPLAIN.sub(f"autotune explain --passes lines --minutes {minutes}", line)
     return VERIFY.sub(f"autotune verify --rounds 2 --minutes {minutes}", line)
 
 

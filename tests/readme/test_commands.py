@@ -46,7 +46,7 @@ def test_a_lowered_budget_reaches_every_run() -> None:
     lowered = list(other_commands(text, "1"))
     assert lowered[0] == "autotune run study.budget.minutes=1 model=x"
     assert lowered[1] == "autotune verify --rounds 2 --minutes 1 x"
-    assert lowered[2] == "autotune explain --minutes 1 x"
+    assert lowered[2] == "autotune explain --passes lines --minutes 1 x"
     assert "autotune ui" in lowered[3]
 
 

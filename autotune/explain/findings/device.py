@@ -175,9 +175,12 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     others = [row for row in operations.by_operator if row.get("phase") == OPTIMIZER and OPTIMIZER not in phases]
     count = operations.count - math.fsum(row["count"] for row in others)
     overhead_s = _calling_s(evidence, rows, count, phases) if idle is None else idle * evidence.step_s
-    if overhead_s < LAUNCH_FRAC * busy_s or value is None:
+    if overhead_s < LAUNCH_FRAC * busy_s:
         return
-    if knob == BATCH:
+    if value is None:
+        gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
+        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no setting that is left to try makes them fewer or larger"
+    elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, which a larger batch shares"
     else:

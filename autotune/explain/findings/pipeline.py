@@ -37,6 +37,10 @@ BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make 
 # highest, the likeliest, the lowest.
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
+# Share of a cost that its remedy leaves: at most, usually, at least. Decoded inputs have to be read, a faster decoder still
+# decodes, and vectorised code still computes.
+REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
+MAX_NAMED = 3  # most transforms that a finding names
 MAX_WORKERS = 1_000_000  # no machine has as many; the documents may hold any number
 ENOUGH = 1.1  # provide enough workers for this many times the work of a step
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
@@ -81,19 +85,29 @@ def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def parts(evidence: Evidence) -> list[Part]:
-    """Returns the parts of the input pipeline's work, the largest first: each transform, decoding, storage, collating."""
+    """Returns the parts of the input pipeline's work, the largest first.
+
+    These are decoding, storage, collating, the libraries' transforms together, and each of the program's own transforms.
+    """
     found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
     least_s = LEAST_BLOCKED_FRAC * service_s(evidence)
     for stage in stages(evidence):
         cpu_s, blocked_s = _work(stage)
         is_apart = blocked_s >= max(least_s, LEAST_BLOCKED_FRAC * (cpu_s + blocked_s))
         cause = STORAGE if stage.name == READ else _cause(stage, evidence)
-        key = (cause, stage.name if stage.name.startswith(TRANSFORM) else "")
+        key = (cause, _together(stage))
         found.setdefault(key, []).append((stage, cpu_s, 0.0 if is_apart else blocked_s))
         if is_apart:
             found.setdefault((STORAGE, ""), []).append((stage, 0.0, blocked_s))
     made = [_part(evidence, cause, costs) for (cause, _), costs in found.items()]
     return sorted(made, key=lambda part: -part.work_s)
+
+
+def _together(stage: Stage) -> str:
+    """Returns what stages with the same cause have in common if they make one part."""
+    if not stage.name.startswith(TRANSFORM):
+        return ""
+    return stage.name if stage.function else TRANSFORM
 
 
 def stages(evidence: Evidence) -> list[Stage]:
@@ -169,10 +183,19 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
     return Part(
         cause=cause,
         where=where,
-        what=", ".join(stage.name for stage, _, _ in costs),
+        what=_names({stage.name: cpu_s + blocked_s for stage, cpu_s, blocked_s in costs}),
         cpu_s=math.fsum(cpu_s for _, cpu_s, _ in costs),
         blocked_s=math.fsum(blocked_s for _, _, blocked_s in costs),
     )
+
+
+def _names(work_s: dict[str, float]) -> str:
+    """Returns the names of stages, the slowest first; of several transforms, each with its seconds per sample."""
+    names = sorted(work_s, key=lambda name: -work_s[name])
+    if len(names) == 1 or not names[0].startswith(TRANSFORM):
+        return ", ".join(names)
+    shown = [f"{name} ({step_time_text(work_s[name])})" for name in names[:MAX_NAMED]]
+    return ", ".join(shown) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
 def _top_line(evidence: Evidence, stage: Stage, cause: str) -> Line | None:
@@ -197,7 +220,7 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         cause=part.cause,
         where=part.where,
         evidence=f"{part.what}: {work} of {whole} per sample{blocked}; {_input_text(evidence)}",
-        gain=gain_without(evidence, work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
+        gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
         basis="stage times in the workers, and the step's waits" if evidence.num_workers else "stage times in the step",
         code=CODE[part.cause],
     )
@@ -210,7 +233,7 @@ def _input_text(evidence: Evidence) -> str:
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
 
 
-def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
+def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
     Without workers the step itself gets shorter, by as much at least as workers could not hide. With workers, the slower of
@@ -219,6 +242,7 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
 
     Args:
         evidence: what is known of the configuration.
+        remaining: share of the work that a remedy leaves, at most, usually and at least, as in REMAINING.
         work_s: seconds of this work for each step, summed over all workers.
         cpu_s: the part of `work_s` that is spent on a CPU.
     """
@@ -231,15 +255,44 @@ def gain_without(evidence: Evidence, *, work_s: float, cpu_s: float) -> Gain:
         return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
     if not is_behind(evidence):
-        return evidence.gain(0.0, 0.6 * freed_s, 1.2 * freed_s, "predicted")
-    step_s, busy_s = evidence.trial_step_s, evidence.busy_s
-    loader_s = step_s * (1 - work_s / whole_s)  # today the loader sets the pace, so a step takes as long as the loader
-    left = [
-        max(loader_s * slower, busy_s * alone - share * freed_s)
-        for slower, alone, share in zip(LOADER_TIMES, ALONE_TIMES, (0.0, 0.5, 1.3), strict=True)
-    ]
-    low, mid, high = (max(0.0, step_s - seconds) for seconds in left)
+        return evidence.gain(*_saved_by_cores(evidence, remaining, freed_s, work_s / whole_s), "predicted")
+    step_s, alone_s = evidence.trial_step_s, _training_alone_s(evidence, freed_s)
+    low, mid, high = (
+        max(0.0, step_s - max(step_s * slower * (1 - (1 - frac) * work_s / whole_s), alone))
+        for slower, frac, alone in zip(LOADER_TIMES, remaining, alone_s, strict=True)
+    )  # today the loader sets the pace, so a step takes as long as the loader
     return gain_of(step_s, (low, mid, high), "predicted")
+
+
+def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
+    """Returns what the training thread saves if workers that keep up with it use the cores less.
+
+    Args:
+        evidence: what is known of the configuration.
+        remaining: as for `gain_without`.
+        freed_s: seconds of a step by which each core gets free.
+        share: the removed work as a share of the workers' work.
+    """
+    if not freed_s or evidence.alone_s is None:
+        return (0.0, 0.6 * freed_s, 1.2 * freed_s)
+    held_up_s = share * (evidence.busy_s - evidence.alone_s)
+    return (0.0, (1 - remaining[1]) * min(held_up_s, freed_s), min(held_up_s + share * evidence.wait_s, 1.2 * freed_s))
+
+
+def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
+    """Returns the seconds of a step in which the training thread would work if the input were ready: most, likely, least.
+
+    Args:
+        evidence: what is known of the configuration.
+        freed_s: seconds of a step by which each core gets free.
+    """
+    busy_s, alone_s = evidence.busy_s, evidence.alone_s
+    if not evidence.is_shared or alone_s is None:
+        freed = (0.0, 0.5 * freed_s, 1.3 * freed_s)
+        most_s, likely_s, least_s = (busy_s * times - seconds for times, seconds in zip(ALONE_TIMES, freed, strict=True))
+        return (most_s, likely_s, least_s)
+    likely_s = max(alone_s, busy_s - freed_s)  # it gets no more of the cores than the workers leave
+    return (ALONE_TIMES[0] * busy_s, likely_s, ALONE_TIMES[2] * alone_s)
 
 
 def too_few_workers(evidence: Evidence) -> Iterable[Finding]:

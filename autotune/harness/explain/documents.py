@@ -157,6 +157,7 @@ class Lines:
         compiled: None if nothing was compiled.
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
         notes: what could not be found out, and why.
+        busy_cpu_s: CPU seconds per step of the training thread outside of input; None if unknown.
     """
 
     rank: int
@@ -180,6 +181,7 @@ class Lines:
     compiled: Optional[Compiled] = None
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: List[str] = dataclasses.field(default_factory=list)
+    busy_cpu_s: Optional[float] = None
     schema: int = SCHEMA
 
 

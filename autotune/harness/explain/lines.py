@@ -150,6 +150,7 @@ class LinesPass(Pass):
             gc_count=self._collections.count / num_steps,
             compiled=compiling.compiled(self._sources, self._compile_s),
             communication=context.communication.summary(),
+            busy_cpu_s=self._marks.busy_cpu_s / num_steps,
         )
 
     def _scale(self) -> Dict[str, float]:

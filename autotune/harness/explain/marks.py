@@ -26,6 +26,7 @@ class Marks:
     Attributes:
         now: the current phase.
         seconds: phase -> host seconds since the marks were installed.
+        busy_cpu_s: CPU seconds of the training thread outside of input since the marks were installed.
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
         on_result: if not None, called when a function that makes up a phase returns, with the phase and the function's result.
@@ -36,11 +37,12 @@ class Marks:
         self._context = context
         self.now = OTHER
         self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        self.busy_cpu_s = 0.0
         self.thread = threading.get_ident()
         self.on_change: Optional[Callable[[str], None]] = None
         self.on_result: Optional[Callable[[str, Any], None]] = None
         self.between_steps: Optional[Callable[[], None]] = None
-        self._since_s = 0.0
+        self._since_s = self._since_cpu_s = 0.0
         self._is_on = False
         self._patches: List[Patch] = []
         self._hooks: List[Any] = []
@@ -66,9 +68,17 @@ class Marks:
             return
         now_s = time.perf_counter()
         self.seconds[self.now] += now_s - self._since_s
+        if INPUT in (phase, self.now):
+            self._count_cpu()
         self.now, self._since_s = phase, now_s
         if self.on_change is not None:
             self.on_change(phase)
+
+    def _count_cpu(self) -> None:
+        cpu_s = time.thread_time()
+        if self.now != INPUT:
+            self.busy_cpu_s += cpu_s - self._since_cpu_s
+        self._since_cpu_s = cpu_s
 
     def totals(self) -> Dict[str, float]:
         """Returns phase -> host seconds so far, including the current phase."""
@@ -98,7 +108,7 @@ class Marks:
         """Starts to mark phases."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._is_on, self._since_s = True, time.perf_counter()
+        self._is_on, self._since_s, self._since_cpu_s = True, time.perf_counter(), time.thread_time()
         for owner, name, phase in self._places():
             self._patches.append(patches.install(owner, name, functools.partial(self.around, phase)))
         self._hooks.append(register_optimizer_step_pre_hook(self._step_begins))
@@ -107,6 +117,7 @@ class Marks:
     def uninstall(self) -> None:
         """Removes the marks."""
         self.seconds, self._is_on = self.totals(), False
+        self._count_cpu()
         while self._patches:
             self._patches.pop().uninstall()
         while self._hooks:
