@@ -53,7 +53,8 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings with the gains that the study's trials give, where they give one, and the checks made.
 
-    What trials say replaces what a rule predicted. A finding is left out if they show that its gain is below LEAST_GAIN.
+    What trials measured replaces what a rule predicted, and so does an estimate from trials near by if it is more certain. A
+    finding is left out if they show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
     for finding in findings:
@@ -64,7 +65,7 @@ def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Fin
         if known.kind == "measured":
             checks.append(check_of(finding, known, trial=evidence.record.number, how=TRIALS))
             finding = with_check(finding, checks[-1])
-        else:
+        elif known.high - known.low < finding.gain.high - finding.gain.low:
             finding = replace(finding, gain=known, basis="trials near this configuration")
         kept.append(finding)
     return ranked(kept), checks

@@ -244,13 +244,17 @@ class Explaining:
         assert finding.value is not None
         if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
             return before
-        if not self._is_time_for(len(ORDER) * record.fresh_s, ends_s):
-            return None
         session, cause = self._session, finding.cause
         changed = configuration_with(record, finding.knob, finding.value, session.resolved)
+        if not self._is_time_for(self._pairs_s(record, changed), ends_s):
+            return None
         sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
         pairs = self._abba(record, cause, sides, ends_s)
         return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
+
+    def _pairs_s(self, record: TrialRecord, changed: Knobs) -> float:
+        """Returns the expected seconds of one ABBA round; what the first trial compiles, the second finds in the cache."""
+        return len(ORDER) * record.fresh_s + self._session.compile_s(record, changed)
 
     def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
         """Measures two sides in the order of ORDER and returns the complete pairs; a side that fails ends the round."""
@@ -272,7 +276,9 @@ class Explaining:
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
         """Returns why the setting that a finding proposes was not tried, and the command that tries it."""
-        needed_s = len(ORDER) * record.fresh_s
+        assert finding.value is not None
+        changed = configuration_with(record, finding.knob, finding.value, self._session.resolved)
+        needed_s = self._pairs_s(record, changed)
         command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
         return f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 

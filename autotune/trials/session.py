@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import HostContext
+from autotune.knobs.catalogue import knob
 from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
@@ -406,10 +408,16 @@ class Session:
             repeats=first.number,
             origin=origin,
             rules=self.inputs.config.measure.screening,
-            max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * first.fresh_s),
+            max_s=max(MIN_TRIAL_S, OVERRUN_FACTOR * (first.fresh_s + self.compile_s(first, knobs))),
             retry_max_s=0.0,
             **more,
         )
+
+    def compile_s(self, first: TrialRecord, knobs: Knobs) -> float:
+        """Returns by how many seconds a trial with these knobs is expected to take longer than an earlier one, to compile."""
+        changed = self.resolved.changed(knobs)
+        new = [key for key in changed if knob(key).is_costly and changed[key] != first.knobs.get(key)]
+        return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)
 
     def _run(self, request: Request) -> Finished:
         """Runs a trial alone, and returns it."""

@@ -137,6 +137,16 @@ def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> N
     assert kept.check["predicted"]["kind"] == "predicted"
 
 
+def test_an_estimate_that_is_less_certain_than_the_rule_s_does_not_replace_it() -> None:
+    """A single trial changed two knobs at once, so an estimate for one of them says little."""
+    both = trial(1, 11_000.0, {AMP: "bf16", OPTIMIZER: "fused"})
+    document = made.lines(made.line("return self.head(x)", 0.04, phase=FORWARD), phases_s=made.phases(optimizer=0.04))
+    given = made.evidence(document, record=STUDY[0], domains=DOMAINS, tried=tried(STUDY[0], both, of=STUDY[0]))
+    kept = {one.cause: one for one in checks.by_trials(found(given), given)[0]}
+    assert kept["unfused optimizer"].value == "fused"
+    assert kept["unfused optimizer"].basis.startswith("fused updates are usually")
+
+
 def test_a_setting_that_gains_nothing_leaves_the_cause_if_a_change_of_the_code_may_remove_it() -> None:
     given = evidence(*STUDY)
     (finding,) = [one for one in found(given) if one.cause == "launch-bound"]

@@ -4,11 +4,16 @@ import pytest
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
+from autotune.explain import findings
+from autotune.explain.findings import Finding
+from autotune.explain.gains import Gain
 from autotune.explain.tables import read_tables
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import explainable
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from autotune.trials.budget import COMPILE_S
+from autotune.trials.session import OVERRUN_FACTOR
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 
@@ -135,6 +140,7 @@ def fused(which, knobs):
     return [made.lines(made.line("loss.backward()", 0.05), phases_s=made.phases(optimizer=0.03))] if which == "lines" else []
 
 
+COMPILE = "compile.mode"
 FASTER = {("optimizer.implementation", "fused"): 1.3}
 OBSERVED = {**Surface().observed, "optimizer.implementation": "default"}
 
@@ -190,6 +196,20 @@ def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
     assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # less than 30 %, because loading takes time, too
     assert finding["check"]["predicted"]["kind"] == "predicted"
     assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
+
+
+def test_a_setting_that_compiles_has_the_time_to_compile(bench, tiny, monkeypatch):
+    predicted = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
+    finding = Finding(
+        cause="launch-bound", where="forward", evidence="", gain=predicted, basis="", knob=COMPILE, value="default"
+    )
+    monkeypatch.setattr(findings, "RULES", {"launch-bound": lambda evidence: [finding]})
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
+    limits_s = [launch.deadlines.total_s for launch in made_bench.launcher.launches[-4:]]
+    with_remedy, without = limits_s[:2]
+    assert with_remedy == pytest.approx(without + OVERRUN_FACTOR * COMPILE_S, rel=0.2)
 
 
 def test_a_setting_that_gains_nothing_is_refuted_and_counted(bench, tiny):
