@@ -25,7 +25,7 @@ CAUSES = {  # class of a cause -> words, one of which must be in the finding's c
     "gc": ("gc", "garbage"),
     "launch": ("launch", "overhead", "small operators", "many small"),
     "recompilation": ("recompilation", "recompilations", "recompile", "recompiles", "recompiled"),
-    "precision": ("fp32", "float32", "bf16", "precision", "tensor core", "tensor cores", "channels last", "layout"),
+    "precision": ("fp32", "float32", "32 bit", "bf16", "precision", "tensor core", "tensor cores", "channels last", "layout"),
     "optimizer": ("optimizer", "optimiser"),
     "ranks": ("rank", "ranks", "skew", "imbalance", "straggler", "unbalanced"),
 }

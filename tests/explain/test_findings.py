@@ -382,6 +382,10 @@ def test_recompilation_within_the_observed_steps():
     }
     finding = top(made.evidence(made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0))))
     assert (finding.cause, finding.where) == ("recompilation", "model.py:5")
+    phases = made.phases(forward=0.05, backward=0.05)  # 20 ms of compiling, 25 ms as usual: guards of many graphs take up to 5
+    documents = made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0), phases_s=phases)
+    gain = top(made.evidence(documents)).gain
+    assert (gain.low, gain.mid, gain.high) == pytest.approx((100 / 90 - 1, 100 / 77.5 - 1, 100 / 72 - 1))
     assert "size mismatch" in finding.evidence
 
 
