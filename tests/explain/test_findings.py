@@ -158,7 +158,7 @@ def test_transforms_of_a_library_are_one_finding_that_names_the_slowest():
     stages = (made.stage("transform: Blur", 0.002), made.stage("transform: Jitter", 0.001), made.stage("collate", 0.0001))
     (finding, *_) = found(made.evidence(made.lines(FORWARD_LINE, stages=stages, **SLOW_LOADER)))
     assert (finding.cause, finding.where) == ("slow augmentation", "transform: Blur")
-    assert finding.evidence.startswith("transform: Blur (2.00 ms), transform: Jitter (1.00 ms): 3.00 ms of 3.10 ms per sample")
+    assert finding.evidence.startswith("transforms (Blur 2.00 ms, Jitter 1.00 ms): 3.00 ms of 3.10 ms per sample")
 
 
 def test_a_training_thread_without_workers_on_its_cores_takes_its_cpu_seconds():

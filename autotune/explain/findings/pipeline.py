@@ -194,8 +194,9 @@ def _names(work_s: dict[str, float]) -> str:
     names = sorted(work_s, key=lambda name: -work_s[name])
     if len(names) == 1 or not names[0].startswith(TRANSFORM):
         return ", ".join(names)
-    shown = [f"{name} ({step_time_text(work_s[name])})" for name in names[:MAX_NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    shown = [f"{name.removeprefix(f'{TRANSFORM}: ')} {step_time_text(work_s[name])}" for name in names[:MAX_NAMED]]
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return f"transforms ({', '.join(shown + more)})"
 
 
 def _top_line(evidence: Evidence, stage: Stage, cause: str) -> Line | None:
@@ -221,9 +222,16 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         where=part.where,
         evidence=f"{part.what}: {work} of {whole} per sample{blocked}; {_input_text(evidence)}",
         gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
-        basis="stage times in the workers, and the step's waits" if evidence.num_workers else "stage times in the step",
+        basis=_basis(evidence),
         code=CODE[part.cause],
     )
+
+
+def _basis(evidence: Evidence) -> str:
+    if not evidence.num_workers:
+        return "stage times in the step"
+    cores = ", and the cores that it takes from training" if evidence.is_shared else ""
+    return f"stage times in the workers, the step's waits{cores}"
 
 
 def _input_text(evidence: Evidence) -> str:
