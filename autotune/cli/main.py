@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -25,6 +26,7 @@ TAKE_COMMAND = (
     "record",
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
+LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # a word that a message cuts; a path of a usual length is shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +110,8 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
     secrets = Secrets.known(words=sys.argv[1:])  # messages quote the faulty words, which may contain secrets
     try:
         for problem in problems:
-            print(f"autotune: {written(secrets.message(problem))}", file=sys.stderr, flush=True)
+            text = LONG_WORD.sub(r"\1...", secrets.message(problem))
+            print(f"autotune: {written(text)}", file=sys.stderr, flush=True)
     except OSError:  # it goes to a file on a full disk
         _write_nowhere(sys.stderr)
 

@@ -50,7 +50,7 @@ def _first_word(name: str, cwd: Path) -> str | None:
     if ASSIGNMENT.fullmatch(name):
         write = f"`env {shlex.quote(name)} python train.py`"
         return f"COMMAND: no such program, got {shown(name)}. No shell reads the command: write {write}."
-    if " " in name and shutil.which(name.split()[0]):
+    if " " in name and shutil.which(next(iter(name.split()), "")):
         return f"COMMAND: no such program, got {shown(name)}. Leave out the quotes: each word is an argument of its own."
     close = difflib.get_close_matches(name, USUAL, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""

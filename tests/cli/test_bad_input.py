@@ -149,3 +149,10 @@ def test_config_folder_that_does_not_exist_is_refused(cli):
 def test_nothing_is_left_behind_by_refused_commands(cli):
     cli.refused("run", "model=resnet19")
     assert list(Path(cli.cwd).iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["doctor", "x" * 9000], ["x" * 9000, "--", "python", "train.py"]])
+def test_a_word_of_thousands_of_characters_is_not_repeated_in_full(cli, words):
+    message = cli.refused(*words)
+    assert "x" * 80 + "..." in message
+    assert len(message) < 600

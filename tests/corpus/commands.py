@@ -11,6 +11,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["./nosuch"], "COMMAND: no such program, got './nosuch'"),
     (["/nosuch/python", "train.py"], "COMMAND: no such program, got '/nosuch/python'"),
     (["python train.py"], "COMMAND: no such program, got 'python train.py'. Leave out the quotes"),
+    ([" ", "train.py"], "COMMAND: no such program, got ' '. Give a program"),
     (["LR=1", "python", "train.py"], "write `env LR=1 python train.py`"),
     (["train.py"], "Write `python train.py`."),
     (["./train.py"], "Write `python ./train.py`."),
