@@ -37,7 +37,13 @@ def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
 
 
 def to_launch(raw: dict[str, Any]) -> Launch:
-    """Returns the launch that `from_launch` made into JSON, for this machine's clock."""
+    """Returns the launch that `from_launch` made into JSON, for this machine's clock.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such document.
+    """
+    if not isinstance(raw["spec"], dict):
+        raise TypeError(f"spec: not an object, got {raw['spec']!r}")
     spec = protocol.read_spec(json.dumps(raw["spec"]))
     if spec.end_s is not None:
         spec.end_s += time.monotonic()

@@ -187,7 +187,8 @@ def missing(message: Message) -> list[str]:
         message: "cwd", "program" (the first word of the command), "runs_dir", and "token", a file that the tuner has made
             in it.
     """
-    host, cwd, program, runs_dir = platform.node(), message["cwd"], message["program"], message["runs_dir"]
+    cwd, program, runs_dir = (os.fspath(message[name]) for name in ("cwd", "program", "runs_dir"))
+    host = platform.node()
     shared = "Use a folder on a file system that all nodes share"
     problems = []
     if not os.path.isdir(cwd):

@@ -238,3 +238,11 @@ def test_a_stop_is_answered_with_what_was_measured(launcher, folder):
     wait_for(folder / "result.rank0.json")
     running.stop("budget over")
     assert running.poll().cause == "result"
+
+
+def test_a_message_with_values_of_other_types_is_refused_as_one():
+    for spec in ("{}", ["x"], None):
+        with pytest.raises(TypeError, match="spec: not an object"):
+            messages.to_launch({"spec": spec})
+    with pytest.raises(TypeError):  # a number would be taken for a file descriptor
+        node.missing({"cwd": 2**63, "program": "sh", "runs_dir": "/", "token": "tmp"})
