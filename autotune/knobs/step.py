@@ -17,7 +17,6 @@ MAX_HALVINGS = 7  # how often the global batch may be halved: batches of less th
 ACCUMULATION = Knob(
     key="step.accumulation",
     tier=Tier.training,
-    type=int,
     default=1,
     domain=lambda _: [1, 2, 4, 8],
     bounds=lambda _: (1, MAX_ACCUMULATION),
@@ -54,7 +53,6 @@ def _intervals(here: HostContext) -> list[KnobValue]:
 METRICS_SYNC_INTERVAL = Knob(
     key=METRICS_SYNC,
     tier=Tier.exact,
-    type=int,
     default=1,
     domain=_intervals,
     bounds=lambda _: (1, MAX_INTERVAL),
