@@ -20,7 +20,8 @@ from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, 
 from autotune.harness.explain.documents import PASSES, trace_file
 from autotune.quantities import percent_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.run_dir import beside, check_output
+from autotune.documents import beside
+from autotune.studies import check_output
 
 STDOUT = "-"
 OURS = (b"# autotune: the best configuration", b'content="autotune ')  # beginnings of an export with comments, of a report

@@ -13,7 +13,8 @@ from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain
 from autotune.records import Kind, Outcome, StudyRecord, Summary
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 
 if TYPE_CHECKING:
     from autotune.config.schema import Budget

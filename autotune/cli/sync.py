@@ -15,7 +15,8 @@ from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
-from autotune.run_dir import StudyFolder, studies
+from autotune.run_dir import StudyFolder
+from autotune.studies import studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
 from autotune.trackers.parent_watch import ParentWatch

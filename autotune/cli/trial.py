@@ -13,7 +13,8 @@ from autotune.errors import BadInput
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.wording import changes_phrase, log_lines
 
 REPORTED = {"applied": "applied", "not_applicable": "not available", "overridden": "overridden by the program"}

@@ -24,7 +24,7 @@ from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord
-from autotune.run_dir import studies
+from autotune.studies import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100

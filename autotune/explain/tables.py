@@ -27,7 +27,7 @@ from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
-from autotune.run_dir import read_json, write_json, write_text
+from autotune.documents import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first

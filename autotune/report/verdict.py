@@ -11,7 +11,8 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.wording import (
     break_even_text,
     changes_phrase,

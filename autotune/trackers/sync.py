@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder, read_json, write_json
+from autotune.documents import read_json, write_json
+from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
 from autotune.trackers.parent_watch import ParentWatch

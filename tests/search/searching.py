@@ -11,7 +11,7 @@ from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
-from autotune.run_dir import create
+from autotune.studies import create
 from autotune.space import ResolvedSpace
 from autotune.study import StudyInputs, run_study
 from autotune.testing.fake_launcher import FakeLauncher

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.machine import host_facts
 from autotune.machine.facts import comparable
-from autotune.run_dir import write_json
+from autotune.documents import write_json
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.reporting import LIBRARIES
 
