@@ -152,6 +152,18 @@ def read_summary(folder: StudyFolder) -> Summary:
         raise BadInput(f"{folder.summary_file}: not a summary, got: {error}. {_rebuilt(folder)}") from error
 
 
+def read_study(folder: StudyFolder) -> StudyRecord:
+    """Returns a study's record.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        return folder.read_study()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
+
+
 def _rebuilt(folder: StudyFolder) -> str:
     """Returns how to get a study's summary back."""
     trials = folder.path / "trials"
