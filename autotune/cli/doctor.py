@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, NothingWorked, one_of
 from autotune.machine.checks import (

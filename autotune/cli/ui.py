@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.errors import AutotuneError, BadInput
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord

@@ -10,11 +10,6 @@ from autotune.records import KnobValue, Tier
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
-def compile_modes(host_context: HostContext) -> list[KnobValue]:
-    """Returns the modes worth a trial. Modes built on CUDA graphs and Triton are included only on CUDA."""
-    return ["off", "default", *CUDA_GRAPH_MODES] if host_context.has_cuda else ["off", "default"]
-
-
 def compile_blocked(host_context: HostContext) -> str | None:
     """Returns why torch.compile cannot work here; None if it can."""
     if host_context.has_compiler:
@@ -59,7 +54,8 @@ COMPILE_MODE = Knob(
     tier=Tier.numerics,
     default="off",
     choices=("off", "default", *CUDA_GRAPH_MODES),
-    domain=compile_modes,
+    # Modes built on CUDA graphs and Triton are worth a trial only on CUDA.
+    domain=lambda c: ["off", "default", *(CUDA_GRAPH_MODES if c.has_cuda else ())],
     blocked=compile_blocked,
     is_costly=True,
     start_costs={"reduce-overhead": 1.2, "max-autotune": 4.0},

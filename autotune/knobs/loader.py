@@ -23,16 +23,6 @@ def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     return up_to(highest, [max(1, own // 2), *doublings])
 
 
-def worker_counts(host_context: HostContext) -> list[KnobValue]:
-    """Returns 0, 1, 2, 4, ... up to the effective cores."""
-    return up_to(host_context.num_cores, WORKER_STEPS)
-
-
-def worker_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
-    """Returns the bounds of a worker count. More than four workers per core only cost memory."""
-    return 0, max(16, 4 * host_context.num_cores)
-
-
 def has_workers(knobs: Knobs) -> bool:
     """Returns whether the loader has any workers."""
     return int(knobs.get(NUM_WORKERS.key, 0)) > 0
@@ -81,8 +71,8 @@ NUM_WORKERS = Knob(
     key="loader.num_workers",
     tier=Tier.exact,
     default=0,
-    domain=worker_counts,
-    bounds=worker_bounds,
+    domain=lambda c: up_to(c.num_cores, WORKER_STEPS),
+    bounds=lambda c: (0, max(16, 4 * c.num_cores)),  # more than four workers per core only cost memory
     expert=lambda c: min(8, max(0, c.num_cores - 1)),
     brief="processes that load data",
     phrase="workers {}",

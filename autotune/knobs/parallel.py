@@ -18,11 +18,6 @@ def has_wrapper(knobs: Knobs) -> bool:
     return knobs.get(STRATEGY.key) != FSDP
 
 
-def has_shares(knobs: Knobs) -> bool:
-    """Returns whether FSDP may be in use. It may unless DistributedDataParallel is selected."""
-    return knobs.get(STRATEGY.key) != DDP
-
-
 STRATEGY = Knob(
     key="parallel.strategy",
     tier=Tier.numerics,
@@ -59,7 +54,7 @@ RESHARD_AFTER_FORWARD = Knob(
     default=True,
     blocked=alone,
     domain=lambda _: [False, True],
-    is_active=has_shares,
+    is_active=lambda knobs: knobs.get(STRATEGY.key) != DDP,  # FSDP may be in use unless DDP is selected
     usual_spread=0.1,
     brief="FSDP2 frees gathered parameters",
     in_code="fully_shard(block, reshard_after_forward={value!r}), each block",

@@ -45,16 +45,12 @@ ACCUMULATION = Knob(
 )
 
 
-def _intervals(here: HostContext) -> list[KnobValue]:
-    """Returns the interval worth trying, if it is longer than the program's own."""
-    return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC) < SELDOM else []
-
-
 METRICS_SYNC_INTERVAL = Knob(
     key=METRICS_SYNC,
     tier=Tier.exact,
     default=1,
-    domain=_intervals,
+    # Worth trying if it is longer than the program's own.
+    domain=lambda c: [SELDOM] if c.has_cuda and observed_int(c, METRICS_SYNC) < SELDOM else [],
     bounds=lambda _: (1, MAX_INTERVAL),
     examples=(1, SELDOM),
     usual_gain=0.02,

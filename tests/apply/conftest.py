@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.harness import protocol
 
 PROGRAMS = Path(__file__).parent / "programs"

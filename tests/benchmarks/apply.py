@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.config.compose import compose
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import LocalLauncher

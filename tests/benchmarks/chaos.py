@@ -33,7 +33,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers import process_tree

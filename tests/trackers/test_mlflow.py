@@ -9,7 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.errors import BadInput
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
