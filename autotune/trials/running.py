@@ -24,7 +24,7 @@ NO_CHANCE = ("collective", "user code")
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
-TIME_UP = "the study's time was up"
+TIME_UP, USERS_STOP = "the study's time was up", "interrupted by the user"
 
 
 class RunningTrial:
@@ -83,7 +83,7 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
-        self._running.stop("interrupted by the user")
+        self._running.stop(USERS_STOP)
         while (ended := self._poll(is_ending=True)) is None:
             self._inputs.clock.sleep(self._inputs.poll_s)
         return self._runner.keep(self._finished(ended))
@@ -132,7 +132,8 @@ class RunningTrial:
         try:
             self._running = place.launcher.start(prepared)
         except KeyboardInterrupt:  # a warm server may take seconds to start
-            unstarted = _unstarted(self._inputs.clock.time() - self._started_at)
+            seconds = self._inputs.clock.time() - self._started_at
+            unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)
             record = runner.record(request, self._spec, unstarted, place)
             record.started_at = self._started_at
             raise StoppedNow(runner.keep(Finished(record=record))) from None
@@ -174,20 +175,6 @@ class RunningTrial:
         if first:
             _join(record, first)
         return Finished(record=record, results=list(ended.results))
-
-
-def _unstarted(seconds: float) -> Ended:
-    """Returns the ending of a trial that was cancelled before its first process started."""
-    return Ended(
-        exit_code=None,
-        signal=None,
-        cause="stopped",
-        phase="spawn",
-        results=[],
-        problems=[],
-        seconds=seconds,
-        evidence={"stop_reason": "interrupted by the user"},
-    )
 
 
 def _lacked_room(record: TrialRecord) -> bool:
