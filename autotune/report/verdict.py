@@ -178,13 +178,8 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         if (summary.get("speedup") or {}).get("ci"):
             text += "; the finals measured in turn, so the ratio is still valid"
         said.append(("disturbed", text))
-    if why := summary.get("own_share"):
-        said.append(("shared", str(why)))
-    if why := summary.get("drift"):
-        said.append(("drift", str(why)))
-    if why := summary.get("page_cache"):
-        said.append(("disk", str(why)))
-    return said
+    labels = {"own_share": "shared", "drift": "drift", "page_cache": "disk"}
+    return said + [(label, str(summary[key])) for key, label in labels.items() if summary.get(key)]
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
