@@ -6,8 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from autotune.errors import BadInput
 from autotune.documents import beside
+from autotune.errors import BadInput
 from autotune.studies import check_output
 
 STDOUT = "-"

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.launchers.environment import own_environment
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
+from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
 from autotune.run_dir import StudyFolder

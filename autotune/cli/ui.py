@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from autotune.launchers.environment import own_environment
 from autotune.errors import AutotuneError, BadInput
+from autotune.launchers.environment import own_environment
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord
 from autotune.studies import studies

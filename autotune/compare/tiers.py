@@ -81,7 +81,9 @@ class TierFinals:
 
     def _pairs_before(self, found: TrialRecord) -> list[Pair]:
         """Returns the complete rounds so far, including rounds of earlier runs of the study."""
-        return pairs_of(by_round([record for record in self._session.records if record.kind is Kind.final], TIERS), found.number)
+        return pairs_of(
+            by_round([record for record in self._session.records if record.kind is Kind.final], TIERS), found.number
+        )
 
     def _pair_s(self, found: TrialRecord) -> float:
         """Returns the expected seconds of a round, which has two trials."""

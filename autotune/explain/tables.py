@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.documents import read_json, write_json, write_text
 from autotune.errors import Unreadable
 from autotune.explain.breakdown import MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
@@ -27,7 +28,6 @@ from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
-from autotune.documents import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first

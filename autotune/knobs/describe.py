@@ -91,7 +91,9 @@ def page(spaces: Mapping[str, Iterable[str]]) -> str:
     """Returns docs/knobs.md: every knob by family, with the search spaces that search it, independent of this machine."""
     families, parts = overview(), [PAGE_HEAD]
     for family, rows in families.items():
-        parts.append(f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{row.key.lower().replace('.', '')})" for row in rows))
+        parts.append(
+            f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{row.key.lower().replace('.', '')})" for row in rows)
+        )
     for family, rows in families.items():
         parts.append(f"\n## {family}\n")
         parts += [describe(row.key, spaces=spaces).replace("# ", "### ", 1) for row in rows]

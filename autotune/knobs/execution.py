@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.knobs.base import OTHER, HostContext, Knob
 from autotune.knobs.parallel import has_wrapper
 from autotune.knobs.ranges import below_ampere, no_cuda
-from autotune.records import KnobValue, Tier
+from autotune.records import Tier
 
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 

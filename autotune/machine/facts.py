@@ -22,7 +22,7 @@ from autotune.machine.visible import visible_devices
 from autotune.masking import Secrets
 
 CPUINFO = Path("/proc/cpuinfo")
-CXX = ("g++", "clang++", "c++")
+CXX = ("g++", "clang++", "c++")  # one of them compiles torch.compile's kernels for the CPU
 
 # Instruction sets that decide which kernels torch and oneDNN pick; x86 names, then Arm's.
 ISA = (
@@ -41,7 +41,7 @@ def host_facts() -> dict[str, Any]:
     """Returns facts about this host as the tuner sees them, as plain values.
 
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (at most the cgroup's limit), isa, kernel, python,
-    has_compiler (C++, for torch.compile on the CPU), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
+    has_compiler (C++), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
     """
     text = read(CPUINFO)
     with session():  # initialises the driver once for both calls

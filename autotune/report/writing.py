@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.records import Summary
 from autotune.documents import write_text
+from autotune.records import Summary
 from autotune.run_dir import StudyFolder
 
 

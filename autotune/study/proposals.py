@@ -15,7 +15,7 @@ from autotune.compare.effects import estimated
 from autotune.compare.finals import LARGE_EFFECT, LOOKS
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
-from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed

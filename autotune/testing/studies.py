@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, Tier, TrialRecord
 from autotune.documents import write_json
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.studies import create
 

@@ -10,9 +10,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+from autotune.documents import read_json, write_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.documents import read_json, write_json
 from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker

@@ -14,10 +14,10 @@ import sys
 import psutil
 import pytest
 
+from autotune.documents import write_text
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, owner_of
 from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
-from autotune.documents import write_text
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, create, find, studies
 from autotune.testing.studies import make_study
