@@ -24,7 +24,8 @@ from autotune.export import render
 from autotune.records import Knobs, Summary, TrialRecord
 from autotune.report import verdict
 from autotune.report.writing import write_report
-from autotune.run_dir import StudyFolder, find
+from autotune.run_dir import StudyFolder
+from autotune.studies import find
 from autotune.study import run_study
 
 if TYPE_CHECKING:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import re
-import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BadInput, FolderLost, one_of
+from autotune.documents import as_json, parsed, read_json, write_text
+from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
-from autotune.shapes import finite
 from autotune.summaries import checked_summary
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-RECORDS = (  # what a study keeps in its folder, besides its report
-    "study.json", "summary.json", "config.yaml", "optuna.journal", "explanation.json", "best.yaml", "owner.json",
-    "tracking.json", "trials",
-)  # fmt: skip
-RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
@@ -214,7 +205,7 @@ class StudyFolder:
             OSError, ValueError: as `read_summary`.
         """
         text = self.summary_file.read_text(encoding="utf-8")
-        summary = checked_summary(_outline(text) or _parsed(text))
+        summary = checked_summary(_outline(text) or parsed(text))
         return {**summary, "study": self.name, "num_trials": summary.get("num_trials", len(summary["trials"]))}
 
     def current_summary(self, *, is_outline: bool = False) -> Summary:
@@ -267,7 +258,7 @@ class StudyFolder:
 
     def lost(self, error: OSError) -> FolderLost:
         """Returns the exception that explains a failed write to the user."""
-        why, again = error.strerror or str(error), f"autotune resume {self.name}{_where(self.path.parent)}"
+        why, again = error.strerror or str(error), f"autotune resume {self.name}{where(self.path.parent)}"
         kept = "What was measured before is kept"
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
             place = Path(error.filename).parent  # folder of the file being written
@@ -342,219 +333,9 @@ def when_there_is_room(write: Callable[[], None]) -> None:
             return
 
 
-def create(runs: Path, name: str) -> StudyFolder:
-    """Makes and returns the folder of a new study: `name`, or `name-2`, `name-3` if that is taken.
-
-    Raises:
-        BadInput: the name is not a plain name, or the runs folder cannot be written.
-    """
-    check_name(name)
-    try:
-        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
-        for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
-            path = runs / f"{name}{suffix}"
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            folder = StudyFolder(path, base=name, sequence=next_sequence(runs))
-            try:
-                (path / "trials").mkdir(mode=0o700)
-            except OSError:
-                folder.discard()
-                raise
-            return folder
-    except OSError as error:
-        problem = f"runs_dir: cannot be written, got {str(runs)!r} ({error.strerror}). Give a folder you own: runs_dir=DIR."
-        raise BadInput(problem) from error
-    raise BadInput(f"study.name: 99,999 studies of this name exist, got {name!r}. Give another: study.name=NAME.")
-
-
-def check_output(file: Path, option: str) -> None:
-    """Checks that a file to write replaces nothing that a study or the tracking store has recorded.
-
-    Raises:
-        BadInput: it does.
-    """
-    file = file.resolve()
-    place = next((folder for folder in file.parents if is_study(folder)), None)
-    own = place and file.relative_to(place).parts[0]
-    if file.name in RESERVED_NAMES or own in RECORDS:
-        whose = f"the study {place.name!r}" if place and own in RECORDS else "MLflow"
-        raise BadInput(f"{option}: a record of {whose}, got {str(file)!r}. Give another file: -o FILE.")
-
-
-def check_name(name: str) -> None:
-    """Checks a study's name.
-
-    Raises:
-        BadInput: the name could lead out of the runs folder, would need quoting in a shell, or is reserved.
-    """
-    if not NAME_PATTERN.fullmatch(name):
-        raise BadInput(
-            f"study.name: not a plain name, got {name!r}. Allowed: letters, digits, '.', '_' and '-', starting with a letter "
-            "or digit, 80 characters at most. Use runs_dir=DIR to choose the folder."
-        )
-    if name in RESERVED_NAMES:
-        raise BadInput(f"study.name: reserved for the tracking store, got {name!r}. Give another.")
-
-
-def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that a name or a path means.
-
-    A name means the latest study requested under it, or else the study in the folder of that name. A path means the study in
-    whose folder it lies, wherever that is: "runs/resnet18" reaches the first of two studies of the same name.
-
-    Args:
-        runs: the runs folder.
-        name: the name or path as typed.
-        without: folder of a study that is ignored when a name is looked up.
-
-    Raises:
-        BadInput: there is no such study.
-    """
-    if os.sep in name or name in (os.curdir, os.pardir):
-        return _at(name)
-    there = [folder for folder in studies(runs) if folder.path != without]
-    namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
-    if namesakes:
-        return max(namesakes, key=lambda pair: pair[0])[1]
-    if exact := next((folder for folder in there if folder.name == name), None):
-        return exact
-    if os.path.exists(name):
-        return _at(name)
-    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r:.300}. {_there_are(name, there)}")
-
-
-def _at(path: str) -> StudyFolder:
-    """Returns the study in whose folder a path lies.
-
-    Raises:
-        BadInput: it lies in none, or it does not exist.
-    """
-    if not os.path.exists(path):
-        raise BadInput(
-            f"STUDY: no such study, got {path!r:.300}. {_there_are(os.path.basename(path), studies(Path(path).parent))}"
-        )
-    if folder := around(Path(path)):
-        return folder
-    what = "a folder that is no study" if os.path.isdir(path) else "a file that belongs to no study"
-    inside = list(studies(Path(path)))
-    has = f"It contains studies, such as {str(inside[0].path)!r}." if inside else "Give a study's name or its folder."
-    raise BadInput(f"STUDY: {what}, got {path!r}. {has} See `autotune list`.")
-
-
-def around(path: Path) -> StudyFolder | None:
-    """Returns the study in whose folder a path lies, or whose folder it is; None if there is none."""
-    whole = Path(os.path.abspath(path))
-    place = next((each for each in (whole, *whole.parents) if is_study(each)), None)
-    if place is None:
-        return None
-    typed = place if path.is_absolute() else Path(os.path.relpath(place))
-    return StudyFolder(typed if typed.name == place.name else place)  # not "..", which has no name
-
-
-def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
-    known = [folder.name for folder in there]
-    have = one_of(name, known, show=8).replace("Allowed:", "There are:") if known else "There is none yet."
-    return f"{have} See `autotune list`."
-
-
-def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study.
-
-    Args:
-        folder: the study.
-        latest: name under which studies were requested -> name of the latest; None to read all studies of the folder.
-    """
-    try:
-        meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)
-        is_meant = meant == folder.name
-    except BadInput:
-        is_meant = False
-    return f"{shlex.quote(folder.name if is_meant else str(folder.path))}{_where(folder.path.parent)}"
-
-
-def studies(runs: Path) -> Iterator[StudyFolder]:
-    """Yields the studies of a runs folder, by name; none if there is no such folder."""
-    if not os.path.isdir(runs):
-        return
-    yield from map(StudyFolder, sorted(path for path in runs.glob("[!.]*") if is_study(path)))
-
-
 def is_study(path: Path) -> bool:
     """Whether a folder is a study's. One that has lost its study.json is one, too, so that this can be said."""
     return os.path.isfile(path / "study.json") or (os.path.isfile(path / "summary.json") and os.path.isdir(path / "trials"))
-
-
-def next_sequence(runs: Path) -> int:
-    """Returns the sequence number of a new study in a runs folder, from 1."""
-    return 1 + max((record.sequence for folder in studies(runs) if (record := _record(folder))), default=0)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a document atomically: under a temporary name, then renamed, so that a reader never sees half of it.
-
-    Only the file's owner may read it. Once this function returns, the document survives a power loss.
-    """
-    descriptor, temporary = beside(path)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
-    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
-
-    Its name is random and the file is new, so another user cannot have placed a link with that name in a shared folder.
-    """
-    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document as `write_text` writes."""
-    write_text(path, as_json(document))
-
-
-def as_json(document: Any) -> str:
-    """Returns a document as it is stored, with a line for each key of a mapping.
-
-    The text is not indented further, since the json module indents with far slower code and the summary is written often.
-    """
-    if not isinstance(document, dict) or not document:
-        return json.dumps(document)
-    return "{\n" + ",\n".join(json.dumps({key: value})[1:-1] for key, value in document.items()) + "\n}"
-
-
-def read_json(path: Path) -> Any:
-    """Returns a JSON document, with None for numbers that are not finite; see `finite`.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON.
-    """
-    return _parsed(path.read_text(encoding="utf-8"))
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return finite(json.loads(text))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _outline(text: str) -> dict[str, Any] | None:
@@ -563,7 +344,7 @@ def _outline(text: str) -> dict[str, Any] | None:
     if (lines[0], lines[-1]) != ("{", "}") or not any(line.startswith('"num_trials": ') for line in lines):
         return None
     short = [line.removesuffix(",") for line in lines[1:-1] if not line.startswith(LONG)]
-    return {"trials": [], **_parsed(f"{{{','.join(short)}}}")}
+    return {"trials": [], **parsed(f"{{{','.join(short)}}}")}
 
 
 def _full(place: Path, number: int | None) -> tuple[str, str]:
@@ -584,12 +365,6 @@ def _read_as(convert: Any, file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _record(folder: StudyFolder) -> StudyRecord | None:
-    try:
-        return folder.read_study()
-    except (OSError, ValueError):  # damaged, or of another version
-        return None
-
-
-def _where(runs: Path) -> str:
+def where(runs: Path) -> str:
+    """Returns the option that leads a command to a runs folder, with a space before it; "" for the usual folder."""
     return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"

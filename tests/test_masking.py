@@ -6,7 +6,7 @@ import pytest
 from autotune import masking
 from autotune.masking import Secrets, is_masked
 from autotune.records import Outcome
-from autotune.run_dir import create
+from autotune.studies import create
 from autotune.testing.listener import RecordingListener
 from autotune.trials.events import Masked
 

@@ -27,7 +27,7 @@ from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.masking import MASK, Secrets, is_secret
 from autotune.plain_text import plain
 from autotune.records import Knobs
-from autotune.run_dir import call
+from autotune.studies import call
 from autotune.wording import command_text
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.processes import own_environment
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, NothingWorked, one_of
+from autotune.launchers.environment import own_environment
 from autotune.machine.checks import (
     Finding,
     Status,

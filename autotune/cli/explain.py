@@ -13,14 +13,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.cli.plain import Quiet
-from autotune.cli.show import chosen, read_summary
+from autotune.cli.show import chosen, read_study, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
 from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
 from autotune.quantities import percent_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,10 +123,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
 
 
 def _study(folder: StudyFolder) -> StudyRecord:
-    try:
-        study = folder.read_study()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
+    study = read_study(folder)
     if not os.path.isdir(study.cwd):
         raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it.")
     return study

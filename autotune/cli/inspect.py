@@ -21,9 +21,8 @@ from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import Interrupted, NothingWorked
 from autotune.knobs.base import value_text
-from autotune.log_messages import without_our_frames
 from autotune.quantities import bytes_text
-from autotune.wording import command_text
+from autotune.wording import command_text, log_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from autotune.launchers.base import Ended, Launch, Launcher
 
 POLL_S = 0.1
-TAIL_LINES = 15
 ASKED = "not in the search space"
 
 
@@ -158,8 +156,8 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
     lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
-    tail = without_our_frames(str(ended.evidence.get("log_tail", ""))).strip().splitlines()[-TAIL_LINES:]
-    lines += ["The end of its log:", *(f"  | {line}" for line in tail)] if tail else []
+    tail = log_lines({"log_tail": ended.evidence.get("log_tail")})
+    lines += ["The end of its log:", *tail] if tail else []
     raise NothingWorked(composed.secrets.text("\n".join(lines)))
 
 

@@ -6,8 +6,9 @@ import os
 import shlex
 from pathlib import Path
 
+from autotune.documents import beside
 from autotune.errors import BadInput
-from autotune.run_dir import beside, check_output
+from autotune.studies import check_output
 
 STDOUT = "-"
 OURS = (b"# autotune: the best configuration", b'content="autotune ')  # beginnings of an export with comments, of a report

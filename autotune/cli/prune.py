@@ -28,7 +28,8 @@ from autotune.explain.tables import FOLDER, INDEX
 from autotune.monitors.sealing import SCRATCH
 from autotune.owner import OWNER_FILE, describe, held, owner_of
 from autotune.quantities import bytes_text
-from autotune.run_dir import StudyFolder, find, studies
+from autotune.run_dir import StudyFolder
+from autotune.studies import find, studies
 from autotune.trackers.store import LOCK_FILE
 
 CACHE, TRACES, LOGS, OTHER, WHOLE = KINDS = ("compile cache", "traces", "logs", "other", "whole study")

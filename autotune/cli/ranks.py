@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from autotune.explain.table import quotient
 from autotune.quantities import bytes_text, compact_text, percent_text
 from autotune.records import Summary
 from autotune.wording import communication_text, rank_names
@@ -31,12 +32,8 @@ def block(summary: Summary) -> Group | None:
             Text.assemble(name, (slow, "warn")),
             compact_text(entry["rate_per_s"]),
             percent_text(entry["data_wait_frac"]),
-            percent_text(_frac(entry["exposed_s"], entry["step_s"])),
+            percent_text(quotient(entry["exposed_s"], entry["step_s"])),
             bytes_text(entry["peak_memory_bytes"]),
         )
     legend = "input, ranks: share of a step spent waiting for input and for other ranks"
     return Group(made, Text(legend, style="quiet"), Text(communication_text(ranks), style="quiet"))
-
-
-def _frac(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None

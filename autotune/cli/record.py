@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import Asked, carry_out, inputs_of
 from autotune.errors import BadInput, Interrupted
-from autotune.run_dir import StudyFolder, create, studies
+from autotune.run_dir import StudyFolder
+from autotune.studies import create, studies
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed

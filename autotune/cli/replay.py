@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
-from autotune.quantities import number_text, seconds_text
+from autotune.quantities import number_text, percent_text, seconds_text
 from autotune.wording import changes_phrase
 
 DASH = "-"
@@ -37,7 +38,7 @@ def replay(
     Raises:
         BadInput: a table, a strategy or a combination of options cannot be used.
     """
-    from autotune.machine.cores import num_cores
+    from autotune.harness.cores import num_cores
     from autotune.replay.bench import USUAL, Asked, run
     from autotune.replay.columns import agreeing, markdown
     from autotune.replay.figures import figures, raw
@@ -71,7 +72,7 @@ def replay(
     out = console()
     for table in found["tables"]:
         out.print()
-        out.print(Text(_title(table), style="bold"))
+        out.print(Text(f"{table['table']}  ({table['file']})", style="bold"))
         for line in _about(table):
             out.print(Text(line, style="dim"))
         out.print(_grid(table["strategies"]))
@@ -95,6 +96,7 @@ def replay(
     return 0
 
 
+_percent = functools.partial(percent_text, digits=1)
 LEGEND = (
     "10, 20, 40: median percentage of the optimum after that many trials, judged by measurements that the search did not see. "
     "p10: 10th percentile after 20 trials. time: median after the seconds that 20 average trials of the table take. "
@@ -115,10 +117,6 @@ def _progress(asked: Any) -> Any:
         print(f"\rreplayed {done[0]} of {total} studies", end=end, file=sys.stderr, flush=True)
 
     return tell
-
-
-def _title(table: dict[str, Any]) -> str:
-    return f"{table['table']}  ({table['file']})"
 
 
 def _about(table: dict[str, Any]) -> list[str]:
@@ -175,10 +173,6 @@ def _label(name: str) -> str:
 
 def _share(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.1f}"
-
-
-def _percent(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.1f} %"
 
 
 def _count(value: float | None) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from autotune.cli import verdict
 from autotune.cli.run import carry_out, inputs_of, judge
-from autotune.cli.show import chosen, read_summary
+from autotune.cli.show import chosen, read_study, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain
 from autotune.records import Kind, Outcome, StudyRecord, Summary
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 
 if TYPE_CHECKING:
     from autotune.config.schema import Budget
@@ -51,10 +52,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
 
 
 def _study(folder: StudyFolder) -> StudyRecord:
-    try:
-        study = folder.read_study()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
+    study = read_study(folder)
     if not study.identity:
         raise BadInput(f"STUDY: made by a version of autotune without `resume`, got {folder.name!r}. Start a new study.")
     return study

@@ -17,7 +17,8 @@ from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.trackers.store import NONE
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
         BadInput: the request is invalid.
     """
     from autotune.machine import host_facts
-    from autotune.run_dir import create
+    from autotune.studies import create
     from autotune.study.inheritance import check_named
 
     facts = host_facts()

@@ -17,7 +17,8 @@ from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.report.verdict import headline
-from autotune.run_dir import CUT_OFF, StudyFolder, call, find, is_study, studies
+from autotune.run_dir import CUT_OFF, StudyFolder, is_study
+from autotune.studies import call, find, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
@@ -149,6 +150,18 @@ def read_summary(folder: StudyFolder) -> Summary:
         raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder.summary_file}: not a summary, got: {error}. {_rebuilt(folder)}") from error
+
+
+def read_study(folder: StudyFolder) -> StudyRecord:
+    """Returns a study's record.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        return folder.read_study()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
 
 
 def _rebuilt(folder: StudyFolder) -> str:

@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.processes import own_environment
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
+from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
-from autotune.run_dir import StudyFolder, studies
+from autotune.run_dir import StudyFolder
+from autotune.studies import studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
 from autotune.trackers.parent_watch import ParentWatch
+from autotune.wording import own_command_text
 
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
@@ -160,5 +162,6 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
         return f"STUDY: {state.problem}, got {folder.name!r}. It mirrors the study, too: wait for it, or try again later."
+    command = own_command_text("sync", folder.name, runs=folder.path.parent)
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
-    return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{implementation.command(folder)}` completes it."
+    return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

@@ -13,10 +13,9 @@ from autotune.errors import BadInput
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.wording import changes_phrase, log_lines
-
-REPORTED = {"applied": "applied", "not_applicable": "not available", "overridden": "overridden by the program"}
 
 
 def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
@@ -91,8 +90,7 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
         value = value_text(record.knobs[key])
         if key in record.changed:
             value = f"{value_text(baseline.knobs.get(key))} -> {value}"
-        said = REPORTED.get(str(report.get("status") or ""), str(report.get("status") or ""))
-        made.add_row(key, value, ": ".join(filter(None, [said, str(report.get("reason") or "")])))
+        made.add_row(key, value, ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name)))
     return made
 
 

@@ -51,45 +51,6 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     return made
 
 
-def add(
-    into: Table,
-    trial: dict[str, Any],
-    *,
-    width: int | None,
-    about: Summary,
-    baseline: float | None,
-    best: int | None = None,
-    before: dict[str, Any] | None = None,
-) -> None:
-    """Adds a trial, given as a dictionary: the values of a record, or an entry of a summary.
-
-    Args:
-        into: table from `table` with the same width.
-        trial: one of `Summary["trials"]`.
-        width: columns of the terminal.
-        about: as for `table`.
-        baseline: the baseline's score, for the ratio.
-        best: number of the trial to highlight.
-        before: the best trial until then; the changes are described relative to it.
-    """
-    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
-    value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
-    ratio = score / baseline if score and baseline else None
-    values = trial.get("objectives") or {}
-    cells: list[Text | str] = [
-        Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
-        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
-        Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
-        Text(number_text(value), style="name" if is_best else "number"),
-        *(_cell_text(name, values.get(name)) for name in _others(about)),
-        *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
-        *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
-        *([bytes_text(trial.get("peak_memory_bytes"))] if is_wide else []),
-        _what(trial, before, is_best=is_best),
-    ]
-    into.add_row(*cells)
-
-
 def legend(about: Summary) -> Text:
     """Returns the line that explains the column heads."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
@@ -137,9 +98,33 @@ def row(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> RenderableType:
-    """Returns one trial as a row aligned with `table`; the reason of a failure follows below, indented."""
+    """Returns one trial as a row aligned with `table`; the reason of a failure follows below, indented.
+
+    Args:
+        trial: the values of a record, or an entry of a summary.
+        width: columns of the terminal.
+        about: as for `table`.
+        baseline: the baseline's score, for the ratio.
+        best: number of the trial to highlight.
+        before: the best trial until then; the changes are described relative to it.
+    """
     made = table(width, about=about, header=False)
-    add(made, trial, width=width, about=about, baseline=baseline, best=best, before=before)
+    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
+    value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
+    ratio = score / baseline if score and baseline else None
+    values = trial.get("objectives") or {}
+    cells: list[Text | str] = [
+        Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
+        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
+        Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
+        Text(number_text(value), style="name" if is_best else "number"),
+        *(_cell_text(name, values.get(name)) for name in _others(about)),
+        *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
+        *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
+        *([bytes_text(trial.get("peak_memory_bytes"))] if is_wide else []),
+        Text(trial_phrase(trial, before), style="name" if is_best else "default"),
+    ]
+    made.add_row(*cells)
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
@@ -163,7 +148,3 @@ def _cell_text(name: str, value: float | None) -> str:
     if name == TIME and value is not None:
         return clock_text(value)
     return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is in the column head
-
-
-def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool) -> Text:
-    return Text(trial_phrase(trial, before), style="name" if is_best else "default")

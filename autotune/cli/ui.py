@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
+from autotune.launchers.environment import own_environment
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord
-from autotune.run_dir import studies
+from autotune.studies import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100

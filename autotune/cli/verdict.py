@@ -61,7 +61,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     else:
         parts = [
             _sides(summary),
-            _changes(summary),
+            Waterfall(summary) if has_winner(summary) else None,
             _tiers(summary),
             _front(summary),
             _limits(summary),
@@ -109,10 +109,6 @@ def _sides(summary: Summary) -> Table | None:
 
 def _is_baseline(name: str, side: dict[str, Any]) -> bool:
     return name == "best" and side.get("trial") == 0
-
-
-def _changes(summary: Summary) -> RenderableType | None:
-    return Waterfall(summary) if has_winner(summary) else None
 
 
 def _tiers(summary: Summary) -> RenderableType | None:

@@ -14,7 +14,8 @@ from autotune.cli.run import carry_out, inputs_of
 from autotune.cli.show import chosen
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
-from autotune.run_dir import StudyFolder, around, call, create
+from autotune.run_dir import StudyFolder
+from autotune.studies import around, call, create
 
 if TYPE_CHECKING:
     from autotune.config.claim import Claim, Verify

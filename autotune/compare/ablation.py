@@ -202,7 +202,7 @@ class AblationResults:
             return "needed"
         if ratio is None or ratio.num_rounds < SCREENING_ROUNDS or ratio.ci is None:
             return "not measured"
-        return self._judged(ratio)
+        return judged(ratio, self.margin)
 
     def estimate(self, knob: str) -> float:
         """Returns the knob's estimated effect; infinite without an estimate, since the effect may be anything."""
@@ -224,10 +224,6 @@ class AblationResults:
     def num_measured(self, key: ConfigurationKey) -> int:
         """Returns how often a configuration was measured in the whole study."""
         return len(self._known.get(key, ()))
-
-    def _judged(self, ratio: stats.Ratio) -> Worth:
-        verdict = stats.verdict(ratio, self.margin)
-        return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
         """Returns the winner without all changes that seem to have no effect; None if none can be left out.
@@ -385,7 +381,7 @@ class AblationResults:
             worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
         )
         if estimate and (worth == "not measured" or is_vague):
-            basis, worth, ratio = "estimated", self._judged(estimate), estimate
+            basis, worth, ratio = "estimated", judged(estimate, self.margin), estimate
         untold = "no time" if is_kept else "reverted only together with others"
         reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
         return Change(
@@ -424,6 +420,12 @@ class AblationResults:
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
         return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.loss_frac
+
+
+def judged(ratio: stats.Ratio, margin: float) -> Worth:
+    """Returns the verdict on an effect: that of `stats.verdict`, or "slower" if its interval lies below 1."""
+    verdict = stats.verdict(ratio, margin)
+    return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
 
 def _width(ratio: stats.Ratio | None) -> float:

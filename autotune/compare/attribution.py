@@ -129,7 +129,7 @@ class Attributor:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)}.")
         if skipped:
             self._without_idle(winner, number + 1, kept.least_s)
-        rules, is_announced = self._rules(evidence, knobs, kept.rounds_s), False
+        rules, is_announced = self._rules(knobs, kept.rounds_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
             configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept.rounds_s, num_more)
@@ -142,12 +142,8 @@ class Attributor:
             number += 1
             order.shuffle(configurations)
             for configuration in configurations:
-                changed = session.resolved.changed(configuration)
-                why = _why(winner, set(winner.changed) - set(changed))
-                session.measure_part(
-                    configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept.rounds_s
-                )
-                self.found = self._attribution(winner)
+                missing = set(winner.changed) - set(session.resolved.changed(configuration))
+                self._measure_part(winner, configuration, missing, number=number, rules=rules, kept_s=kept.rounds_s)
             evidence = self._evidence(winner)
         self._without_idle(winner, number + 1, kept.least_s)
         number = self._settle(winner, number, kept)
@@ -168,9 +164,8 @@ class Attributor:
             is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
             knobs, missing = (winner.knobs, set[str]()) if is_winners_turn else (part.knobs, {knob})
             if self._expected_s(knobs) <= self._left_s(kept_s) and not self._is_lost(winner):
-                rules, why = self._rules(evidence, vague, kept_s), _why(winner, missing)
-                self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
-                self.found = self._attribution(winner)
+                rules = self._rules(vague, kept_s)
+                self._measure_part(winner, knobs, missing, number=number, rules=rules, kept_s=kept_s)
                 return True
         return False
 
@@ -179,7 +174,7 @@ class Attributor:
 
         One round decides nothing, and a change without which the winner is as fast must not be exported.
         """
-        session, kept_s = self._session, kept.rounds_s
+        kept_s = kept.rounds_s
         for _ in range(SETTLING_ROUNDS):
             evidence = self._evidence(winner)
             parts = evidence.parts_as_fast(num_rounds=SETTLING_ROUNDS)
@@ -187,12 +182,9 @@ class Attributor:
             if not parts or needed_s > self._left_s(kept_s) or self._is_lost(winner):
                 break
             number += 1
-            rules = self._rules(evidence, [key for part in parts for key in part.keys], kept_s)
+            rules = self._rules([key for part in parts for key in part.keys], kept_s)
             for knobs, missing in [(winner.knobs, set[str]()), *((part.knobs, set(part.keys)) for part in parts)]:
-                session.measure_part(
-                    knobs, winner=winner, round_number=number, rules=rules, why=_why(winner, missing), kept_s=kept_s
-                )
-                self.found = self._attribution(winner)
+                self._measure_part(winner, knobs, missing, number=number, rules=rules, kept_s=kept_s)
         return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
@@ -201,14 +193,13 @@ class Attributor:
         Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be exported
         anyway, or if there is no time.
         """
-        session, evidence = self._session, self._evidence(winner)
+        evidence = self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
         if idle and minimal and len(minimal.key) <= len(idle.key):
             return
         if idle and self._expected_s(idle.knobs) <= self._left_s(kept_s):
-            rules, why = self._rules(evidence, idle.keys, kept_s), _why(winner, set(idle.keys))
-            session.measure_part(idle.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
-            self.found = self._attribution(winner)
+            rules = self._rules(idle.keys, kept_s)
+            self._measure_part(winner, idle.knobs, set(idle.keys), number=number, rules=rules, kept_s=kept_s)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts each change once. One trial is enough for an estimate, since the spread is known from other rounds."""
@@ -220,10 +211,18 @@ class Attributor:
                 if not is_announced:
                     session.listener.attribution_started(winner.number, knobs, self._left_s(kept_s))
                     is_announced = True
-                rules, why = self._rules(evidence, knobs, kept_s), _why(winner, {knob})
-                session.measure_part(part.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
-                self.found = self._attribution(winner)
+                rules = self._rules(knobs, kept_s)
+                self._measure_part(winner, part.knobs, {knob}, number=number, rules=rules, kept_s=kept_s)
         return self._evidence(winner)
+
+    def _measure_part(
+        self, winner: TrialRecord, knobs: Knobs, missing: set[str], *, number: int, rules: MeasureRules, kept_s: float
+    ) -> None:
+        """Measures the winner without some of its changes, in round `number`, and updates `found`."""
+        words = f"without {', '.join(sorted(missing))}" if missing else "against its ablations"
+        why = f"trial {winner.number} {words}"
+        self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
+        self.found = self._attribution(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
         """Returns the leading configurations that there is time to measure in `num_rounds` rounds."""
@@ -302,14 +301,11 @@ class Attributor:
                 break  # single trials of this doubtful change tell more than rounds of the clear ones
         return done
 
-    def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:
+    def _rules(self, knobs: Collection[str], kept_s: float) -> MeasureRules:
         """Returns the finals' rules, with windows short enough for ROUNDS_IN_MIND rounds in the time left."""
         session = self._session
-        rules = session.inputs.config.measure.finals
-        if session.budget.total_s is None:
-            return rules
         seconds_each = (session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1))
-        return finals_rules(rules, seconds_each=seconds_each, baseline=session.baseline)
+        return finals_rules(session.inputs.config.measure.finals, seconds_each=seconds_each, baseline=session.baseline)
 
     def _expected_s(self, knobs: Knobs) -> float:
         """Returns the expected seconds of a measurement, from earlier ablation rounds or else from similar trials."""
@@ -321,11 +317,3 @@ class Attributor:
             return max(own)
         is_known = session.first_of(changed) is not None
         return session.costs.again_s(knobs, changed) if is_known else session.costs.expected_s(knobs, changed)
-
-
-def _why(winner: TrialRecord, missing: set[str]) -> str:
-    return (
-        f"trial {winner.number} without {', '.join(sorted(missing))}"
-        if missing
-        else f"trial {winner.number} against its ablations"
-    )

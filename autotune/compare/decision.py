@@ -106,7 +106,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
     chosen = [*entrants, *(record for record in wholes if (record.score or 0.0) >= near)][:MAX_FINALISTS]
-    return _with_lower_tier(chosen, [record for record in entrants if (record.score or 0.0) >= floor])
+    return _with_lower_tier(chosen, entrants)
 
 
 def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
@@ -194,6 +194,12 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
         if final.why == why and final.outcome is not Outcome.interrupted:
             rounds.setdefault(final.round or 0, {})[final.repeats or 0] = final
     return [rounds[number] for number in sorted(rounds)]
+
+
+def pairs_of(rounds: Sequence[Mapping[int, TrialRecord]], number: int) -> list[Pair]:
+    """Returns the scores of a trial and of the baseline in the rounds that measured both."""
+    both = [(measured[number].score, measured[0].score) for measured in rounds if {number, 0} <= measured.keys()]
+    return [(own, other) for own, other in both if own is not None and other is not None]
 
 
 def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:

@@ -9,13 +9,24 @@ tests/stats/test_finals_hold.py measures the error that is left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable
 
 from autotune import stats
 from autotune.compare.ablation import MAX_LOSS_FRAC, SCREENING_ROUNDS, Kept
-from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
+from autotune.compare.decision import (
+    CONTENDER_FRAC,
+    Decision,
+    by_round,
+    choose,
+    countable,
+    finalists,
+    judge,
+    pairs_of,
+    without_finalist,
+)
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
@@ -150,11 +161,9 @@ class Finals:
         return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
 
     def _affordable_rules(self) -> MeasureRules:
-        rules = self._session.inputs.config.measure.finals
-        if self._session.budget.total_s is None:
-            return rules
         budget = self._session.budget
         seconds_each = (budget.left_s - budget.attribution_s) / WANTED_TRIALS
+        rules = self._session.inputs.config.measure.finals
         return finals_rules(rules, seconds_each=seconds_each, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
@@ -225,7 +234,8 @@ class Finals:
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
         if pairs:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
-        turns = Interleaving(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
+        measure = functools.partial(self._measure, why=REPORTED)
+        turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
         for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):
@@ -255,9 +265,7 @@ class Finals:
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if (
-            is_kept and self._session.baseline.outcome is not Outcome.infeasible
-        ):  # a baseline that breaks a constraint is not kept
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that breaks a constraint is not kept
             decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 
@@ -266,22 +274,16 @@ class Finals:
 
         A round that was cut off half-way does not count, because both configurations must be measured right after each other.
         """
-        both = {chosen.number, 0}
-        rounds = [measured for measured in by_round(self._earlier, REPORTED) if both <= set(measured)]
-        scores = [(measured[chosen.number].score, measured[0].score) for measured in rounds]
-        pairs = [(own, other) for own, other in scores if own is not None and other is not None]
+        rounds = [measured for measured in by_round(self._earlier, REPORTED) if {chosen.number, 0} <= measured.keys()]
+        pairs = pairs_of(rounds, chosen.number)
         return pairs, len(rounds) - len(pairs)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs fit: a configuration that takes a minute to compile may take too long to prove."""
-        budget = self._session.budget
-        return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s
+        return stats.MIN_PAIRS * self._pair_s(candidate) <= self._session.budget.left_s
 
     def _has_time_for_pair(self, chosen: TrialRecord) -> bool:
         return self._pair_s(chosen) <= self._session.budget.left_s
-
-    def _measure_reported(self, first: TrialRecord) -> TrialRecord:
-        return self._measure(first, REPORTED)
 
     def _measure(self, first: TrialRecord, why: str) -> TrialRecord:
         record = self._session.measure_again(first, round_number=self._round, rules=self._rules, why=why)

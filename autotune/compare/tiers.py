@@ -6,7 +6,7 @@ import itertools
 import random
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, judge
+from autotune.compare.decision import Decision, by_round, judge, pairs_of
 from autotune.compare.finals import MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
@@ -81,13 +81,9 @@ class TierFinals:
 
     def _pairs_before(self, found: TrialRecord) -> list[Pair]:
         """Returns the complete rounds so far, including rounds of earlier runs of the study."""
-        finals = [record for record in self._session.records if record.kind is Kind.final]
-        pairs = []
-        for measured in by_round(finals, TIERS):
-            own, other = (measured[number].score if number in measured else None for number in (found.number, 0))
-            if own is not None and other is not None:
-                pairs.append((own, other))
-        return pairs
+        return pairs_of(
+            by_round([record for record in self._session.records if record.kind is Kind.final], TIERS), found.number
+        )
 
     def _pair_s(self, found: TrialRecord) -> float:
         """Returns the expected seconds of a round, which has two trials."""
@@ -96,7 +92,5 @@ class TierFinals:
 
     def _rules(self, num_rounds: int) -> MeasureRules:
         session = self._session
-        rules = session.inputs.config.measure.finals
-        if session.budget.total_s is None:
-            return rules
-        return finals_rules(rules, seconds_each=session.budget.left_s / (2 * num_rounds), baseline=session.baseline)
+        each_s = session.budget.left_s / (2 * num_rounds)
+        return finals_rules(session.inputs.config.measure.finals, seconds_each=each_s, baseline=session.baseline)

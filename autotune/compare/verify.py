@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, judge
-from autotune.compare.interleaving import Interleaving, Pair
+from autotune.compare.decision import Decision, by_round, judge, pairs_of
+from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
@@ -124,7 +124,8 @@ class Verification:
 
     def _rounds(self, best: TrialRecord) -> None:
         session, verify = self._session, self._verify
-        pairs = _pairs(session.records, best)
+        finals = [record for record in session.records if record.kind is Kind.final]
+        pairs = pairs_of(by_round(finals, ROUND), best.number)
         if pairs:
             self.decision = judge(best, pairs, noise=session.earlier_noise)
         rules = self._rules()
@@ -229,15 +230,6 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
 def _first_of(records: list[TrialRecord]) -> TrialRecord | None:
     """Returns the first measurement of the file's configuration; the latest one if interrupts led to several."""
     return next((record for record in reversed(records) if record.kind is Kind.search), None)
-
-
-def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
-    """Returns the scores of the rounds that an earlier run completed, as (file's configuration, baseline)."""
-    scores = [
-        [measured[number].score if number in measured else None for number in (best.number, 0)]
-        for measured in by_round([record for record in records if record.kind is Kind.final], ROUND)
-    ]
-    return [(own, other) for own, other in scores if own is not None and other is not None]
 
 
 def _rates(records: list[TrialRecord], number: int) -> list[float]:

@@ -6,10 +6,10 @@ the user's own process (`autotune.apply`), so it must not import OmegaConf, psut
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune import shapes
 from autotune.config.literals import plain
 from autotune.plain_json import mapped
 
@@ -112,12 +112,8 @@ def words(said: Any) -> list[str]:
 
 
 def number(said: Any) -> float | None:
-    """Returns a finite number; None for anything else."""
-    is_number = isinstance(said, int | float) and not isinstance(said, bool)
-    try:
-        return float(said) if is_number and math.isfinite(said) else None
-    except OverflowError:  # a whole number beyond all floats
-        return None
+    """Returns a number that can be computed with; None for anything else."""
+    return float(said) if shapes.number(said) else None
 
 
 def interval(said: Any) -> tuple[float, float] | None:

@@ -34,7 +34,7 @@ from autotune.knobs.values import shown
 from autotune.machine.gpus import has_gpu_driver
 from autotune.machine.visible import visible_devices
 from autotune.masking import without_credentials
-from autotune.run_dir import check_name
+from autotune.studies import check_name
 
 MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
 # Key -> smallest and largest value; None as the smallest means anything above 0.

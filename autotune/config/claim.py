@@ -11,7 +11,8 @@ from typing import Any
 
 from autotune.config import files
 from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
-from autotune.config.keys import is_setting, literal, plain
+from autotune.config.keys import is_setting
+from autotune.config.literals import is_reference, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
 from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
@@ -181,7 +182,7 @@ def typed_command(claim: Claim) -> str:
 
 def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:
     text = plain(value) if isinstance(value, str) else value
-    if text == value and files.is_reference(value):
+    if text == value and is_reference(value):
         raise BadInput(f"{key}: a reference, got {shown(value)} in {path}. Replace it with the value to verify.")
     return value_of(knob(key), text, host_context)
 

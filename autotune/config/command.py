@@ -25,7 +25,7 @@ from autotune.knobs.values import shown, value_of
 from autotune.masking import Secrets
 from autotune.plain_text import one_line
 from autotune.records import Knobs
-from autotune.run_dir import RESERVED_NAMES
+from autotune.studies import RESERVED_NAMES
 
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")

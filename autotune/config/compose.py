@@ -32,7 +32,8 @@ from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
 from autotune.config.files import COMMAND_LINE_ONLY, Chosen
 from autotune.config.hidden import HiddenValues, hide
-from autotune.config.keys import LEAVES, literal
+from autotune.config.keys import LEAVES
+from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
 from autotune.config.parts import problems_of_parts

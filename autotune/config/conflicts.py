@@ -8,7 +8,7 @@ from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTempla
 from autotune.config.recipe import VISION, script_of
 from autotune.config.schema import StudyConfig
 from autotune.knobs import malloc
-from autotune.knobs.base import HostContext
+from autotune.knobs.base import HostContext, value_text
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.loader import UINT8_TRANSFER
 from autotune.knobs.memory import FRACTION, MALLOC
@@ -38,10 +38,10 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
     notes = []
     for key, value in pinned.items():
         if key in CATALOGUE and value != CATALOGUE[key].default and (reason := CATALOGUE[key].blocked(here)):
-            notes.append(f"{key}={_word(value)}: {reason}")
+            notes.append(f"{key}={value_text(value)}: {reason}")
     others = {key: value for key, value in pinned.items() if key != STRATEGY.key}
     notes += [
-        f"{key}={_word(value)}: has no effect with {STRATEGY.key}={pinned[STRATEGY.key]}"
+        f"{key}={value_text(value)}: has no effect with {STRATEGY.key}={pinned[STRATEGY.key]}"
         for key, value in others.items()
         if key in CATALOGUE and CATALOGUE[key].is_active(others) and not CATALOGUE[key].is_active(pinned)
     ]
@@ -53,10 +53,6 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
     if isinstance(fraction, float) and isinstance(limit, float) and limit < fraction:
         notes.append(f"{FRACTION.key}={fraction}: device.memory_limit={limit} is lower and takes precedence")
     return notes
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _channels(pinned: Knobs) -> list[str]:

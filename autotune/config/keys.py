@@ -13,8 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.literals import literal as literal
-from autotune.config.literals import plain as plain
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput, nearest, one_of
 from autotune.knobs.catalogue import is_knob

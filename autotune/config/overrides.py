@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
 from autotune.config.keys import CONFIG_GROUPS, GROUPS, LEAVES, check_value, no_such, unknown_key
+from autotune.config.literals import is_reference
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput, nearest
 from autotune.knobs.base import HostContext
@@ -230,6 +231,6 @@ def _check_value(override: Override, host_context: HostContext) -> None:
             "Set environment variables one by one: env.NAME=VALUE." if key == "env" else "Only exported files contain it."
         )
         raise BadInput(f"{key}: cannot be set like this, got {shown(value)}. {one_by_one}")
-    if is_knob(key) and value is not None and not files.is_reference(value):
+    if is_knob(key) and value is not None and not is_reference(value):
         value_of(knob(key), value, host_context)
     check_value(key, value)

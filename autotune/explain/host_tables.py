@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from autotune.explain.table import Row, Table
+from autotune.explain.table import Row, Table, quotient
 from autotune.harness.explain.documents import WORKER, Compiled, Lines, Memory, Stage
 from autotune.plain_text import one_line
 
@@ -126,19 +126,19 @@ def _row(of: Any, columns: Mapping[str, str], **more: Any) -> Row:
 
 def _line_rows(document: Lines) -> Iterable[Row]:
     for line in document.lines:
-        share_frac, text = _part(line.self_s, step_s(document)), one_line(line.text, MAX_TEXT_CHARS)
+        share_frac, text = quotient(line.self_s, step_s(document)), one_line(line.text, MAX_TEXT_CHARS)
         yield _row(line, LINE_COLUMNS, text=text, share_frac=share_frac)
 
 
 def _phase_rows(document: Lines) -> Iterable[Row]:
     for phase, seconds in document.phases_s.items():
         device_s = (document.device_phases_s or {}).get(phase)
-        yield {"phase": phase, "host_s": seconds, "device_s": device_s, "share_frac": _part(seconds, step_s(document))}
+        yield {"phase": phase, "host_s": seconds, "device_s": device_s, "share_frac": quotient(seconds, step_s(document))}
 
 
 def _sync_rows(document: Lines) -> Iterable[Row]:
     for site in document.syncs:
-        share_frac, text = _part(site.seconds, step_s(document)), one_line(site.text, MAX_TEXT_CHARS)
+        share_frac, text = quotient(site.seconds, step_s(document)), one_line(site.text, MAX_TEXT_CHARS)
         yield _row(site, SYNC_COLUMNS, text=text, share_frac=share_frac)
 
 
@@ -156,7 +156,7 @@ def _stage_rows(document: Lines) -> Iterable[Row]:
     totals = {where: math.fsum(stage.seconds for stage in stages) for where, stages in by_where.items()}
     for stage in document.stages:
         yield _row(
-            stage, STAGE_COLUMNS, stage=stage.name, share_frac=_part(stage.seconds, totals[stage.where]),
+            stage, STAGE_COLUMNS, stage=stage.name, share_frac=quotient(stage.seconds, totals[stage.where]),
             workers_needed=workers_needed(demand, stage.seconds) if stage.where == WORKER else None,
             num_workers=document.num_workers,
         )  # fmt: skip
@@ -172,7 +172,7 @@ def _stage_rows(document: Lines) -> Iterable[Row]:
 def _memory_rows(document: Memory) -> Iterable[Row]:
     amounts = {name: getattr(document, name) for name in MEMORY_CATEGORIES} | {"total": document.peak_bytes}
     for name, amount in amounts.items():
-        yield {"category": name, "bytes": amount, "share_frac": _part(amount, document.peak_bytes)}
+        yield {"category": name, "bytes": amount, "share_frac": quotient(amount, document.peak_bytes)}
 
 
 def _module_rows(document: Memory) -> Iterable[Row]:
@@ -181,7 +181,7 @@ def _module_rows(document: Memory) -> Iterable[Row]:
         yield {
             "module": str(each.get("module", "")), "class": str(each.get("class", "")),
             "activations_bytes": each.get("activations"), "parameters_bytes": each.get("parameters"),
-            "flops": each.get("flops"), "share_frac": _part(each.get("activations") or 0, total),
+            "flops": each.get("flops"), "share_frac": quotient(each.get("activations") or 0, total),
         }  # fmt: skip
 
 
@@ -203,10 +203,6 @@ def _capacity_notes(rank: int, document: Memory) -> list[str]:
     if document.capacity_bytes:
         notes.append(f"rank {rank}: the peak is {document.peak_bytes / document.capacity_bytes:.1%} of the capacity")
     return notes
-
-
-def _part(value: float, whole: float) -> float | None:
-    return value / whole if whole else None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

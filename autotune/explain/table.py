@@ -50,3 +50,8 @@ class Table:
         for column in self.columns:
             value = row[column]
             yield "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def quotient(value: float | None, by: float | None) -> float | None:
+    """Returns a quotient; None if one of its parts is unknown, or if it is divided by 0."""
+    return value / by if value is not None and by else None

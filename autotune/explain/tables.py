@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.documents import read_json, write_json, write_text
 from autotune.errors import Unreadable
 from autotune.explain.breakdown import MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
@@ -22,12 +23,11 @@ from autotune.explain.operators import operator_rows, operators_of, uses_tf32
 from autotune.explain.passes import Passes, read_passes
 from autotune.explain.ranks import ranks_table
 from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
-from autotune.explain.table import Row, Table
+from autotune.explain.table import Row, Table, quotient
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
-from autotune.run_dir import read_json, write_json, write_text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
@@ -227,17 +227,17 @@ class _OfTraces:
             "flops": flops,
             "flops_from": source,
             "bytes": num_bytes,
-            "flops_per_s": _over(flops, seconds),
-            "bytes_per_s": _over(num_bytes, seconds),
+            "flops_per_s": quotient(flops, seconds),
+            "bytes_per_s": quotient(num_bytes, seconds),
             "peak_flops_per_s": peak,
             "peak_bytes_per_s": bandwidth,
             "peak_source": peaks.source if peaks else "",
-            "mfu_frac": _over(_over(flops, seconds), peak),
-            "bandwidth_frac": _over(_over(num_bytes, seconds), bandwidth),
-            "intensity_flops_per_byte": _over(flops, num_bytes),
-            "ridge_flops_per_byte": _over(peak, bandwidth),
+            "mfu_frac": quotient(quotient(flops, seconds), peak),
+            "bandwidth_frac": quotient(quotient(num_bytes, seconds), bandwidth),
+            "intensity_flops_per_byte": quotient(flops, num_bytes),
+            "ridge_flops_per_byte": quotient(peak, bandwidth),
             "bound": over.bound,
-            "roofline_frac": _over(over.least_s, seconds),
+            "roofline_frac": quotient(over.least_s, seconds),
         }
 
     def _step_s(self, rank: int) -> float:
@@ -274,10 +274,6 @@ def _main_dtype(rows: list[Row], *, has_device: bool) -> str | None:
             seconds = row["device_self_s"] if has_device else row["host_self_s"]
             totals[row["dtype"]] = totals.get(row["dtype"], 0.0) + seconds
     return max(totals, key=lambda dtype: totals[dtype], default=None)
-
-
-def _over(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None
 
 
 # Files ---------------------------------------------------------------------------------------------------------------------

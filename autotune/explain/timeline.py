@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.explain.breakdown import WIDTHS, kernel_widths
+from autotune.explain.breakdown import COLLECTIVES, WIDTHS, kernel_widths
 from autotune.explain.host import Host
 from autotune.explain.names import COLLECTIVE, RANGE, copy_kind, operator_kind, phase_of_range
 from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, Trace
@@ -81,11 +81,11 @@ def _operators(trace: Trace, host: Host) -> Iterator[Rectangle]:
 
 
 def _device(trace: Trace, host: Host) -> Iterator[Rectangle]:
-    widths = kernel_widths(trace, host) if trace.has_device else None
+    widths = kernel_widths(trace, host)
     for event in np.flatnonzero(trace.is_of(*DEVICE)).tolist():
         name = trace.texts[trace.names[event]]
-        if trace.categories[event] == KERNEL and widths is not None:
-            category = "exposed_collective" if COLLECTIVE.search(name) else WIDTHS[int(widths[event])]
+        if trace.categories[event] == KERNEL:
+            category = COLLECTIVES if COLLECTIVE.search(name) else WIDTHS[int(widths[event])]
         else:
             category = copy_kind(name) if trace.categories[event] == COPY else "d2d"
         yield _rectangle(trace, event, f"{STREAM} {trace.lanes[trace.threads[event]][1]}", category)

@@ -56,9 +56,8 @@ class Trace:
         texts: the different names, masked.
         lanes: the different (process, thread) pairs, as texts.
         arguments: the different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
-            "grid", "block", "occupancy_percent"} of kernels, {"bytes"} of copies.
+            "grid", "block", "occupancy_percent"} of kernels.
         device_name: name of the first device; "" on the CPU.
-        num_events: number of events of all kinds in the file; `num_skipped` of them had no usable name or time.
         notes: what was left out.
     """
 
@@ -73,8 +72,6 @@ class Trace:
     lanes: list[tuple[str, str]]
     arguments: list[dict[str, Any]]
     device_name: str = ""
-    num_events: int = 0
-    num_skipped: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -261,8 +258,6 @@ class _Columns:
             lanes=[(_clean(process, mask), _clean(thread, mask)) for process, thread in self.lanes],
             arguments=[_usable(marshal.loads(kept)) for kept in self.arguments],
             device_name=_clean(self.device_name, mask),
-            num_events=self.num_events,
-            num_skipped=self.num_skipped,
             notes=[SKIPPED.format(self.num_skipped, self.num_events)] if self.num_skipped else [],
         )
 
@@ -273,8 +268,6 @@ def _kept_arguments(category: int, name: str, arguments: dict[str, Any]) -> dict
     if category == KERNEL:
         found = {kept: arguments.get(written) for kept, written in _LAUNCH.items()}
         return {key: value for key, value in found.items() if value is not None}
-    if category in (COPY, SET):
-        return {"bytes": arguments["bytes"]} if "bytes" in arguments else {}
     return {}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from autotune.config.keys import literal
+from autotune.config.literals import literal
 from autotune.export.document import Exported
 from autotune.export.winner import Winner
 from autotune.plain_json import mapped

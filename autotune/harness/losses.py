@@ -52,7 +52,7 @@ class LossWatch:
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None
         self._captured: Any = None  # a loss that a CUDA graph computes again at each replay
-        self._num_seen = self._num_scaled = 0
+        self.num_seen = self._num_scaled = 0  # losses that backward() was called on, and those that a scaler had multiplied
         self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to a scaler's output, its input)
         self.attention: Optional[Set[str]] = None  # fused attention kernels that the first loss was computed with
         self._closed_step = -1  # the step whose closure's loss is recorded
@@ -81,7 +81,7 @@ class LossWatch:
         self._patches.append(patches.install(torch.amp.GradScaler, "scale", around_scale))
 
     def _see(self, loss: Any) -> None:
-        self._num_seen += 1
+        self.num_seen += 1
         if self.attention is None:
             self.attention = attention.seen(self._grad_fn.__get__(loss))
         scaled, plain = self._scaled
@@ -104,7 +104,7 @@ class LossWatch:
     @property
     def _is_wanted(self) -> bool:
         if self._wanted_steps is None:
-            return self._num_seen <= MAX_LOSSES
+            return self.num_seen <= MAX_LOSSES
         return bool(self._context.num_steps < self._wanted_steps)
 
     def replayed(self) -> None:
@@ -112,7 +112,7 @@ class LossWatch:
         if self._captured is None:
             return
         self._last = self._captured
-        self._num_seen += 1
+        self.num_seen += 1
         if self._is_wanted:
             self._kept.append((self._context.num_steps, self._last.clone()))
 
@@ -124,11 +124,6 @@ class LossWatch:
                 return
             self._closed_step = step
         self._kept.append((step, self._last))
-
-    @property
-    def num_seen(self) -> int:
-        """Number of losses that `backward()` was seen to be called on."""
-        return self._num_seen
 
     def look_again(self, now_s: float) -> None:
         """Records the next loss when it is due, unless the program has meanwhile replaced the patched functions."""
@@ -150,13 +145,13 @@ class LossWatch:
         for step, loss in self._kept:
             if step < self._context.num_steps:  # otherwise the program ended in the middle of the step
                 steps.setdefault(step, []).append(float(loss))
-        if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
+        if self._wanted_steps is None and self.num_seen > MAX_LOSSES and steps:
             del steps[max(steps)]  # some of its losses may be missing
         ends = self._kept[0][1] if self._kept else self._last, self._last
         first, last = (_finite(float(loss)) for loss in ends)
         scaler, harness = self._context.optimizers.scaler, self._context.gradients.scaler
         # The harness's own scaler scales gradients, not losses.
-        why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
+        why = "" if scaler is harness or self._num_scaled >= self.num_seen else SCALED_ELSEWHERE
         return {
             "first": first,
             "last": last,

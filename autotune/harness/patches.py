@@ -61,21 +61,21 @@ class _Site:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self._name = owner, name
-        self._before = _held(owner).get(name, MISSING)  # MISSING if the owner only inherits it
+        self._before = vars(owner).get(name, MISSING)  # MISSING if the owner only inherits it
         self._layers: List[Patch] = []
 
     def add(self, patch: Patch) -> None:
         if patch in self._layers:
             return  # it could not be removed before
         if not self._layers:
-            self._before = _held(self.owner).get(self._name, MISSING)  # others may have patched and restored it
+            self._before = vars(self.owner).get(self._name, MISSING)  # others may have patched and restored it
         self._put(patch)
         self._layers.append(patch)
 
     def remove(self, patch: Patch) -> bool:
         if patch not in self._layers:
             return True
-        if _held(self.owner).get(self._name, MISSING) is not self._layers[-1].function:
+        if vars(self.owner).get(self._name, MISSING) is not self._layers[-1].function:
             return False
         position = self._layers.index(patch)
         above, self._layers = self._layers[position + 1 :], self._layers[:position]
@@ -148,10 +148,6 @@ class Patches:
 def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
     """Replaces a method of one object for its lifetime, for example of an iterator that lasts an epoch."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(wrap(getattr(owner, name))))
-
-
-def _held(owner: Any) -> Any:
-    return vars(owner)
 
 
 def _renew_lock() -> None:

@@ -5,6 +5,7 @@ The other half, which sets and verifies a knob inside the training process, is i
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,11 +73,6 @@ class HostContext:
     topology: Topology = field(default_factory=Topology)
 
 
-def no_reason(_: HostContext) -> str | None:
-    """Returns None: nothing blocks the knob."""
-    return None
-
-
 def no_seed(_: HostContext) -> KnobValue | None:
     """Returns None: an expert would not start with a particular value."""
     return None
@@ -101,7 +97,6 @@ class Knob:
     Attributes:
         key: dotted key, "loader.num_workers".
         tier: what it changes besides speed.
-        type: type of the values: bool, int, float or str.
         default: value in a program that does not set it (the library's own default).
         domain: values worth trying on this host, ascending for numbers; the search space adds the baseline's own value.
         choices: allowed values of a str knob; empty = any.
@@ -133,14 +128,13 @@ class Knob:
 
     key: str
     tier: Tier
-    type: type
     default: KnobValue
     domain: Callable[[HostContext], list[KnobValue]]
     choices: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     examples: tuple[KnobValue, ...] = ()
     bounds: Callable[[HostContext], tuple[float | None, float | None]] = lambda _: (None, None)
-    blocked: Callable[[HostContext], str | None] = no_reason
+    blocked: Callable[[HostContext], str | None] = lambda _: None
     expert: Callable[[HostContext], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
@@ -165,6 +159,11 @@ class Knob:
     def name(self) -> str:
         """The last part of the key: "num_workers"."""
         return self.key.rpartition(".")[2]
+
+    @property
+    def type(self) -> builtins.type:
+        """Type of the values: bool, int, float or str."""
+        return type(self.default)
 
     def phrase_of(self, value: KnobValue) -> str:
         """Returns a value in at most two words: "bf16", "batch 64", "channels_last", "no pin_memory"."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.base import HostContext, Knob, value_text
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.loader import BATCH_SIZE
@@ -91,15 +91,13 @@ def page(spaces: Mapping[str, Iterable[str]]) -> str:
     """Returns docs/knobs.md: every knob by family, with the search spaces that search it, independent of this machine."""
     families, parts = overview(), [PAGE_HEAD]
     for family, rows in families.items():
-        parts.append(f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{_anchor(row.key)})" for row in rows))
+        parts.append(
+            f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{row.key.lower().replace('.', '')})" for row in rows)
+        )
     for family, rows in families.items():
         parts.append(f"\n## {family}\n")
         parts += [describe(row.key, spaces=spaces).replace("# ", "### ", 1) for row in rows]
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _anchor(key: str) -> str:
-    return key.lower().replace(".", "")
 
 
 def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
@@ -115,7 +113,7 @@ def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
 
 def _argument(key: str, values: Iterable[KnobValue]) -> str:
     """Returns KEY=VALUE, or KEY=choice(...) for several values, with special characters quoted for Hydra and the shell."""
-    words = [_word(value) for value in values]
+    words = [value_text(value) for value in values]
     is_plain = all(re.fullmatch(r"[\w./:+-]+", word) for word in words)
     quoted = [word if re.fullmatch(r"[\w./:+-]+", word) else f"'{word}'" for word in words]
     text = f"{key}={quoted[0]}" if len(quoted) == 1 else f"{key}=choice({','.join(quoted)})"
@@ -151,7 +149,7 @@ def _here(found: Knob, host_context: HostContext) -> str:
     if found.key == BATCH_SIZE.key:
         return "Tries half of the program's own batch size, that size, and its doublings."
     tried = found.domain(host_context)
-    return f"Tries {', '.join(map(_word, tried))}." if tried else "Tries nothing until you list values."
+    return f"Tries {', '.join(map(value_text, tried))}." if tried else "Tries nothing until you list values."
 
 
 def _start(found: Knob) -> str:
@@ -167,15 +165,11 @@ def _values(found: Knob) -> str:
     return ", ".join(found.choices) or {int: "a whole number", float: "a number"}.get(found.type, "any text")
 
 
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
         return "what your shell sets"
     is_library_s = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
-    return "the library's choice" if is_library_s else _word(found.default)
+    return "the library's choice" if is_library_s else value_text(found.default)
 
 
 def _sentence(text: str) -> str:

@@ -62,7 +62,6 @@ def env_knob(name: str) -> Knob:
     return Knob(
         key=key,
         tier=Tier.exact,
-        type=str,
         default=MASK if is_secret(name, own) else own,
         examples=("VALUE", "OTHER"),
         domain=lambda _: [],  # worthwhile values are unknown: the user lists them

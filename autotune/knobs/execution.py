@@ -5,14 +5,9 @@ from __future__ import annotations
 from autotune.knobs.base import OTHER, HostContext, Knob
 from autotune.knobs.parallel import has_wrapper
 from autotune.knobs.ranges import below_ampere, no_cuda
-from autotune.records import KnobValue, Tier
+from autotune.records import Tier
 
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-
-
-def compile_modes(host_context: HostContext) -> list[KnobValue]:
-    """Returns the modes worth a trial. Modes built on CUDA graphs and Triton are included only on CUDA."""
-    return ["off", "default", *CUDA_GRAPH_MODES] if host_context.has_cuda else ["off", "default"]
 
 
 def compile_blocked(host_context: HostContext) -> str | None:
@@ -27,7 +22,6 @@ def compile_blocked(host_context: HostContext) -> str | None:
 CHANNELS_LAST = Knob(
     key="layout.channels_last",
     tier=Tier.numerics,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     expert=lambda _: True,
@@ -58,10 +52,10 @@ CHANNELS_LAST = Knob(
 COMPILE_MODE = Knob(
     key="compile.mode",
     tier=Tier.numerics,
-    type=str,
     default="off",
     choices=("off", "default", *CUDA_GRAPH_MODES),
-    domain=compile_modes,
+    # Modes built on CUDA graphs and Triton are worth a trial only on CUDA.
+    domain=lambda c: ["off", "default", *(CUDA_GRAPH_MODES if c.has_cuda else ())],
     blocked=compile_blocked,
     is_costly=True,
     start_costs={"reduce-overhead": 1.2, "max-autotune": 4.0},
@@ -95,7 +89,6 @@ COMPILE_MODE = Knob(
 OPTIMIZER_IMPLEMENTATION = Knob(
     key="optimizer.implementation",
     tier=Tier.numerics,
-    type=str,
     default="default",
     choices=("default", "foreach", "fused"),
     domain=lambda _: ["default", "foreach", "fused"],
@@ -122,7 +115,6 @@ OPTIMIZER_IMPLEMENTATION = Knob(
 CUDNN_BENCHMARK = Knob(
     key="backend.cudnn_benchmark",
     tier=Tier.numerics,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=no_cuda,
@@ -146,7 +138,6 @@ CUDNN_BENCHMARK = Knob(
 COMPILE_DYNAMIC = Knob(
     key="compile.dynamic",
     tier=Tier.numerics,
-    type=str,
     default="auto",
     choices=("auto", "true", "false"),
     domain=lambda _: ["auto", "true"],
@@ -170,7 +161,6 @@ COMPILE_DYNAMIC = Knob(
 COMPILE_SCOPE = Knob(
     key="compile.scope",
     tier=Tier.numerics,
-    type=str,
     default="model",
     choices=("model", "blocks"),
     domain=lambda _: ["model", "blocks"],
@@ -202,7 +192,6 @@ COMPILE_SCOPE = Knob(
 SET_TO_NONE = Knob(
     key="optimizer.set_to_none",
     tier=Tier.numerics,
-    type=bool,
     default=True,
     domain=lambda _: [True, False],
     usual_spread=0.03,
@@ -226,7 +215,6 @@ SET_TO_NONE = Knob(
 ACTIVATION_CHECKPOINTING = Knob(
     key="memory.activation_checkpointing",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     usual_gain=-0.25,
@@ -255,7 +243,6 @@ ACTIVATION_CHECKPOINTING = Knob(
 SDPA = Knob(
     key="backend.sdpa",
     tier=Tier.numerics,
-    type=str,
     default="default",
     choices=("default", "flash", "mem_efficient", "cudnn", "math"),
     # On a CPU, torch has a single fused kernel and uses it wherever it can.
@@ -280,7 +267,6 @@ SDPA = Knob(
 L2_FETCH_GRANULARITY = Knob(
     key="backend.l2_fetch_granularity",
     tier=Tier.exact,
-    type=int,
     default=64,
     domain=lambda _: [32, 64, 128],
     numbers=(32, 64, 128),

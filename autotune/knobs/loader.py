@@ -23,16 +23,6 @@ def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     return up_to(highest, [max(1, own // 2), *doublings])
 
 
-def worker_counts(host_context: HostContext) -> list[KnobValue]:
-    """Returns 0, 1, 2, 4, ... up to the effective cores."""
-    return up_to(host_context.num_cores, WORKER_STEPS)
-
-
-def worker_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
-    """Returns the bounds of a worker count. More than four workers per core only cost memory."""
-    return 0, max(16, 4 * host_context.num_cores)
-
-
 def has_workers(knobs: Knobs) -> bool:
     """Returns whether the loader has any workers."""
     return int(knobs.get(NUM_WORKERS.key, 0)) > 0
@@ -53,7 +43,6 @@ def has_several_workers(knobs: Knobs) -> bool:
 BATCH_SIZE = Knob(
     key="loader.batch_size",
     tier=Tier.training,
-    type=int,
     default=1,
     domain=batch_sizes,
     examples=(32, 64, 128),
@@ -81,10 +70,9 @@ BATCH_SIZE = Knob(
 NUM_WORKERS = Knob(
     key="loader.num_workers",
     tier=Tier.exact,
-    type=int,
     default=0,
-    domain=worker_counts,
-    bounds=worker_bounds,
+    domain=lambda c: up_to(c.num_cores, WORKER_STEPS),
+    bounds=lambda c: (0, max(16, 4 * c.num_cores)),  # more than four workers per core only cost memory
     expert=lambda c: min(8, max(0, c.num_cores - 1)),
     brief="processes that load data",
     phrase="workers {}",
@@ -108,7 +96,6 @@ NUM_WORKERS = Knob(
 PREFETCH_FACTOR = Knob(
     key="loader.prefetch_factor",
     tier=Tier.exact,
-    type=int,
     default=2,
     domain=lambda _: [2, 4, 8],
     bounds=lambda _: (1, 64),
@@ -130,7 +117,6 @@ PREFETCH_FACTOR = Knob(
 PIN_MEMORY = Knob(
     key="loader.pin_memory",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=no_cuda,
@@ -154,7 +140,6 @@ PIN_MEMORY = Knob(
 PERSISTENT_WORKERS = Knob(
     key="loader.persistent_workers",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=without_workers,
@@ -178,7 +163,6 @@ PERSISTENT_WORKERS = Knob(
 MULTIPROCESSING_CONTEXT = Knob(
     key="loader.multiprocessing_context",
     tier=Tier.exact,
-    type=str,
     default="fork",
     choices=("fork", "forkserver", "spawn"),
     domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, but starts them more slowly
@@ -207,7 +191,6 @@ MULTIPROCESSING_CONTEXT = Knob(
 IN_ORDER = Knob(
     key="loader.in_order",
     tier=Tier.exact,
-    type=bool,
     default=True,
     domain=lambda _: [False, True],
     blocked=without_workers,
@@ -232,7 +215,6 @@ IN_ORDER = Knob(
 SHARING_STRATEGY = Knob(
     key="loader.sharing_strategy",
     tier=Tier.exact,
-    type=str,
     default="file_descriptor",
     choices=("file_descriptor", "file_system"),
     domain=lambda _: ["file_descriptor", "file_system"],
@@ -267,7 +249,6 @@ def without_second_core(host_context: HostContext) -> str | None:
 OWN_CORES = Knob(
     key="loader.own_cores",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=without_second_core,
@@ -299,7 +280,6 @@ def is_pinned(knobs: Knobs) -> bool:
 NON_BLOCKING = Knob(
     key="loader.non_blocking",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=no_cuda,
@@ -326,7 +306,6 @@ NON_BLOCKING = Knob(
 DEVICE_PREFETCH = Knob(
     key="loader.device_prefetch",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=lambda _: [False, True],
     blocked=no_cuda,
@@ -367,7 +346,6 @@ def transfers(host_context: HostContext) -> list[KnobValue]:
 UINT8_TRANSFER = Knob(
     key="loader.uint8_transfer",
     tier=Tier.exact,
-    type=bool,
     default=False,
     domain=transfers,
     examples=(False, True),

@@ -12,7 +12,6 @@ The knobs have not been measured on a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from autotune.knobs.base import HostContext, Knob
@@ -21,22 +20,6 @@ from autotune.records import KnobValue, Tier
 
 AUTO = "auto"  # the variable stays unset: NCCL decides
 UNSET = 0  # the same as AUTO, for knobs whose values are numbers
-
-# Knob -> its variable. Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
-VARIABLES = {
-    "nccl.algo": "NCCL_ALGO",
-    "nccl.proto": "NCCL_PROTO",
-    "nccl.min_nchannels": "NCCL_MIN_NCHANNELS",
-    "nccl.max_nchannels": "NCCL_MAX_NCHANNELS",
-    "nccl.nthreads": "NCCL_NTHREADS",
-    "nccl.buffsize": "NCCL_BUFFSIZE",
-    "nccl.p2p_level": "NCCL_P2P_LEVEL",
-    "nccl.nvls": "NCCL_NVLS_ENABLE",
-    "nccl.ib_disable": "NCCL_IB_DISABLE",
-    "nccl.ib_hca": "NCCL_IB_HCA",
-    "nccl.socket_ifname": "NCCL_SOCKET_IFNAME",
-    "nccl.cross_nic": "NCCL_CROSS_NIC",
-}
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
 # First NCCL that accepts "allreduce:tree". From this version on, a bare "tree" fails for collectives without a tree.
@@ -150,30 +133,36 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
-def _variable(key: str, *, unless: KnobValue | None = None) -> Callable[[Any], dict[str, str]]:
-    """Returns a knob's `environment` rule; `unless` is the value that leaves the variable unset."""
+def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
+    """Returns the knob of one variable, which NCCL_ and the key's last part name; AUTO and UNSET leave the variable unset."""
+    name = key.rpartition(".")[2]
+    variable = variable or f"NCCL_{name.upper()}"
+    unless = default if default in (AUTO, UNSET) and not isinstance(default, bool) else None
 
     def environment(value: Any) -> dict[str, str]:
         if value == unless:
             return {}
-        return {VARIABLES[key]: str(int(value)) if isinstance(value, bool) else str(value)}
+        return {variable: str(int(value)) if isinstance(value, bool) else str(value)}
 
-    return environment
+    return Knob(
+        key=key,
+        tier=Tier.exact,
+        default=default,
+        environment=environment,
+        variables=(variable,),
+        usual_spread=0.1,
+        phrase=f"NCCL {name} {{}}",
+        **others,
+    )
 
 
-ALGO = Knob(
-    key="nccl.algo",
-    tier=Tier.exact,
-    type=str,
+ALGO = _nccl(
+    "nccl.algo",
     default=AUTO,
     choices=(AUTO, *(f"allreduce:{name.lower()}" for name in ALGORITHMS), *ALGORITHMS),
     domain=algorithms,
     blocked=no_nccl,
-    environment=_variable("nccl.algo", unless=AUTO),
-    variables=(VARIABLES["nccl.algo"],),
-    usual_spread=0.1,
     brief="ring, tree or NVLS",
-    phrase="NCCL algo {}",
     summary=(
         "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) applies to all-reduces and "
         "leaves other collectives alone; a bare name, `Tree`, applies to all."
@@ -189,19 +178,13 @@ ALGO = Knob(
     ),
 )
 
-PROTO = Knob(
-    key="nccl.proto",
-    tier=Tier.exact,
-    type=str,
+PROTO = _nccl(
+    "nccl.proto",
     default=AUTO,
     choices=(AUTO, "Simple", "LL", "^LL", "^LL128"),
     domain=lambda _: ["Simple", "^LL128"],
     blocked=no_nccl,
-    environment=_variable("nccl.proto", unless=AUTO),
-    variables=(VARIABLES["nccl.proto"],),
-    usual_spread=0.1,
     brief="protocols of a transfer",
-    phrase="NCCL proto {}",
     summary=(
         "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth and `LL` the least latency. LL128 has some "
         "of both, but only some hardware supports it. `^` excludes a protocol."
@@ -213,20 +196,14 @@ PROTO = Knob(
     ),
 )
 
-MIN_NCHANNELS = Knob(
-    key="nccl.min_nchannels",
-    tier=Tier.exact,
-    type=int,
+MIN_NCHANNELS = _nccl(
+    "nccl.min_nchannels",
     default=UNSET,
     domain=lambda _: [4, 8, 16, 32],
     bounds=lambda _: (1, MAX_CHANNELS),
     blocked=no_nccl,
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
-    environment=_variable("nccl.min_nchannels", unless=UNSET),
-    variables=(VARIABLES["nccl.min_nchannels"],),
-    usual_spread=0.1,
     brief="channels at least",
-    phrase="NCCL min_nchannels {}",
     summary=(
         "NCCL_MIN_NCHANNELS: the fewest channels that a collective uses. Each is one CUDA block, on one of the GPU's "
         "multiprocessors."
@@ -238,19 +215,13 @@ MIN_NCHANNELS = Knob(
     ),
 )
 
-MAX_NCHANNELS = Knob(
-    key="nccl.max_nchannels",
-    tier=Tier.exact,
-    type=int,
+MAX_NCHANNELS = _nccl(
+    "nccl.max_nchannels",
     default=UNSET,
     domain=lambda _: [2, 4, 8, 16],
     bounds=lambda _: (1, MAX_CHANNELS),
     blocked=no_nccl,
-    environment=_variable("nccl.max_nchannels", unless=UNSET),
-    variables=(VARIABLES["nccl.max_nchannels"],),
-    usual_spread=0.1,
     brief="channels at most",
-    phrase="NCCL max_nchannels {}",
     summary=(
         "NCCL_MAX_NCHANNELS: the most channels that a collective uses. Each is one CUDA block, on one multiprocessor of the "
         "GPU."
@@ -259,58 +230,40 @@ MAX_NCHANNELS = Knob(
     hurts="Communication that is not hidden takes longer with fewer channels.",
 )
 
-NTHREADS = Knob(
-    key="nccl.nthreads",
-    tier=Tier.exact,
-    type=int,
+NTHREADS = _nccl(
+    "nccl.nthreads",
     default=UNSET,
     domain=lambda _: [128, 256, 512],
     numbers=(64, 128, 256, 512),
     bounds=lambda _: (64, 512),
     blocked=no_nccl,
-    environment=_variable("nccl.nthreads", unless=UNSET),
-    variables=(VARIABLES["nccl.nthreads"],),
-    usual_spread=0.1,
     brief="threads of a channel",
-    phrase="NCCL nthreads {}",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block, 64, 128, 256 or 512. NCCL itself uses 512 on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass. More threads help on GPUs with low clocks.",
     hurts="Fewer threads move fewer bytes. NCCL allows only these four numbers.",
 )
 
-BUFFSIZE = Knob(
-    key="nccl.buffsize",
-    tier=Tier.exact,
-    type=int,
+BUFFSIZE = _nccl(
+    "nccl.buffsize",
     default=UNSET,
     domain=lambda _: [MIB, 2 * MIB, 8 * MIB, 16 * MIB],
     numbers=tuple(1 << power for power in range(10, 31)),
     bounds=lambda _: (1024, 1 << 30),
     blocked=no_nccl,
-    environment=_variable("nccl.buffsize", unless=UNSET),
-    variables=(VARIABLES["nccl.buffsize"],),
-    usual_spread=0.1,
     brief="bytes of a buffer",
-    phrase="NCCL buffsize {}",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL itself uses 4 MiB.",
     helps="Larger buffers: large messages over links with high latency. Smaller buffers: a GPU whose memory is nearly full.",
     hurts="Every channel and peer has a buffer of its own: at 16 MiB each, they take GPU memory from the batch.",
 )
 
-P2P_LEVEL = Knob(
-    key="nccl.p2p_level",
-    tier=Tier.exact,
-    type=str,
+P2P_LEVEL = _nccl(
+    "nccl.p2p_level",
     default=AUTO,
     choices=(AUTO, "LOC", *P2P_LEVELS),
     domain=p2p_levels,
     blocked=no_choice_of_level,
-    environment=_variable("nccl.p2p_level", unless=AUTO),
-    variables=(VARIABLES["nccl.p2p_level"],),
     is_unknown=True,  # with a bad PCIe setup, direct transfers corrupt data
-    usual_spread=0.1,
     brief="how far GPUs read each other",
-    phrase="NCCL p2p_level {}",
     summary=(
         "NCCL_P2P_LEVEL: the longest path over which GPUs of one machine read each other's memory directly: none (LOC), NVLink "
         "(NVL), one PCIe switch (PIX), several (PXB), any within a NUMA node (PHB), any (SYS). On longer paths, data go "
@@ -323,35 +276,24 @@ P2P_LEVEL = Knob(
     ),
 )
 
-NVLS = Knob(
-    key="nccl.nvls",
-    tier=Tier.exact,
-    type=bool,
+NVLS = _nccl(
+    "nccl.nvls",
+    variable="NCCL_NVLS_ENABLE",
     default=True,
     domain=lambda _: [True, False],
     blocked=no_nvls,
-    environment=_variable("nccl.nvls"),
-    variables=(VARIABLES["nccl.nvls"],),
-    usual_spread=0.1,
     brief="sums in the NVSwitches",
-    phrase="NCCL nvls {}",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
     helps="Off frees the memory and multiprocessors that NVLink SHARP takes, for models whose communication is hidden anyway.",
     hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
 )
 
-IB_DISABLE = Knob(
-    key="nccl.ib_disable",
-    tier=Tier.exact,
-    type=bool,
+IB_DISABLE = _nccl(
+    "nccl.ib_disable",
     default=False,
     domain=lambda _: [False, True],
     blocked=no_infiniband,
-    environment=_variable("nccl.ib_disable"),
-    variables=(VARIABLES["nccl.ib_disable"],),
-    usual_spread=0.1,
     brief="without InfiniBand",
-    phrase="NCCL ib_disable {}",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
     helps=(
         "A fabric that is slower than the Ethernet of the same hosts, or that disturbs other jobs. Mostly useful to see "
@@ -360,19 +302,13 @@ IB_DISABLE = Knob(
     hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
 )
 
-IB_HCA = Knob(
-    key="nccl.ib_hca",
-    tier=Tier.exact,
-    type=str,
+IB_HCA = _nccl(
+    "nccl.ib_hca",
     default=AUTO,
     domain=lambda here: [*(f"={name}" for name in here.topology.adapters), f"={','.join(here.topology.adapters)}"],
     examples=("=mlx5_0", "=mlx5_0,mlx5_1"),
     blocked=one_adapter,
-    environment=_variable("nccl.ib_hca", unless=AUTO),
-    variables=(VARIABLES["nccl.ib_hca"],),
-    usual_spread=0.1,
     brief="which InfiniBand adapters",
-    phrase="NCCL ib_hca {}",
     summary=(
         "NCCL_IB_HCA: the InfiniBand and RoCE adapters to use, as a list of prefixes of their names. A leading `=` means exact "
         "names, `^` all but these: `=mlx5_0,mlx5_1`, `^=mlx5_2`."
@@ -381,19 +317,13 @@ IB_HCA = Knob(
     hurts="Leaving out an adapter loses its bandwidth. The names are this machine's; all machines must have the same.",
 )
 
-SOCKET_IFNAME = Knob(
-    key="nccl.socket_ifname",
-    tier=Tier.exact,
-    type=str,
+SOCKET_IFNAME = _nccl(
+    "nccl.socket_ifname",
     default=AUTO,
     domain=lambda here: [f"={name}" for name in here.topology.interfaces],
     examples=("=eth0", "^docker"),
     blocked=one_interface,
-    environment=_variable("nccl.socket_ifname", unless=AUTO),
-    variables=(VARIABLES["nccl.socket_ifname"],),
-    usual_spread=0.1,
     brief="which network interfaces",
-    phrase="NCCL socket_ifname {}",
     summary=(
         "NCCL_SOCKET_IFNAME: the network interfaces for NCCL's start-up and its TCP transport, as a list of prefixes of their "
         "names. A leading `=` means exact names, `^` all but these: `=eth0`, `^docker`."
@@ -402,20 +332,14 @@ SOCKET_IFNAME = Knob(
     hurts="If an interface does not reach the other machines, the start times out. All machines must have the same names.",
 )
 
-CROSS_NIC = Knob(
-    key="nccl.cross_nic",
-    tier=Tier.exact,
-    type=int,
+CROSS_NIC = _nccl(
+    "nccl.cross_nic",
     default=2,
     domain=lambda _: [0, 1, 2],
     numbers=(0, 1, 2),
     bounds=lambda _: (0, 2),
     blocked=one_nic,
-    environment=_variable("nccl.cross_nic"),
-    variables=(VARIABLES["nccl.cross_nic"],),
-    usual_spread=0.1,
     brief="rings across adapters",
-    phrase="NCCL cross_nic {}",
     summary=(
         "NCCL_CROSS_NIC: whether a ring may use different adapters on different machines. 0 forbids it, 1 allows it, and 2 "
         "(NCCL's default) allows it only where NCCL expects it to be faster."
@@ -428,3 +352,5 @@ KNOBS = [
     ALGO, PROTO, MIN_NCHANNELS, MAX_NCHANNELS, NTHREADS, BUFFSIZE, P2P_LEVEL, NVLS, IB_DISABLE, IB_HCA, SOCKET_IFNAME,
     CROSS_NIC,
 ]  # fmt: skip
+# Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
+VARIABLES = {knob.key: knob.variables[0] for knob in KNOBS}

@@ -18,15 +18,9 @@ def has_wrapper(knobs: Knobs) -> bool:
     return knobs.get(STRATEGY.key) != FSDP
 
 
-def has_shares(knobs: Knobs) -> bool:
-    """Returns whether FSDP may be in use. It may unless DistributedDataParallel is selected."""
-    return knobs.get(STRATEGY.key) != DDP
-
-
 STRATEGY = Knob(
     key="parallel.strategy",
     tier=Tier.numerics,
-    type=str,
     default=DDP,
     blocked=alone,
     choices=(DDP, FSDP),
@@ -57,11 +51,10 @@ STRATEGY = Knob(
 RESHARD_AFTER_FORWARD = Knob(
     key="parallel.reshard_after_forward",
     tier=Tier.exact,
-    type=bool,
     default=True,
     blocked=alone,
     domain=lambda _: [False, True],
-    is_active=has_shares,
+    is_active=lambda knobs: knobs.get(STRATEGY.key) != DDP,  # FSDP may be in use unless DDP is selected
     usual_spread=0.1,
     brief="FSDP2 frees gathered parameters",
     in_code="fully_shard(block, reshard_after_forward={value!r}), each block",
@@ -80,7 +73,6 @@ RESHARD_AFTER_FORWARD = Knob(
 BUCKET_CAP_MB = Knob(
     key="parallel.bucket_cap_mb",
     tier=Tier.numerics,
-    type=int,
     default=25,
     blocked=alone,
     is_active=has_wrapper,
@@ -108,7 +100,6 @@ BUCKET_CAP_MB = Knob(
 STATIC_GRAPH = Knob(
     key="parallel.static_graph",
     tier=Tier.exact,
-    type=bool,
     default=False,
     blocked=alone,
     is_active=has_wrapper,
@@ -134,7 +125,6 @@ STATIC_GRAPH = Knob(
 GRADIENT_AS_BUCKET_VIEW = Knob(
     key="parallel.gradient_as_bucket_view",
     tier=Tier.exact,
-    type=bool,
     default=False,
     blocked=alone,
     is_active=has_wrapper,
@@ -155,7 +145,6 @@ GRADIENT_AS_BUCKET_VIEW = Knob(
 GRADIENT_COMPRESSION = Knob(
     key="parallel.gradient_compression",
     tier=Tier.numerics,
-    type=str,
     default="off",
     blocked=alone,
     is_active=has_wrapper,

@@ -33,7 +33,6 @@ def amp_blocked(host_context: HostContext) -> str | None:
 AMP = Knob(
     key="precision.amp",
     tier=Tier.numerics,
-    type=str,
     default="off",
     choices=("off", "bf16", "fp16"),
     domain=amp_values,
@@ -86,7 +85,6 @@ def matmul_blocked(host_context: HostContext) -> str | None:
 MATMUL = Knob(
     key="precision.matmul",
     tier=Tier.numerics,
-    type=str,
     default="highest",
     choices=("highest", "high", "medium"),
     # `medium` currently equals `high` in cuBLAS, so it is allowed but not searched.

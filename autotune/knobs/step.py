@@ -17,7 +17,6 @@ MAX_HALVINGS = 7  # how often the global batch may be halved: batches of less th
 ACCUMULATION = Knob(
     key="step.accumulation",
     tier=Tier.training,
-    type=int,
     default=1,
     domain=lambda _: [1, 2, 4, 8],
     bounds=lambda _: (1, MAX_ACCUMULATION),
@@ -46,17 +45,12 @@ ACCUMULATION = Knob(
 )
 
 
-def _intervals(here: HostContext) -> list[KnobValue]:
-    """Returns the interval worth trying, if it is longer than the program's own."""
-    return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC) < SELDOM else []
-
-
 METRICS_SYNC_INTERVAL = Knob(
     key=METRICS_SYNC,
     tier=Tier.exact,
-    type=int,
     default=1,
-    domain=_intervals,
+    # Worth trying if it is longer than the program's own.
+    domain=lambda c: [SELDOM] if c.has_cuda and observed_int(c, METRICS_SYNC) < SELDOM else [],
     bounds=lambda _: (1, MAX_INTERVAL),
     examples=(1, SELDOM),
     usual_gain=0.02,

@@ -106,6 +106,14 @@ class Ended:
     start: Start = "fresh"
     spared_s: float = 0.0
 
+    @classmethod
+    def stopped(cls, reason: str, *, phase: str, seconds: float) -> Ended:
+        """Returns the end of a trial of which nothing is known but that it was stopped for `reason`."""
+        return cls(
+            exit_code=None, signal=None, cause="stopped", phase=phase, results=[], problems=[], seconds=seconds,
+            evidence={"stop_reason": reason},
+        )  # fmt: skip
+
     def facts(self, spec: protocol.Spec, *, device_used_frac: float | None = None) -> Facts:
         """Returns the facts that `failures.classify` decides from; `device_used_frac` is the largest share of memory in use."""
         return Facts(

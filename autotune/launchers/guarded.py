@@ -50,11 +50,6 @@ class Guarded:
         self._stopped: set[int] = set()  # a trial's processes that wait until another program has saved
         self.look()
 
-    @property
-    def is_leased(self) -> bool:
-        """Whether a trial that opens the file for writing has to wait."""
-        return self._lease is not None
-
     def look(self) -> None:
         """Answers processes that wait to write, and takes the lease if none is held."""
         if self._lease is not None and self._lease.is_wanted:

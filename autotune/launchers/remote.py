@@ -306,16 +306,8 @@ class RemoteRunning(Running):
         self._ended.evidence |= {"node": self._about, "node_lost": True}
 
     def _without_results(self, reason: str) -> Ended:
-        return Ended(
-            exit_code=None,
-            signal=None,
-            cause="stopped",
-            phase=self._newest.phase if self._newest else "spawn",
-            results=[],
-            problems=[],
-            seconds=time.monotonic() - self._started_s if self._node else 0.0,
-            evidence={"stop_reason": reason},
-        )
+        phase, seconds = self._newest.phase if self._newest else "spawn", time.monotonic() - self._started_s
+        return Ended.stopped(reason, phase=phase, seconds=seconds if self._node else 0.0)
 
 
 def unlike(first: Slot, slot: Slot) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -20,6 +19,7 @@ from typing import IO, Any
 from autotune.harness import protocol
 from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
 from autotune.plain_text import plain, shortened
+from autotune.process_ends import signal_name
 
 READ_BYTES = 1 << 16
 ANSWER_S = 30.0  # longest wait for an answer; a start takes milliseconds, or seconds on a machine that swaps
@@ -203,7 +203,7 @@ class SupervisorProcess:
             self._process.kill()
             status = self._process.wait()
         if self._end is None:
-            self._end = f"killed by {_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
+            self._end = f"killed by {signal_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
@@ -215,13 +215,6 @@ def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes]
         process.kill()
         process.wait()
     log.close()
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _last_line(log: IO[bytes]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS
-from autotune.run_dir import RESERVED_NAMES
+from autotune.studies import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0

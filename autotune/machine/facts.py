@@ -12,18 +12,17 @@ from typing import Any
 
 import psutil
 
-from autotune.harness.cores import read
+from autotune.harness.cores import CGROUP, OWN_CGROUP, folders, num_cores, read
 from autotune.harness.protocol import RankResult
 from autotune.knobs.base import HostContext
-from autotune.machine.cores import memory_limit_bytes, num_cores
 from autotune.machine.gpus import gpus
 from autotune.machine.nvml import session
 from autotune.machine.topology import as_host_context, topology
 from autotune.machine.visible import visible_devices
 from autotune.masking import Secrets
-from autotune.records import KnobValue
 
 CPUINFO = Path("/proc/cpuinfo")
+CXX = ("g++", "clang++", "c++")  # one of them compiles torch.compile's kernels for the CPU
 
 # Instruction sets that decide which kernels torch and oneDNN pick; x86 names, then Arm's.
 ISA = (
@@ -57,7 +56,7 @@ def host_facts() -> dict[str, Any]:
         "isa": instruction_sets(text),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "has_compiler": has_cxx_compiler(),
+        "has_compiler": any(shutil.which(name) for name in CXX),
         "gpus": devices,
         "topology": connections,
         "environment": recorded(os.environ),
@@ -68,6 +67,17 @@ def recorded(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that can change how fast a program trains. Others are left out, since they may hold secrets."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
     return dict(Secrets().document(found))
+
+
+def memory_limit_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | None:
+    """Returns the smallest memory limit of this process's cgroup and its ancestors; None if there is none."""
+    limits = []
+    for folder in folders(cgroup, own, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read(os.path.join(folder, name))
+            if text.isdigit() and int(text) < 2**60:  # cgroup v1 writes a huge number for "no limit"
+                limits.append(int(text))
+    return min(limits, default=None)
 
 
 def cpu_model(cpuinfo: str) -> str:
@@ -81,11 +91,6 @@ def instruction_sets(cpuinfo: str) -> list[str]:
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set((found[1] if found else "").replace("svebf16", "sve_bf16").split())
     return [name for name in ISA if name in flags]
-
-
-def has_cxx_compiler() -> bool:
-    """Returns whether torch.compile would find a C++ compiler for its CPU kernels."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
 def comparable(facts: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def host_context(
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
         cpu_isa=frozenset(seen.get("isa") or facts.get("isa") or []),
         has_compiler=bool(seen.get("has_compiler", True)),
-        observed={key: value for key, value in observed.items() if _is_value(value)},
+        observed={key: value for key, value in observed.items() if isinstance(value, bool | int | float | str)},
         not_applicable=dict(baseline.applicability) if baseline else {},
         num_numa_nodes=int(seen.get("num_numa_nodes") or 1),
         num_local_ranks=int(seen.get("num_local_ranks") or 1),
@@ -136,7 +141,3 @@ def host_context(
         nccl=tuple(seen["nccl"]) if seen.get("nccl") else None,
         topology=as_host_context(facts.get("topology") or {}),
     )
-
-
-def _is_value(value: KnobValue | None) -> bool:
-    return isinstance(value, bool | int | float | str)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
+from autotune.monitors.nvml import DeviceMonitor, NoDevice
 
 # How the metrics of several devices are combined. For metrics that decide about a trial, the worst device's value is taken,
 # because all ranks wait for that device. Every other metric is the mean over the devices; mean power times the number of ranks
@@ -19,29 +19,16 @@ class SeveralDevices(DeviceMonitor):
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
         self._devices = list(devices)
-        self.uuid = ", ".join(device.uuid for device in devices if device.uuid) or None
 
     @property
     def devices(self) -> Sequence[DeviceMonitor]:
         """See `DeviceMonitor.devices`."""
         return self._devices
 
-    def sample(self, *, is_steady: bool) -> DeviceSample | None:
-        """Samples each device; returns means, the largest memory use, and the slowdowns of any device."""
-        samples = [sample for device in self._devices if (sample := device.sample(is_steady=is_steady))]
-        if not samples:
-            return None
-        known = [sample.slowdowns for sample in samples if sample.slowdowns is not None]
-        return DeviceSample(
-            time_s=samples[-1].time_s,
-            is_steady=is_steady,
-            utilisation_frac=_known(fmean, (sample.utilisation_frac for sample in samples)),
-            memory_used_bytes=self.memory_used_bytes(),
-            power_w=_known(fmean, (sample.power_w for sample in samples)),
-            energy_j=_known(fmean, (sample.energy_j for sample in samples)),
-            sm_clock_mhz=_known(fmean, (sample.sm_clock_mhz for sample in samples)),
-            slowdowns=tuple(dict.fromkeys(name for names in known for name in names)) if known else None,
-        )
+    def sample(self, *, is_steady: bool) -> None:
+        """See `DeviceMonitor.sample`."""
+        for device in self._devices:
+            device.sample(is_steady=is_steady)
 
     def metrics(self) -> dict[str, float]:
         """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics that trials are judged by."""
@@ -73,18 +60,10 @@ class SeveralDevices(DeviceMonitor):
         for device in self._devices:
             device.restart()
 
-    def memory_used_bytes(self) -> int | None:
-        """Returns the memory in use on the fullest device; None if unknown."""
-        used = [used for device in self._devices if (used := device.memory_used_bytes()) is not None]
-        return max(used, default=None)
-
     def memory_used_frac(self) -> float | None:
         """See `DeviceMonitor.memory_used_frac`; takes the fullest device."""
-        return _known(max, (device.memory_used_frac() for device in self._devices))
-
-    def holders(self) -> list[str]:
-        """See `DeviceMonitor.holders`."""
-        return list(dict.fromkeys(holder for device in self._devices for holder in device.holders()))
+        known = [frac for device in self._devices if (frac := device.memory_used_frac()) is not None]
+        return max(known, default=None)
 
     def close(self) -> None:
         """See `DeviceMonitor.close`."""
@@ -100,8 +79,3 @@ def as_one(devices: Sequence[DeviceMonitor]) -> DeviceMonitor:
 
 def _rule(name: str) -> Callable[[list[float]], float]:
     return max if name.startswith(_SLOWDOWN) else _WORST.get(name, fmean)
-
-
-def _known(rule: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return rule(known) if known else None

@@ -129,8 +129,8 @@ class MachineWatch:
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
-        sample = self._device.sample(is_steady=False)
-        slowed = {f"gpu.slowdown_{name}_frac": 1.0 for name in (sample.slowdowns if sample else None) or ()}
+        samples = [device.sample(is_steady=False) for device in self._device.devices]
+        slowed = {f"gpu.slowdown_{name}_frac": 1.0 for sample in samples if sample for name in sample.slowdowns or ()}
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import optuna
 
-from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
@@ -112,7 +111,8 @@ class Ladder(Rival):
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields the configurations of each step, then all other configurations in random order."""
-        expert = self._favourite()
+        here = self.session.host_context
+        expert = {**self.space.reference, **(self.space.experts(here) if here else {})}
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
             yield knobs, None
@@ -132,12 +132,6 @@ class Ladder(Rival):
         for key in keys:
             for value in levels(self.space).get(key, []):
                 yield self.space.active({**self.space.reference, **self.best.knobs, key: value}), None
-
-    def _favourite(self) -> Knobs:
-        here = self.session.host_context
-        wanted = {key: knob(key).expert(here) if here else None for key in self.space.domains}
-        near = {key: self.space.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
-        return {**self.space.reference, **{key: value for key, value in near.items() if value is not None}}
 
     def _growing(self) -> list[dict[str, KnobValue]]:
         """Returns the batch sizes from the program's own upwards, each as {knob: size}."""

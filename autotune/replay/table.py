@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import beside
 from autotune.errors import BadInput
 from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, NewerVersion, Outcome, check_schema
-from autotune.run_dir import beside
 
 SCHEMA = 1  # 1: the first
 MAX_BYTES = 2**28  # of a table that is unpacked; a small file may unpack to more than the memory holds

@@ -12,9 +12,10 @@ from autotune.explain.tables import Tables, explained, read_tables
 from autotune.explained import entry_of
 from autotune.harness.explain.documents import TRACE
 from autotune.records import Kind, KnobValue, Outcome, Summary, TrialRecord
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
 from autotune.shapes import finite
 from autotune.space import Choice, domain_from_json
+from autotune.studies import call
 
 BASELINE = 0  # number of the baseline's trial
 MAX_UNREAD = 3  # trials whose record cannot be read that are named

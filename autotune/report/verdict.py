@@ -11,7 +11,8 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
-from autotune.run_dir import StudyFolder, call
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.wording import (
     break_even_text,
     changes_phrase,
@@ -177,13 +178,8 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         if (summary.get("speedup") or {}).get("ci"):
             text += "; the finals measured in turn, so the ratio is still valid"
         said.append(("disturbed", text))
-    if why := summary.get("own_share"):
-        said.append(("shared", str(why)))
-    if why := summary.get("drift"):
-        said.append(("drift", str(why)))
-    if why := summary.get("page_cache"):
-        said.append(("disk", str(why)))
-    return said
+    labels = {"own_share": "shared", "drift": "drift", "page_cache": "disk"}
+    return said + [(label, str(summary[key])) for key, label in labels.items() if summary.get(key)]
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:

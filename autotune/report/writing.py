@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotune.documents import write_text
 from autotune.records import Summary
-from autotune.run_dir import StudyFolder, write_text
+from autotune.run_dir import StudyFolder
 
 
 def write_report(folder: StudyFolder, summary: Summary) -> Path:

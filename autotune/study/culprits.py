@@ -10,7 +10,7 @@ from autotune.search import may_be_to_blame
 from autotune.search.rates import FailureModel
 from autotune.space import ResolvedSpace
 from autotune.study.initial import Proposal
-from autotune.trials.runner import CHANCE, NO_CHANCE
+from autotune.trials.running import CHANCE, NO_CHANCE
 from autotune.wording import knob_phrase
 
 

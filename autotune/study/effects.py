@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.clock import Clock
+from autotune.compare.ablation import judged
 from autotune.compare.effects import estimated
 from autotune.compare.noise import from_json, noise_of, rounds_of
 from autotune.records import Kind, StudyRecord, TrialRecord
@@ -37,18 +38,11 @@ def with_estimates(
     found = estimated(winner.changed, lost, records, noise, is_any=True)
     margin = max(stats.MARGIN_FRAC, noise.spread if noise else 0.0)
     return [
-        _estimated(entry, found[entry["knob"]], margin)
-        if entry["verdict"] == NOT_MEASURED and entry["knob"] in found
+        {**entry, "ratio": effect.ratio, "ci": effect.ci, "verdict": judged(effect, margin), "basis": "estimated", "reason": ""}
+        if entry["verdict"] == NOT_MEASURED and (effect := found.get(entry["knob"]))
         else entry
         for entry in entries
     ]
-
-
-def _estimated(entry: dict[str, Any], effect: stats.Ratio, margin: float) -> dict[str, Any]:
-    verdict = stats.verdict(effect, margin)
-    is_slower = verdict == "ambiguous" and effect.ci is not None and effect.ci[1] < 1
-    said = {"verdict": "slower" if is_slower else verdict, "basis": "estimated", "reason": ""}
-    return {**entry, "ratio": effect.ratio, "ci": effect.ci, **said}
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:

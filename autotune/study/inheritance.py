@@ -27,7 +27,8 @@ from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import AUTO, OFF
 from autotune.errors import BadInput
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder, find, studies
+from autotune.run_dir import StudyFolder
+from autotune.studies import find, studies
 from autotune.study.oom_frontier import dominates
 from autotune.trials.identity import PROGRAM_FACTS, SCRIPT, identity
 from autotune.trials.inputs import StudyInputs

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,34 +13,28 @@ from autotune import stats
 from autotune.compare.ablation import part_of
 from autotune.compare.effects import estimated
 from autotune.compare.finals import LARGE_EFFECT, LOOKS
-from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
-from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
-from autotune.study.culprits import Culprits
-from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
-from autotune.study.oom_frontier import Frontier
 from autotune.study.sampling import inform, machine_of
+from autotune.study.settled import MAX_CHANCES, Settled
 from autotune.study.single_changes import SingleChanges
 from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
-from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-NUM_SAME_FAILURES = 4  # the search gives up if this many first trials all failed for one reason other than lack of memory
 ANSWER_GAIN_FRAC = 0.03  # if the expected improvement is smaller, ablation and finals need the time more than another trial
 ANSWER_AFTER = 2  # the search ends after this many proposals in a row with a smaller expected improvement than that
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
-MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
@@ -53,7 +45,7 @@ ANSWER_FIRST = "little improvement is expected: the time is better used to find 
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
 
-class Search:
+class Search(Settled):
     """Proposes and measures configurations until time, trials or ideas run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
@@ -65,10 +57,9 @@ class Search:
     """
 
     def __init__(self, session: Session, interference: Interference | None = None) -> None:
+        super().__init__(session)
         self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
-        self._session, self._space = session, space
-        self._sampler_name = config.search.sampler
         self._names = session.runner.goal.names
         # RatesSampler makes single changes and weighs compilations itself. It needs one objective that follows the rate, else
         # TPE takes its place.
@@ -85,14 +76,8 @@ class Search:
         journal, name = session.folder.journal_file, session.folder.name
         inform(sampler, session, is_open=self._is_open, may_win=lambda knobs: not self._parity.barring(space.changed(knobs)))
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
-        self._known: dict[ConfigurationKey, TrialRecord] = {}
-        self._chances: Counter[ConfigurationKey] = Counter()
-        self._parity = Parity(session)
-        self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
-        self._culprits = Culprits(space)
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
-        self._pending: dict[ConfigurationKey, Proposal] = {}  # what runs now
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit
         self._reason = OUT_OF_TIME
@@ -297,9 +282,6 @@ class Search:
         why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
-    def _is_measured(self, key: str, value: KnobValue) -> bool:
-        return any(record.changed.get(key) == value for record in self._known.values())
-
     def _is_time_for_late(self) -> bool:
         best, costs = self._incumbent, self._session.costs
         costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
@@ -441,16 +423,6 @@ class Search:
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)
 
-    def _note(self, record: TrialRecord) -> None:
-        """Marks a configuration as tried, unless its trial was disturbed or cut off."""
-        key = configuration_key(record.changed)
-        is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
-        if record.outcome.is_no_answer and not is_users_stop:
-            self._chances[key] += 1
-        if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
-            self._known[key] = record
-        self._culprits.learn(record)
-
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
 
@@ -459,17 +431,6 @@ class Search:
             "worst": self._session.tally.worst(len(self._names)),
             "memory_capacity_bytes": self._session.memory_capacity_bytes,
         }
-
-    def _is_known(self, knobs: Knobs) -> bool:
-        """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
-        return configuration_key(self._space.changed(knobs)) in self._pending or self._known_as(knobs) is not None
-
-    def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
-        changed = self._space.changed(knobs)
-        own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
-        own = own or self._frontier.beyond(knobs)
-        return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
@@ -520,26 +481,3 @@ class Search:
         self._reason = OUT_OF_TIME
         budget = self._session.budget
         return (budget.search_left_s if self._num_searched else budget.left_s) > 0
-
-    def _check_failures(self) -> None:
-        """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
-        if self._session.tally.has_worked:
-            return
-        tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
-        if len(tried) < NUM_SAME_FAILURES:
-            return
-        if len({_cause(record) for record in tried}) > 1:
-            return
-        if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
-            return  # they share a change, which may be the cause
-        last, path = tried[-1], self._session.folder.trial_path(tried[-1].number)
-        failed = f"search: the first {len(tried)} configurations all failed for the same reason"
-        lines = [f"{failed}, got {last.outcome}: {last.reason}."]
-        lines += log_lines(last.evidence)
-        lines.append(f"All measurements are kept. The output of the last trial is in {path}.")
-        raise NothingWorked("\n".join(lines))
-
-
-def _cause(record: TrialRecord) -> tuple[Outcome, str]:
-    """Returns why a trial failed, with numbers masked, so that equal causes compare equal."""
-    return record.outcome, re.sub(r"\d+", "#", record.reason)

@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import write_json
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, Tier, TrialRecord
-from autotune.run_dir import StudyFolder, create, write_json
+from autotune.run_dir import StudyFolder
+from autotune.studies import create
 
 STARTED_AT = 1_780_000_000.0
 BASELINE: Knobs = {

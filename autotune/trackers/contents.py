@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import read_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain, shortened
 from autotune.records import Kind, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder, read_json
+from autotune.run_dir import StudyFolder
 from autotune.trackers import entries, metrics
 
 REPORT = "report.html"

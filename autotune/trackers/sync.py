@@ -7,16 +7,17 @@ is lost while a store is down, and a later `autotune sync` finds everything, eve
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Callable, Iterator
 
+from autotune.documents import read_json, write_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
-from autotune.run_dir import StudyFolder, read_json, write_json
+from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
 from autotune.trackers.parent_watch import ParentWatch
+from autotune.wording import own_command_text
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
@@ -117,12 +118,6 @@ def standing(folder: StudyFolder) -> Synced | None:
         return None
 
 
-def command(folder: StudyFolder) -> str:
-    """Returns the command with which the user completes a study's tracking."""
-    where = "" if str(folder.path.parent) == "runs" else f" --runs-dir {shlex.quote(str(folder.path.parent))}"
-    return f"autotune sync {folder.name}{where}"
-
-
 def incomplete(folder: StudyFolder, why: str) -> str:
     """Returns the message at the end of a study whose tracking is incomplete; the mirror's own problem counts before `why`."""
     state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
@@ -130,7 +125,8 @@ def incomplete(folder: StudyFolder, why: str) -> str:
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
     if state and state.problem:
         why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
-    return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command(folder)}` completes it."
+    command = own_command_text("sync", folder.name, runs=folder.path.parent)
+    return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command}` completes it."
 
 
 def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, timeout_s: float) -> tuple[Tracker, str]:

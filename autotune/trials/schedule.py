@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from autotune.clock import Clock
 from autotune.trials.places import Place
-from autotune.trials.runner import Finished, Request, RunningTrial, StoppedNow, TrialRunner
+from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
+from autotune.trials.running import RunningTrial
 
 Take = Callable[[Finished], None]
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class Schedule:
         num_slots: how many trials may run in parallel; 1 until a calibration allows more (study/interference.py).
 
     Args:
-        runner: begins the trials.
+        runner: launches and records the trials.
         add: called with every trial that was recorded, finished or stopped by the user.
         while_waiting: called whenever no trial has ended since the last look.
         clock, poll_s: the study's clock, and the pause between two looks.
@@ -96,7 +97,7 @@ class Schedule:
         return next(place for place in self._runner.beside if place not in taken)
 
     def _begin(self, request: Request, take: Take, place: Place) -> None:
-        self._running.append((self._guarded(lambda: self._runner.begin(request, place)), take))
+        self._running.append((self._guarded(lambda: RunningTrial(self._runner, request, place)), take))
         for trial, _ in self._running:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.cli.processes import own_environment
 from autotune.harness import protocol
+from autotune.launchers.environment import own_environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 KNOBS = {

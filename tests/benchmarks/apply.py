@@ -20,9 +20,9 @@ from pathlib import Path
 
 import yaml
 
-from autotune.cli.processes import own_environment
 from autotune.config.compose import compose
 from autotune.harness.protocol import MeasureRules
+from autotune.launchers.environment import own_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Knobs
 from tests.benchmarks.reporting import machine_lines, table

@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
 from autotune.testing.fake_launcher import DEFAULTS, Surface
 from tests.benchmarks.attribution_program import GAINS

@@ -33,8 +33,8 @@ from pathlib import Path
 
 import psutil
 
-from autotune.cli.processes import own_environment
 from autotune.harness.protocol import MARK_VARIABLE
+from autotune.launchers.environment import own_environment
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
 from autotune.stats import Ratio, paired_ratio
 from autotune.trackers import store

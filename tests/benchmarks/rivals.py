@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.machine import host_facts
 from autotune.records import Kind
 from autotune.run_dir import StudyFolder

@@ -33,7 +33,8 @@ from autotune.launchers.base import Launch
 from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
 from autotune.report.writing import write_report
-from autotune.run_dir import StudyFolder, create
+from autotune.run_dir import StudyFolder
+from autotune.studies import create
 from autotune.study import StudyInputs, run_study
 from autotune.testing.fake_launcher import FakeLauncher, FakeRunning, Surface
 from autotune.trackers.store import embedded_uri

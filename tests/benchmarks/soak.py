@@ -28,8 +28,7 @@ import numpy as np
 import psutil
 
 import autotune
-from autotune.cli.processes import own_environment
-from autotune.launchers.environment import is_mark_of
+from autotune.launchers.environment import is_mark_of, own_environment
 from autotune.launchers.process_tree import members
 from autotune.stats import half_width
 from autotune.testing.stub_programs import PRELUDE

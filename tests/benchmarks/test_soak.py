@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from tests.benchmarks import soak
 from tests.benchmarks.commands import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 
 
 class Cli:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.explain.explanation import empty
-from autotune.run_dir import find
+from autotune.studies import find
 from autotune.testing.studies import make_study
 from tests.cli.test_golden import Terminal, compare
 

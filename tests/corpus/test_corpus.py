@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.testing.studies import make_study
 from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
 from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from autotune.cli.processes import own_environment
 from autotune.harness.protocol import MARK_VARIABLE
+from autotune.launchers.environment import own_environment
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.testing.stub_programs import PRELUDE

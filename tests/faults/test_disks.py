@@ -20,8 +20,9 @@ from autotune.errors import BadInput, FolderLost
 from autotune.harness import worker
 from autotune.owner import OWNER_FILE
 from autotune.records import Kind, Outcome, TrialRequest
-from autotune.run_dir import create, is_study
+from autotune.run_dir import is_study
 from autotune.search.study import begin_study
+from autotune.studies import create
 from autotune.testing.studies import make_study
 from tests.benchmarks import soak
 from tests.faults.disks import DiskInAFile, FaultyWrites, ended, fill, in_memory, remount

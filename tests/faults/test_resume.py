@@ -9,7 +9,7 @@ import time
 import pytest
 
 from autotune.cli.main import main
-from autotune.machine.cores import num_cores
+from autotune.harness.cores import num_cores
 from autotune.records import Kind, Outcome
 from tests.faults.quick_study import PROGRAM, QuickStudy, kill, measured
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.cli.processes import own_environment
 from autotune.export import FORMATS
+from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from tests.trackers.servers import Listener, Mirror

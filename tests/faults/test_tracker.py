@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
 from autotune.testing.stub_programs import PRELUDE

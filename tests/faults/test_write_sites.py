@@ -26,8 +26,9 @@ NO_FILE = re.compile(r"devnull|/proc/")
 # What happens if it cannot be written -> where it is written.
 SITES = {
     "the study ends with FolderLost": """
-        owner.Claim.__enter__ run_dir.StudyFolder._write run_dir.StudyFolder.check run_dir.StudyFolder.write_request
-        run_dir.beside run_dir.write_json run_dir.write_text search.study._Journal.append_logs.append search.study.begin_study
+        documents.beside documents.write_json documents.write_text owner.Claim.__enter__ run_dir.StudyFolder._write
+        run_dir.StudyFolder.check run_dir.StudyFolder.write_request search.study._Journal.append_logs.append
+        search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
         harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
@@ -52,7 +53,7 @@ SITES = {
     """,
     "the command says so, since the user named the file or the folder": """
         cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report explain.tables.write_tables
-        launchers.remote._token replay.page.write_page replay.table.write run_dir.create
+        launchers.remote._token replay.page.write_page replay.table.write studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__ launchers.ray.broker.Relay.start

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 RULES = {

@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 
 from autotune.harness import delayed
 from autotune.harness.knobs import eight_bits, transfer
+from autotune.harness.patches import patches
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import Run, Trial
 from tests.harness.contexts import context
@@ -227,7 +228,7 @@ def test_bytes_are_what_is_copied_to_the_device(
             assert moved.is_contiguous(memory_format=torch.channels_last)
             assert images.cuda(torch.device("meta")).dtype is torch.float32
     finally:
-        moves.remove()
+        patches.uninstall_all()
     assert copied == [(torch.uint8, True)] * len(copied)
     assert delayed.state.num_on_device == 8
     reports = moves.verify()

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TransferKnobs
+from autotune.harness.patches import patches
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.contexts import context
 
@@ -46,17 +47,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def transfer(asked: list[Any]) -> Iterator[Any]:
-    made: list[TransferKnobs] = []
-
     def make(**knobs: bool) -> tuple[TransferKnobs, FakeStreams]:
         streams = FakeStreams()
         given = {{"non_blocking": NON_BLOCKING, "ahead": AHEAD}[name]: value for name, value in knobs.items()}
-        made.append(TransferKnobs(context(given), streams))
-        return made[-1], streams
+        return TransferKnobs(context(given), streams), streams
 
     yield make
-    for each in made:
-        each.remove()
+    patches.uninstall_all()
 
 
 def loader(workers: int = 0, **given: Any) -> DataLoader[Any]:

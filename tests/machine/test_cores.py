@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.cores import cpu_quota, memory_limit_bytes, num_cores
+from autotune.harness.cores import cpu_quota, num_cores
+from autotune.machine.facts import memory_limit_bytes
 
 
 def write(path: Path, text: str) -> None:

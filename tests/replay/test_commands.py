@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from autotune.cli.main import main
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.replay.table import read, write
 from autotune.run_dir import StudyFolder
 from autotune.testing.stub_programs import PRELUDE

@@ -91,7 +91,7 @@ def _like(pattern: TrialRecord, number: int) -> TrialRecord:
 
 
 def _json(record: TrialRecord) -> str:
-    from autotune.run_dir import as_json
+    from autotune.documents import as_json
 
     return as_json(record.as_json())
 

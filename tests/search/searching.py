@@ -11,8 +11,8 @@ from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
-from autotune.run_dir import create
 from autotune.space import ResolvedSpace
+from autotune.studies import create
 from autotune.study import StudyInputs, run_study
 from autotune.testing.fake_launcher import FakeLauncher
 from autotune.testing.listener import RecordingListener

@@ -18,7 +18,7 @@ from autotune.cli.main import main
 from autotune.errors import BadInput, FolderLost
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.process_tree import members
-from autotune.run_dir import create
+from autotune.studies import create
 from autotune.testing.studies import make_study
 from autotune.trackers import store
 from tests.cli.conftest import Cli

@@ -17,12 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.cli.processes import own_environment
 from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines
-from autotune.launchers.environment import mark_of
+from autotune.launchers.environment import mark_of, own_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome

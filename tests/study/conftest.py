@@ -7,7 +7,7 @@ from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
 from autotune.monitors.nvml import NoDevice
-from autotune.run_dir import create
+from autotune.studies import create
 from autotune.study import StudyInputs, run_study
 from autotune.testing.fake_launcher import FakeLauncher, MadeUpDevice, Surface
 from autotune.testing.listener import RecordingListener

@@ -14,10 +14,12 @@ import sys
 import psutil
 import pytest
 
+from autotune.documents import write_text
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, owner_of
 from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
-from autotune.run_dir import StudyFolder, call, create, find, studies, write_text
+from autotune.run_dir import StudyFolder
+from autotune.studies import call, create, find, studies
 from autotune.testing.studies import make_study
 
 
@@ -74,7 +76,7 @@ def test_a_document_is_whole_whenever_its_writer_is_killed(tmp_path):
     """Another process keeps replacing a document until it is killed."""
     file = tmp_path / "d.json"
     code = (
-        "import itertools, json, pathlib, sys; from autotune.run_dir import write_text\n"
+        "import itertools, json, pathlib, sys; from autotune.documents import write_text\n"
         "for n in itertools.count(): write_text(pathlib.Path(sys.argv[1]), json.dumps([n] * 50000)); print(n, flush=True)"
     )
     for _ in range(3):

@@ -26,7 +26,7 @@ from pathlib import Path
 from autotune.config.compose import compose
 from autotune.launchers.local import LocalLauncher
 from autotune.machine import host_facts
-from autotune.run_dir import create
+from autotune.studies import create
 from autotune.study import Listener, StudyInputs, run_study
 
 QUICK = ["measure.screening.warmup_min_device_s=0.1", "measure.screening.min_s=0.2", "measure.screening.warmup_max_s=3"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from autotune.cli.processes import own_environment
 from autotune.errors import BadInput
+from autotune.launchers.environment import own_environment
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import add_trial, make_study, summary_of

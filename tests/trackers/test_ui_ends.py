@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from autotune.trackers import store
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated SQLAlchemy

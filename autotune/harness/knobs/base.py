@@ -55,10 +55,14 @@ class KnobHandler:
         return {key: self._verify(key, value) for key, value in self.asked.items()}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
-        found = self.observe().get(key)
-        if str(found) == str(asked):
-            return KnobReport(APPLIED, "", found)
-        return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was requested", found)
+        return compared(self.observe().get(key), asked)
+
+
+def compared(found: Any, asked: Any) -> KnobReport:
+    """Returns the report of a knob whose value can be read back."""
+    if str(found) == str(asked):
+        return KnobReport(APPLIED, "", found)
+    return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was requested", found)
 
 
 @contextlib.contextmanager

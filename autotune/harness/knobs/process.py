@@ -14,7 +14,7 @@ from typing import Any, Dict
 from ..patches import patches
 from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport, whole_number
 from . import affinity
-from .base import ON_THE_CPU, KnobHandler
+from .base import ON_THE_CPU, KnobHandler, compared
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
 SHARING, INTEROP, MKL = "loader.sharing_strategy", "threads.interop", "threads.mkl"
@@ -77,12 +77,9 @@ class ProcessKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NO_MKL)
         if not key.startswith("env."):
             return super()._verify(key, asked)
-        name, value = key[4:], os.environ.get(key[4:])
         if str(asked).startswith(STAND_IN):
-            return _verify_hidden(name, asked)
-        if str(value) == str(asked):
-            return KnobReport(APPLIED, "", value)
-        return KnobReport(OVERRIDDEN, f"the process has {value!r}, {asked!r} was requested", value)
+            return _verify_hidden(key[4:], asked)
+        return compared(os.environ.get(key[4:]), asked)
 
 
 def matmul_precision(device: str) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 from .. import batches
-from ..patches import Patch, patches
+from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
 from .base import ON_THE_CPU, KnobHandler
 
@@ -92,15 +92,9 @@ class TransferKnobs(KnobHandler):
         self._streams = streams or SideStreams()
         self._leaves: Dict[int, Leaf] = {}
         self.num_moved = self.num_ahead = 0
-        self._patches: List[Patch] = []
         if self._non_blocking is not None or self._is_ahead:
             self._patch_iteration()
             self._patch_moves()
-
-    def remove(self) -> None:
-        """Removes the patches; only tests do so."""
-        for patch in self._patches:
-            patch.uninstall()
 
     # --- batches ---
 
@@ -131,8 +125,8 @@ class TransferKnobs(KnobHandler):
 
             return __next__
 
-        self._patches.append(patches.install(_BaseDataLoaderIter, "__init__", around_start))
-        self._patches.append(patches.install(_BaseDataLoaderIter, "__next__", around_advance))
+        patches.install(_BaseDataLoaderIter, "__init__", around_start)
+        patches.install(_BaseDataLoaderIter, "__next__", around_advance)
 
     def _fetch(self, iterator: Any, advance: Any, *, is_ahead: bool) -> Tuple[int, Any, Optional[Exception]]:
         """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
@@ -182,7 +176,7 @@ class TransferKnobs(KnobHandler):
             return moved
 
         for name in ("to", "cuda"):
-            self._patches.append(patches.install(torch.Tensor, name, functools.partial(around, name == "cuda")))
+            patches.install(torch.Tensor, name, functools.partial(around, name == "cuda"))
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
         import torch

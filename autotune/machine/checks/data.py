@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status
 from autotune.quantities import bytes_text, number_text
 
-GROUP = "data"
+_finding = functools.partial(Finding, "data")
 # A folder that reaches neither rate is slow: training probably waits for reading. The byte rate is what a hard disk reads in
 # sequence. The file rate is for small files, with which the byte rate is low on any disk; a hard disk reads far fewer files per
 # second.
@@ -77,7 +78,3 @@ def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
 
 def _files(number: int) -> str:
     return f"{number:,} file{'' if number == 1 else 's'}"
-
-
-def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
-    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

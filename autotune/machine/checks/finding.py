@@ -16,23 +16,23 @@ class Status(enum.StrEnum):
     error = "error"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """The result of one check.
 
     Attributes:
         group: "GPU", "connections", "host", "program" or "data".
         name: what was checked, in a word or two.
-        status: how severe it is.
         found: what was found, with numbers.
+        status: how severe it is.
         cost: what it costs, in words; "" if nothing. Contains no numbers that were not measured here.
         command: command that fixes it, recommended but never run; "" if there is none.
     """
 
     group: str
     name: str
-    status: Status
     found: str
+    status: Status = Status.ok
     cost: str = ""
     command: str = ""
 

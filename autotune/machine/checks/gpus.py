@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_text
 from autotune.quantities import bytes_text, number_text
 
-GROUP = "GPU"
+_finding = functools.partial(Finding, "GPU")
 # A clock or power cap below this share of its default was lowered on purpose. NVML's rounding makes less difference.
 CAPPED_FRAC = 0.99
 # NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
@@ -25,16 +26,9 @@ SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "
 def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
     """Returns the findings about driver and GPUs."""
     if problem:
-        return [
-            Finding(
-                group=GROUP,
-                name="driver",
-                status=Status.error,
-                found=f"NVML could not be queried: {problem}",
-                cost="a driver that does not answer blocks every program that uses it",
-                command="sudo dmesg | grep -i -e nvrm -e xid",
-            )
-        ]
+        cost = "a driver that does not answer blocks every program that uses it"
+        text, command = f"NVML could not be queried: {problem}", "sudo dmesg | grep -i -e nvrm -e xid"
+        return [_finding("driver", text, Status.error, cost, command)]
     gpus = found.get("gpus") or []
     findings = [_driver(found, gpus)]
     if gpus:
@@ -140,7 +134,3 @@ def _is_below(value: float | None, default: float | None) -> bool:
 
 def _known(name: str, text: str, is_known: bool) -> Finding:
     return _finding(name, text) if is_known else _finding(name, "the driver does not report it", Status.skipped)
-
-
-def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
-    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status
 from autotune.quantities import bytes_text, number_text
 
-GROUP = "host"
+_finding = functools.partial(Finding, "host")
 GIB = 1 << 30
 # With less free shared memory there is a warning, since loader workers pass whole batches through it. Containers have 64 MiB by
 # default.
@@ -132,7 +133,3 @@ def _ray(found: dict[str, Any] | None) -> Finding:
         text, cost = f"{version}, but the cluster at {address} does not answer ({problem})", "launcher=ray does not work"
         return _finding("Ray", text, Status.warning, cost, "ray status   # or: unset RAY_ADDRESS")
     return _finding("Ray", f"{version}, its cluster at {address} answers")
-
-
-def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
-    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status, gpus_text
 from autotune.machine.topology import LEGEND, NVLINK, SELF
 
-GROUP = "connections"
+_finding = functools.partial(Finding, "connections")
 
 
 def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
@@ -102,7 +103,3 @@ def cpus_of(text: str) -> set[int]:
         if first.isdigit() and (last or first).isdigit():
             found.update(range(int(first), int(last or first) + 1))
     return found
-
-
-def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
-    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from autotune.harness.protocol import whole_number
 from autotune.machine.checks.finding import Finding, Status, gpus_text
 
-GROUP = "program"
+_finding = functools.partial(Finding, "program")
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Debugging variables, which people forget to unset: name -> (value that slows programs down, what it costs).
 DEBUGGING = {
@@ -184,7 +185,3 @@ def _architecture(name: str) -> tuple[int, int]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
-    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.plain_text import plain
+from autotune.process_ends import signal_name
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 KILLED_S = 1.0  # wait after SIGKILL; a process in an uninterruptible system call does not exit, and is left behind
@@ -85,7 +86,7 @@ class Probe:
             facts = None
         if isinstance(facts, dict):
             return Answer(facts=facts, seconds=seconds)
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else _last_line(self._stderr) or f"ended with status {code}"
+        how = f"ended by {signal_name(-code)}" if code < 0 else _last_line(self._stderr) or f"ended with status {code}"
         return Answer(problem=how, seconds=seconds)
 
     def _end(self) -> None:

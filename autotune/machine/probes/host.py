@@ -11,16 +11,15 @@ from typing import Any
 
 import psutil
 
-from autotune.harness.cores import read
-from autotune.machine.cores import cpu_quota, memory_limit_bytes, num_cores
-from autotune.machine.facts import recorded
+from autotune.harness.cores import cpu_quota, num_cores, read
+from autotune.machine.facts import CXX, memory_limit_bytes, recorded
 from autotune.machine.probes.ray import ray
 from autotune.machine.probes.slurm import slurm
 from autotune.machine.topology import adapters, numa_nodes
 
 SHARED_MEMORY = Path("/dev/shm")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
-CXX, CC = ("g++", "clang++", "c++"), ("gcc", "clang", "cc")
+CC = ("gcc", "clang", "cc")
 
 
 def look() -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import write_json
 from autotune.machine import host_facts
 from autotune.machine.facts import comparable
-from autotune.run_dir import write_json
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.reporting import LIBRARIES
 

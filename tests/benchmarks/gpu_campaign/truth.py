@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 
-from autotune.cli.processes import own_environment
+from autotune.launchers.environment import own_environment
 from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Place
 from tests.benchmarks.gpu_campaign.trying import SCREENING, command
 from tests.benchmarks.rivals import PROGRAM

@@ -1,0 +1,78 @@
+"""Reads and writes documents: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from autotune.shapes import finite
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a document atomically: under a temporary name, then renamed, so that a reader never sees half of it.
+
+    Only the file's owner may read it. Once this function returns, the document survives a power loss.
+    """
+    descriptor, temporary = beside(path)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
+    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
+
+    Its name is random and the file is new, so another user cannot have placed a link with that name in a shared folder.
+    """
+    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes a JSON document as `write_text` writes."""
+    write_text(path, as_json(document))
+
+
+def as_json(document: Any) -> str:
+    """Returns a document as it is stored, with a line for each key of a mapping.
+
+    The text is not indented further, since the json module indents with far slower code and the summary is written often.
+    """
+    if not isinstance(document, dict) or not document:
+        return json.dumps(document)
+    return "{\n" + ",\n".join(json.dumps({key: value})[1:-1] for key, value in document.items()) + "\n}"
+
+
+def read_json(path: Path) -> Any:
+    """Returns a JSON document, with None for numbers that are not finite; see `finite`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+    """
+    return parsed(path.read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> Any:
+    """Returns the document that a JSON text holds, as `read_json` does."""
+    try:
+        return finite(json.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -1,0 +1,79 @@
+"""Remembers which configurations need no trial: they were measured, they run now, or another trial rules them out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from autotune.compare.parity import Parity
+from autotune.errors import NothingWorked
+from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
+from autotune.study.culprits import Culprits
+from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.initial import Proposal
+from autotune.study.oom_frontier import Frontier
+from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.wording import log_lines
+
+NUM_SAME_FAILURES = 4  # the search gives up if this many first trials all failed for one reason other than lack of memory
+MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
+
+
+class Settled:
+    """What a search knows of the configurations of its space; `Search` adds what to try next."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._space = session, session.resolved
+        self._sampler_name = session.inputs.config.search.sampler
+        self._known: dict[ConfigurationKey, TrialRecord] = {}
+        self._chances: Counter[ConfigurationKey] = Counter()
+        self._pending: dict[ConfigurationKey, Proposal] = {}  # what runs now
+        self._parity, self._culprits = Parity(session), Culprits(session.resolved)
+        self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
+
+    def _note(self, record: TrialRecord) -> None:
+        """Marks a configuration as tried, unless its trial was disturbed or cut off."""
+        key = configuration_key(record.changed)
+        is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
+        if record.outcome.is_no_answer and not is_users_stop:
+            self._chances[key] += 1
+        if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
+            self._known[key] = record
+        self._culprits.learn(record)
+
+    def _is_measured(self, key: str, value: KnobValue) -> bool:
+        return any(record.changed.get(key) == value for record in self._known.values())
+
+    def _is_known(self, knobs: Knobs) -> bool:
+        """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
+        return configuration_key(self._space.changed(knobs)) in self._pending or self._known_as(knobs) is not None
+
+    def _known_as(self, knobs: Knobs) -> TrialRecord | None:
+        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
+        changed = self._space.changed(knobs)
+        own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
+        own = own or self._frontier.beyond(knobs)
+        return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
+
+    def _check_failures(self) -> None:
+        """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
+        if self._session.tally.has_worked:
+            return
+        tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
+        if len(tried) < NUM_SAME_FAILURES:
+            return
+        if len({_cause(record) for record in tried}) > 1:
+            return
+        if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
+            return  # they share a change, which may be the cause
+        last, path = tried[-1], self._session.folder.trial_path(tried[-1].number)
+        failed = f"search: the first {len(tried)} configurations all failed for the same reason"
+        lines = [f"{failed}, got {last.outcome}: {last.reason}."]
+        lines += log_lines(last.evidence)
+        lines.append(f"All measurements are kept. The output of the last trial is in {path}.")
+        raise NothingWorked("\n".join(lines))
+
+
+def _cause(record: TrialRecord) -> tuple[Outcome, str]:
+    """Returns why a trial failed, with numbers masked, so that equal causes compare equal."""
+    return record.outcome, re.sub(r"\d+", "#", record.reason)

@@ -1,0 +1,192 @@
+"""A trial that runs: its attempts, and how it is ended."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from autotune.launchers.base import Ended
+from autotune.quantities import seconds_text
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.run_dir import FULL
+from autotune.trials.losses import exploded
+from autotune.trials.places import Place
+from autotune.trials.quarantine import sticky_fault
+from autotune.trials.runner import QUIET_LEFT_FRAC, Finished, Request, StoppedNow, TrialRunner
+
+# Outcomes that may be down to chance, so that the trial is attempted once more. Running out of memory is not one of them.
+CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+# How a trial may end if its files cannot be written; then the disk is looked at before the configuration is blamed.
+UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
+NO_ROOM = tuple(os.strerror(number) for number in FULL)
+# Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
+NO_CHANCE = ("collective", "user code")
+GATE_S = 30.0  # longest wait for a device whose memory is still held
+BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
+NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
+TIME_UP, USERS_STOP = "the study's time was up", "interrupted by the user"
+
+
+class RunningTrial:
+    """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
+
+    Attributes:
+        request: what it measures.
+        place: where it runs.
+        neighbours: largest number of other trials that ran at the same time; counted by the schedule.
+
+    Args:
+        runner: launches and records it.
+        request: what to measure.
+        place: where to run it.
+
+    Raises:
+        StoppedNow: on KeyboardInterrupt; the trial was recorded as interrupted.
+        FolderLost: the trial cannot be recorded, and so does not count.
+        BadInput: the program cannot be started.
+    """
+
+    def __init__(self, runner: TrialRunner, request: Request, place: Place) -> None:
+        self.request, self.place, self.neighbours = request, place, 0
+        self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
+        self._first: TrialRecord | None = None  # the first attempt, once the second has begun
+        self._waiting = ""
+        runner.announce(request)
+        self._attempt()
+
+    def look(self) -> Finished | None:
+        """Returns None while the trial runs; after that, the finished trial, whose record is written.
+
+        Raises:
+            StoppedNow: on KeyboardInterrupt between two attempts, or while the record was written.
+            FolderLost: the trial cannot be recorded, and so does not count.
+            BadInput: the trial ran another program than the study's other trials.
+        """
+        if (ended := self._poll()) is None:
+            return None
+        finished, first = self._finished(ended), self._first
+        record, runner, request = finished.record, self._runner, self.request
+        if record.outcome in UNWRITTEN:
+            runner.check_disk()
+        if first is None:
+            is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
+            is_by_chance = is_by_chance or _lacked_room(record)
+            if (runner.warm.is_doubtful(record) or is_by_chance) and self._may_be_repeated(record):
+                self._tell_second_attempt(record)
+                runner.keep_logs(record)
+                self._first = record
+                self._attempt()
+                return None
+        elif runner.warm.is_doubtful(first) and (notice := runner.warm.judge(first, record)):
+            self._listener.notice(notice)
+        return runner.finish(request, finished, self.place)
+
+    def stop(self) -> Finished:
+        """Ends the trial because the user asked to, and returns it; its record is written."""
+        self._running.stop(USERS_STOP)
+        while (ended := self._poll(is_ending=True)) is None:
+            self._inputs.clock.sleep(self._inputs.poll_s)
+        return self._runner.keep(self._finished(ended))
+
+    def abandon(self) -> None:
+        """Ends the trial's processes after a fault; nothing is recorded."""
+        self._running.stop("autotune failed")
+
+    def _may_be_repeated(self, first: TrialRecord) -> bool:
+        """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
+        request, inputs = self.request, self._inputs
+        if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
+            return False
+        if request.max_s is not None and first.seconds >= request.max_s:
+            return False  # it used up all its time, which is no accident
+        if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
+            return False  # a second attempt would not end in time
+        if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
+            minutes = inputs.config.study.budget.minutes  # the time left is worth more than a quieter baseline
+            return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
+        return request.retry_max_s is None or first.seconds <= request.retry_max_s
+
+    def _tell_second_attempt(self, first: TrialRecord) -> None:
+        """Announces a second attempt after a lost node, on a disk that was full, or after a timeout, as it may take as long."""
+        if NODE_LOST in first.evidence:
+            self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
+        if first.outcome is Outcome.timeout or _lacked_room(first):
+            took = f"{first.outcome} after {seconds_text(first.seconds)}"
+            text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
+            self._listener.notice(text)
+
+    def _attempt(self) -> None:
+        runner, request, place, first = self._runner, self.request, self.place, self._first
+        try:
+            runner.await_quiet(place, request.ends_s)
+            left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
+            self._held = place.watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s)))
+        except KeyboardInterrupt:
+            if first is None:
+                raise
+            raise StoppedNow(runner.keep(Finished(record=first))) from None
+        if self._held:
+            self._listener.notice(self._held)
+        prepared = runner.launch(request, first)  # only now: the spec holds the time that is left
+        self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
+        try:
+            self._running = place.launcher.start(prepared)
+        except KeyboardInterrupt:  # a warm server may take seconds to start
+            seconds = self._inputs.clock.time() - self._started_at
+            unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)
+            record = runner.record(request, self._spec, unstarted, place)
+            record.started_at = self._started_at
+            raise StoppedNow(runner.keep(Finished(record=record))) from None
+
+    def _poll(self, *, is_ending: bool = False) -> Ended | None:
+        """Looks at the processes and the machine; ends the trial when its time is up."""
+        running, watch, ends_s, clock = self._running, self.place.watch, self.request.ends_s, self._inputs.clock
+        while (ended := running.poll()) is None:
+            if (why := self.place.launcher.why_waiting()) != self._waiting:
+                self._waiting = why
+                self._listener.notice(f"Waiting for a node: {why}." if why else "A node is ready.")
+            if not is_ending and ends_s is not None and clock.monotonic() >= ends_s:
+                running.stop(TIME_UP)
+                continue
+            progress = running.progress()
+            watch.look(progress)
+            if progress:
+                self._listener.progress(progress, self.request.number)
+            return None
+        watch.ended()
+        return ended
+
+    def _finished(self, ended: Ended) -> Finished:
+        """Returns the attempt that is over, with its record, which is not written yet."""
+        runner, request, place, first = self._runner, self.request, self.place, self._first
+        record = runner.record(request, self._spec, ended, place)
+        runner.tell_why_fresh(record)
+        if not request.first_steps:  # such a run measures nothing
+            runner.judge(record, ended.results, place)
+        record.started_at = first.started_at if first else self._started_at
+        if record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
+            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
+        place.watch.follow(ended.results)
+        if self._held:
+            record.evidence["device_held"] = self._held
+        if "seed" in request.first_steps:
+            record.evidence["seed"] = request.first_steps["seed"]
+        record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
+        if first:
+            _join(record, first)
+        return Finished(record=record, results=list(ended.results))
+
+
+def _lacked_room(record: TrialRecord) -> bool:
+    """Whether a trial failed because a disk was full, which says nothing about its configuration."""
+    said = f"{record.reason} {record.evidence.get('log_tail', '')}"
+    return record.outcome in UNWRITTEN and any(text in said for text in NO_ROOM)
+
+
+def _join(record: TrialRecord, earlier: TrialRecord) -> None:
+    """Adds the first attempt to the record of the second. The first attempt's time is part of the trial's cost."""
+    record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
+    record.evidence["files_left"] = {**earlier.evidence.get("files_left", {}), **record.evidence.get("files_left", {})}
+    record.seconds += earlier.seconds
+    note = f"second attempt; the first ended as {earlier.outcome}"
+    record.reason = f"{record.reason} ({note})" if record.reason else note
