@@ -114,8 +114,8 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 class _Journal(JournalFileBackend):
     """Optuna's journal file. Waits a little if the disk is full, and leaves no half-written line.
 
-    Optuna writes 20 records a trial and reads each of them again. Here, a record is read from the file only if somebody else has
-    written to it, too. And nothing waits for the disk, since the journal can be made from the trials' records at any time.
+    Optuna writes 20 records a trial and reads each of them again. Here, a record is read from the file only if somebody else
+    has written to it, too. And nothing waits for the disk, since the journal can be made from the trials' records at any time.
 
     Args:
         file: the journal, which is empty.

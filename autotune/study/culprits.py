@@ -47,9 +47,8 @@ class Culprits:
             self._fitted = FailureModel(self._worked, self._causes)
         return self._fitted
 
-    def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a failed trial that shows that this configuration fails as well; None if the configuration may work."""
-        changed = self._space.changed(knobs)
+    def barring(self, changed: Knobs) -> TrialRecord | None:
+        """Returns a failed trial that shows that a configuration with these changes fails; None if it may work."""
         causes = zip(self._failed, self._causes, strict=True)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
         if alike is not None:

@@ -375,7 +375,7 @@ class Search:
             if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 break
-            known = self._known_as(proposal.knobs)
+            known = self._known_as(proposal.knobs, self._space.changed(proposal.knobs))
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
@@ -462,14 +462,14 @@ class Search:
 
     def _is_known(self, knobs: Knobs) -> bool:
         """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
-        return configuration_key(self._space.changed(knobs)) in self._pending or self._known_as(knobs) is not None
-
-    def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
         changed = self._space.changed(knobs)
+        return configuration_key(changed) in self._pending or self._known_as(knobs, changed) is not None
+
+    def _known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
+        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
-        return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
+        return own or (self._culprits.barring(changed) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
@@ -481,6 +481,8 @@ class Search:
         return True
 
     def _fits(self, knobs: Knobs) -> bool:
+        if self._session.budget.total_s is None:
+            return True
         expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 

@@ -262,10 +262,10 @@ def test_with_many_trials_the_summary_is_written_once_their_number_has_grown_by_
     study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, len(summary["trials"]))), write(summary))
     study.run()
     before = [num for _, num in written if num <= 100]
-    after = [pair for pair in written if 110 < pair[1] < 250]
+    after = [num for _, num in written if 205 < num < 255]
     assert len(before) > 80
-    assert 50 < len(after) < 80
-    assert all(num - earlier >= 2 for (_, earlier), (_, num) in itertools.pairwise(after))
+    assert len(after) > 10
+    assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(after))
 
 
 def test_numbers_of_trials_are_counted_in_memory(bench):

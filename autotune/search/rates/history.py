@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class Seen:
     def suspected(self) -> Mapping[str, Any]:
         """The knobs that may have made the trial fail, with their values."""
         return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The knobs."""
+        return _interned(tuple(self.params))
 
     @cached_property
     def peak(self) -> Peak:
@@ -109,6 +115,11 @@ class History:
             low, high = self.ratios or (ratio, ratio)
             self.ratios = min(low, ratio), max(high, ratio)
         return found
+
+
+@functools.cache
+def _interned(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def _is_over(trial: FrozenTrial) -> bool:

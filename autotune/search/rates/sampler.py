@@ -106,6 +106,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._scales: dict[str, Scales] = {}  # spreads of the models, found when the study had `_num_scaled` trials
         self._num_scaled = 0
         self._pool: Pool | None = None
+        self._last_coding: Coding | None = None
         self._memory_model: _Recent[MemoryModel] = _Recent()
         self._supposing: _Recent[Forecast] = _Recent()
         self._why_alone = self._told_alone = ""
@@ -201,7 +202,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         known = self._history.seen(study, without=trial.number)
-        known = [one for one in known if one.params.keys() <= distributions.keys()]
+        within = {names for names in {one.names for one in known} if names <= distributions.keys()}
+        known = [one for one in known if one.names in within]
         machine = self._machine(study)
         coding = self._coding(distributions, known)
         forecast = self._forecast(coding, known, machine)
@@ -259,7 +261,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return dict(self._distributions or self._shared_space.calculate(study))
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
-        return Coding(distributions, [one.params for one in known], self.rules.ladders)
+        coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
+        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else the last one has its tables already
+            self._last_coding = coding
+        return self._last_coding
 
     def _pool_of(self, coding: Coding) -> Pool:
         """Returns the candidates of a space: the last pool, with its caches, unless the levels have changed."""
