@@ -60,7 +60,7 @@ DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the track
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
 # With many trials it is also written only once their number has grown by this share, or else this much later. Otherwise a study
 # of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
-SUMMARY_GROWTH_FRAC, SUMMARY_LATEST_S = 0.01, 600.0
+SUMMARY_GROWTH_FRAC, SUMMARY_LATEST_S = 0.02, 600.0
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
 
@@ -402,7 +402,7 @@ class _Study:
         if not self._is_summary_old or (began_s := clock.monotonic()) < self._next_summary_s:
             return
         num = len(self._session.records)
-        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always so below 100 trials
+        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always so below 50 trials
         if has_grown or began_s >= self._next_summary_s + SUMMARY_LATEST_S:
             self._write("running")
             now_s = clock.monotonic()
