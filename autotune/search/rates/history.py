@@ -96,7 +96,8 @@ class History:
         for trial in itertools.takewhile(_is_over, itertools.islice(trials, self._num_first, None)):
             self._num_first, self._last_first = self._num_first + 1, trial
             if trial.params:
-                self._first.append(self._finished.pop(trial.number, None) or self._read(trial))
+                known = self._finished.pop(trial.number, None)
+                self._first.append(known or self._read(trial))
         found = list(self._first)
         for trial in itertools.islice(trials, self._num_first, None):
             if _is_over(trial) and trial.params:
@@ -137,7 +138,7 @@ def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
     others = by_rate[~is_kept[by_rate]]
     num = most - int(is_kept.sum())
     is_kept[others[np.arange(num) * len(others) // num]] = True
-    return [known[place] for place in np.flatnonzero(is_kept)]
+    return [known[place] for place in np.flatnonzero(is_kept).tolist()]
 
 
 def _finished(trial: FrozenTrial) -> Seen:
