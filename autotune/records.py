@@ -81,7 +81,10 @@ class Tier(enum.StrEnum):
     @property
     def rank(self) -> int:
         """Position in the order exact < numerics < training."""
-        return list(Tier).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {tier: place for place, tier in enumerate(Tier)}
 
 
 class Kind(enum.StrEnum):
@@ -296,7 +299,8 @@ class StudyRecord:
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
-            alone), "ci", "num_pairs", "why_one"}; {} on a machine with one slot.
+            alone), "ci", "num_pairs", "why_one"}, and "num_sampled" if fewer slots ran in all pairs; {} on a machine with one
+            slot.
     """
 
     name: str

@@ -25,6 +25,8 @@ PROBE_BYTES = 1 << 20  # about as much as a trial writes
 LONG = ('"trials": ', '"explanation": ')  # entries of summary.json, one on a line, that grow with the trials
 CUT_OFF = "autotune was ended before the study was over"
 
+Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # records by file, with the time, size and inode of the file
+
 
 class StudyFolder:
     """Paths and documents of one study: `runs/<name>/`.
@@ -144,15 +146,18 @@ class StudyFolder:
         """Writes a finished trial's record, which makes the trial count."""
         self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
-    def read_trials(self) -> list[TrialRecord]:
+    def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
         """Returns every finished trial, by number. Folders without a record (of killed trials) are left out.
+
+        Args:
+            known: what earlier calls have read, which this call updates. Only files that have changed since are read again.
 
         Raises:
             OSError: a record cannot be read.
             ValueError: a record is invalid; the message names its file.
         """
-        files = sorted(self.path.glob("trials/[0-9]*/trial.json"))
-        return sorted((_read_as(TrialRecord.from_json, file) for file in files), key=lambda record: record.number)
+        files, known = sorted(self.path.glob("trials/[0-9]*/trial.json")), {} if known is None else known
+        return sorted((_read_once(file, known) for file in files), key=lambda record: record.number)
 
     def read_trial(self, number: int) -> TrialRecord:
         """Returns a finished trial.
@@ -363,6 +368,15 @@ def _read_as(convert: Any, file: Path) -> Any:
         return convert(read_json(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+def _read_once(file: Path, known: Known) -> TrialRecord:
+    found = file.stat()
+    stamp, (known_stamp, record) = (found.st_mtime_ns, found.st_size, found.st_ino), known.get(file, (None, None))
+    if record is None or stamp != known_stamp:
+        record = _read_as(TrialRecord.from_json, file)
+        known[file] = stamp, record
+    return record
 
 
 def where(runs: Path) -> str:

@@ -5,7 +5,9 @@ A resumed study therefore decides from its stored trials exactly as an uninterru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
@@ -95,42 +97,52 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     able = [record for record in searched if record.outcome.may_win and record.score]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
     ranked = sorted(distinct.values(), key=lambda record: -(record.score or 0.0))
-    worthy = [record for record in ranked if not _is_superfluous(record, able)]
+    fastest_first = sorted(able, key=lambda record: -(record.score or 0.0))
+
+    @functools.cache  # each is compared with all others, so only those that may be chosen are
+    def is_worthy(place: int) -> bool:
+        return not _is_superfluous(ranked[place], fastest_first)
+
+    def down_to(least: float) -> Iterator[tuple[int, TrialRecord]]:
+        return ((place, record) for place, record in enumerate(ranked) if (record.score or 0.0) >= least)
+
+    first = next((record for place, record in enumerate(ranked) if is_worthy(place)), None)
     # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
-    floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
+    floor = max(CONTENDER_FRAC * (first.score or 0.0), least) if first else 0.0
     # A configuration with only some of another's changes may have measured equally fast. Then the smaller configuration goes
     # first. One measurement of each is no proof, so the larger configuration follows if a place is left. If only the larger
     # one compiles, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
-    wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
-    entrants = [record for record in worthy if (record.score or 0.0) >= floor]
-    chosen = [*entrants, *(record for record in wholes if (record.score or 0.0) >= near)][:MAX_FINALISTS]
-    return _with_lower_tier(chosen, entrants)
+    entrants = (record for place, record in down_to(floor) if is_worthy(place))
+    wholes = (
+        record for place, record in down_to(near) if not is_worthy(place) and not _is_dear_for_nothing(record, fastest_first)
+    )
+    chosen = list(itertools.islice(itertools.chain(entrants, wholes), MAX_FINALISTS))
+    lower = (record for place, record in down_to(floor) if record.tier is not Tier.training and is_worthy(place))
+    return _with_lower_tier(chosen, lower)
 
 
-def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
+def _with_lower_tier(chosen: list[TrialRecord], lower: Iterator[TrialRecord]) -> list[TrialRecord]:
     """Returns the finalists. If all are of tier `training`, the best entrant of a lower tier replaces the last finalist."""
-    lower = [record for record in able if record.tier is not Tier.training]
-    if not lower or any(record.tier is not Tier.training for record in chosen):
+    if any(record.tier is not Tier.training for record in chosen) or (best := next(lower, None)) is None:
         return chosen
-    return [*chosen[: MAX_FINALISTS - 1], lower[0]]
+    return [*chosen[: MAX_FINALISTS - 1], best]
 
 
-def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
+def _is_superfluous(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
     """Whether a trial with only some of the record's changes was as fast as the record, judged by one measurement each."""
     score = record.score or 0.0
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
 
-def _is_dear_for_nothing(record: TrialRecord, others: list[TrialRecord]) -> bool:
+def _is_dear_for_nothing(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
     """Whether a trial with only some of the record's changes, and without its compilation, was as fast as the record."""
-    cheaper = [part for part in _parts(record, others) if _is_dearer(record, part)]
-    return _is_superfluous(record, cheaper)
+    return _is_superfluous(record, (part for part in _parts(record, others) if _is_dearer(record, part)))
 
 
-def _parts(record: TrialRecord, others: list[TrialRecord]) -> list[TrialRecord]:
-    return [other for other in others if other.changed.items() < record.changed.items()]
+def _parts(record: TrialRecord, others: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
+    return (other for other in others if other.changed.items() < record.changed.items())
 
 
 def _needed_frac(record: TrialRecord, part: TrialRecord) -> float:

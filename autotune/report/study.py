@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from autotune.explain.explanation import folders_of, passes_of
@@ -65,10 +66,15 @@ class Study:
         """The summary's trials."""
         return list(self.summary.get("trials") or [])
 
+    @cached_property
+    def finals(self) -> list[dict[str, Any]]:
+        """The trials of the finals."""
+        return [trial for trial in self.trials if trial.get("kind") == Kind.final]
+
     @property
     def configurations(self) -> list[dict[str, Any]]:
         """The first trial of each configuration: the baseline's, those of the search, and what the finals measured again."""
-        again = {self.best, *(trial.get("repeats") for trial in self.trials if trial.get("kind") == Kind.final)}
+        again = {self.best, *(trial.get("repeats") for trial in self.finals)}
         kinds = (Kind.baseline, Kind.search)
         return [trial for trial in self.trials if trial.get("kind") in kinds or trial["number"] in again]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.records import Knobs, TrialRecord
 from autotune.search import may_be_to_blame
-from autotune.search.rates import FailureModel
+from autotune.search.rates import FailureModel, Proven
 from autotune.space import ResolvedSpace
 from autotune.study.initial import Proposal
 from autotune.trials.running import CHANCE, NO_CHANCE
@@ -24,7 +24,7 @@ class Culprits:
 
     def __init__(self, space: ResolvedSpace) -> None:
         self._space = space
-        self._worked: list[Knobs] = [{}]
+        self._worked = Proven([{}])
         self._failed: list[TrialRecord] = []
         self._causes: list[Knobs] = []  # the changes that may have made each of them fail
         self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
@@ -34,7 +34,7 @@ class Culprits:
         if record.outcome.is_no_answer:
             return
         if record.value is not None:  # even if parity ruled it out
-            self._worked.append(record.changed)
+            self._worked.add(record.changed)
         elif not _is_other(record):
             self._failed.append(record)
             self._causes.append(may_be_to_blame(record))
@@ -47,9 +47,8 @@ class Culprits:
             self._fitted = FailureModel(self._worked, self._causes)
         return self._fitted
 
-    def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a failed trial that shows that this configuration fails as well; None if the configuration may work."""
-        changed = self._space.changed(knobs)
+    def barring(self, changed: Knobs) -> TrialRecord | None:
+        """Returns a failed trial that shows that a configuration with these changes fails; None if it may work."""
         causes = zip(self._failed, self._causes, strict=True)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
         if alike is not None:

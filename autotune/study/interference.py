@@ -1,6 +1,7 @@
 """Decides whether search trials may run in parallel: only if neighbours do not slow a trial down.
 
-A configuration is measured alone and on all slots at once, in turn. Finals, attribution and verification always run alone.
+A configuration is measured alone and on all slots at once, in turn. With many slots, all of them run in the first pair; the
+further pairs use those machines whose slots were slowest in it. Finals, attribution and verification always run alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from autotune import stats
 from autotune.quantities import seconds_text
 from autotune.records import Kind, TrialRecord
+from autotune.trials.places import Place
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8
@@ -22,6 +24,10 @@ MIN_PAIRS, MAX_PAIRS = 4, 8
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
+# From the second pair on, machines with at least this many slots together are measured, all slots of each: neighbours compete
+# for a machine's memory, disk and power. What all machines share, like a file system, shows in the first pair: a loss of more
+# than about 5 % there widens the interval so far that trials do not run in parallel.
+SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # calibrate again once the best is this many times as fast, or after this many trials
@@ -35,12 +41,14 @@ class Calibration:
     Attributes:
         ratio: rate with neighbours over rate alone.
         margin: by how much the ratio may fall below 1.
-        slowest: name of the slowest slot, and its ratio.
+        slowest: name of the slowest slot of those that ran in every pair, and its ratio.
+        num_slots: number of slots that ran in every pair.
     """
 
     ratio: stats.Ratio
     margin: float
     slowest: tuple[str, float]
+    num_slots: int
 
     @property
     def is_allowed(self) -> bool:
@@ -74,6 +82,7 @@ class Interference:
         """Calibrates if that is due, and tells the user what follows; does nothing with one slot."""
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
+        self._num = int(min(self._num, max(2, self._num_left)))
         if why := self._why_not(best):
             if self._is_unlike(best):
                 self._use_one(why)
@@ -124,10 +133,14 @@ class Interference:
 
     def _left_s(self, each_s: float) -> float:
         """Returns the time that the search has left on one slot."""
-        budget = self._session.budget
-        num_left = math.inf if budget.max_trials is None else budget.max_trials - (len(self._session.searched) - 1)
-        left_s = min(budget.search_left_s, num_left * each_s)
+        left_s = min(self._session.budget.search_left_s, self._num_left * each_s)
         return left_s if math.isfinite(left_s) else 1e12
+
+    @property
+    def _num_left(self) -> float:
+        """Number of search trials that the budget allows; infinite without a limit."""
+        limit = self._session.budget.max_trials
+        return math.inf if limit is None else limit - (len(self._session.searched) - 1)
 
     def _use_one(self, why: str) -> None:
         self._num, self._session.schedule.num_slots = 1, 1
@@ -138,16 +151,18 @@ class Interference:
     def _measured(self, best: TrialRecord) -> Calibration | None:
         """Measures pairs of trials, alone and with neighbours, until the answer is known; None if no pair could be measured."""
         session, found, num_lost = self._session, None, 0
+        places: Sequence[Place] = session.runner.beside[: self._num]
         pairs: list[tuple[float, dict[str, float]]] = []
         while num_lost < MAX_LOST and not (found and found.is_over):
             number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
-            alone, beside = [_rates(session.calibrate(best, num, round_number=number)) for num in _order(number, self._num)]
+            alone, beside = [_rates(session.calibrate(best, on, round_number=number)) for on in _order(number, places)]
             if number % 2 == 0:
                 alone, beside = beside, alone
-            if len(alone) != 1 or len(beside) != self._num:
+            if len(alone) != 1 or len(beside) != len(places):
                 num_lost += 1
                 continue
             pairs.append((next(iter(alone.values())), beside))
+            places = _slowest_machines(places, beside) if len(pairs) == 1 else places
             found = calibration(pairs)
             if len(pairs) >= CLEAR_PAIRS and all(_mean(others) < (1 - CLEAR_FRAC) * rate for rate, others in pairs):
                 break
@@ -155,7 +170,8 @@ class Interference:
 
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci
-        interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs)" if ci else ""
+        sample = f", from the second on with {found.num_slots} slots" if found.num_slots < self._num else ""
+        interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs{sample})" if ci else ""
         others = "1 other" if self._num == 2 else f"{self._num - 1} others"
         slot, ratio = found.slowest
         slower = f"; slot {slot} ran at {ratio:.3f}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
@@ -163,11 +179,10 @@ class Interference:
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
         """Returns the entry of study.json."""
-        num = len(self._session.runner.beside)
         if found is None:
-            return {"num": num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
-        ratio = found.ratio
-        return {"num": num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}
+            return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
+        ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}
+        return {"num": self._num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": "", **sample}
 
 
 class Uncalibrated(Interference):
@@ -178,13 +193,17 @@ class Uncalibrated(Interference):
 
 
 def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
-    """Returns what pairs show: a rate alone and, by name of the slot, the rates in parallel."""
+    """Returns what pairs show: a rate alone and, by name of the slot, the rates in parallel.
+
+    The ratio is that of all slots of a pair. Single slots are judged only if they ran in every pair.
+    """
     alone = [rate for rate, _ in pairs]
     ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)
-    by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in pairs[0][1]}
-    slowest = min(by_slot.items(), key=lambda pair: pair[1])
+    slots = [slot for slot in pairs[0][1] if all(slot in beside for _, beside in pairs)]
+    by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in slots}
+    slowest = min(by_slot.items(), key=lambda pair: pair[1], default=("", 1.0))
     margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
-    return Calibration(ratio=ratio, margin=margin, slowest=slowest)
+    return Calibration(ratio=ratio, margin=margin, slowest=slowest, num_slots=len(slots))
 
 
 def _mean(rates: Mapping[Any, float]) -> float:
@@ -192,9 +211,18 @@ def _mean(rates: Mapping[Any, float]) -> float:
     return math.exp(sum(map(math.log, rates.values())) / len(rates))
 
 
-def _order(number: int, num: int) -> tuple[int, int]:
-    """Returns how many trials run at once in the two halves of a pair; the halves change places from pair to pair."""
-    return (1, num) if number % 2 else (num, 1)
+def _order(number: int, places: Sequence[Place]) -> tuple[Sequence[Place], Sequence[Place]]:
+    """Returns the slots of the two halves of a pair, [] for alone; the halves change places from pair to pair."""
+    return ([], places) if number % 2 else (places, [])
+
+
+def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Sequence[Place]:
+    """Returns all slots of the machines whose slowest slots had the lowest rates, as many machines as have SAMPLE_SLOTS."""
+    found: list[Place] = []
+    for host in dict.fromkeys(place.host for place in sorted(places, key=lambda place: rates.get(place.name, math.inf))):
+        if len(found) < SAMPLE_SLOTS:
+            found += [place for place in places if place.host == host]
+    return found
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:

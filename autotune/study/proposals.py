@@ -357,7 +357,7 @@ class Search(Settled):
             if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 break
-            known = self._known_as(proposal.knobs)
+            known = self._known_as(proposal.knobs, self._space.changed(proposal.knobs))
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
@@ -442,6 +442,8 @@ class Search(Settled):
         return True
 
     def _fits(self, knobs: Knobs) -> bool:
+        if self._session.budget.total_s is None:
+            return True
         expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 

@@ -46,14 +46,14 @@ class Settled:
 
     def _is_known(self, knobs: Knobs) -> bool:
         """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
-        return configuration_key(self._space.changed(knobs)) in self._pending or self._known_as(knobs) is not None
-
-    def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
         changed = self._space.changed(knobs)
+        return configuration_key(changed) in self._pending or self._known_as(knobs, changed) is not None
+
+    def _known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
+        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
-        return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
+        return own or (self._culprits.barring(changed) if self._sampler_name != "grid" else None)
 
     def _check_failures(self) -> None:
         """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""

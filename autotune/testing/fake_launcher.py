@@ -170,12 +170,15 @@ class FakeLauncher(Launcher):
         is_closed: whether `close` was called.
     """
 
-    def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1) -> None:
+    def __init__(
+        self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1, slots_per_host: int | None = None
+    ) -> None:
         self.surface, self.clock = surface, clock
         self.launches: list[Launch] = []
         self.running: list[FakeRunning] = []
         self.is_closed = False
-        self._slots = [_FakeSlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
+        each = slots_per_host or num_slots
+        self._slots = [_FakeSlot(self, str(n + 1), f"fake{n // each or ''}") for n in range(num_slots if num_slots > 1 else 0)]
         self._random = random.Random(seed)
         self._compiled: set[Any] = set()
 
@@ -221,9 +224,9 @@ class FakeLauncher(Launcher):
 class _FakeSlot(Launcher):
     """Starts trials on one slot of a fake machine, one at a time."""
 
-    def __init__(self, whole: FakeLauncher, name: str) -> None:
+    def __init__(self, whole: FakeLauncher, name: str, host: str) -> None:
         self._whole, self.clock = whole, whole.clock
-        self.slot = Slot(name=name, host="fake", gpus=(), cores=(), facts={})
+        self.slot = Slot(name=name, host=host, gpus=(), cores=(), facts={})
         self._running: FakeRunning | None = None
 
     def start(self, launch: Launch) -> Running:

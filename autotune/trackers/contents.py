@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,26 @@ from autotune.documents import read_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain, shortened
 from autotune.records import Kind, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import Known, StudyFolder
 from autotune.trackers import entries, metrics
 
 REPORT = "report.html"
+
+
+class Cache:
+    """What was read of trials and made from them, for as long as their records do not change."""
+
+    def __init__(self) -> None:
+        self.records: Known = {}
+        self._made: dict[tuple[str, int], tuple[TrialRecord, Any, str]] = {}
+
+    def made(self, what: str, trial: TrialRecord, make: Callable[[], str], *, of: Any = None) -> str:
+        """Returns a text on a trial; `make` makes it if the trial's record, or `of`, is not the one that it was made of."""
+        record, others, text = self._made.get((what, trial.number), (None, None, ""))
+        if record is not trial or others != of:
+            text = make()
+            self._made[what, trial.number] = trial, of, text
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +44,19 @@ class Contents:
     study: StudyRecord
     summary: Summary
     trials: list[TrialRecord]
+    cache: Cache = field(default_factory=Cache)
 
     @classmethod
-    def read(cls, folder: StudyFolder) -> Contents:
-        """Returns what a folder has now.
+    def read(cls, folder: StudyFolder, cache: Cache | None = None) -> Contents:
+        """Returns what a folder has now; `cache` has what was read before.
 
         Raises:
             BadInput: the folder is not a study.
         """
+        cache = cache or Cache()
         try:
-            return cls(folder=folder, study=folder.read_study(), summary=_summary(folder), trials=folder.read_trials())
+            trials = folder.read_trials(cache.records)
+            return cls(folder=folder, study=folder.read_study(), summary=_summary(folder), trials=trials, cache=cache)
         except (OSError, ValueError) as error:
             problem = f"{folder.study_file}: not a study this version can read, got {first_line(error)}."
             raise BadInput(f"{problem} Give a study's name; see `autotune list`.") from error
@@ -84,18 +103,20 @@ class Contents:
 
     def mark(self, trial: TrialRecord) -> str:
         """Returns the trial's mark, "NUMBER:NONCE", which differs from that of an earlier attempt under the same number."""
+        return self.cache.made("mark", trial, lambda: f"{trial.number}:{self._nonce(trial)}")
+
+    def _nonce(self, trial: TrialRecord) -> str:
         try:
-            nonce = str(read_json(self.folder.trial_path(trial.number) / "spec.json")["nonce"])
+            return str(read_json(self.folder.trial_path(trial.number) / "spec.json")["nonce"])
         except (OSError, ValueError, KeyError, TypeError):
-            nonce = ""
-        return f"{trial.number}:{nonce}"
+            return ""
 
     def digest(self, trial: TrialRecord) -> str:
         """Returns a short hash of all that MLflow gets of a trial. While it is unchanged, there is nothing to write."""
-        baseline = self._baseline.score if self._baseline else None
-        return digest([trial.as_json(), entries.study_id(self.study), baseline, self.is_distributed])
+        others = [entries.study_id(self.study), self._baseline.score if self._baseline else None, self.is_distributed]
+        return self.cache.made("digest", trial, lambda: digest([trial.as_json(), *others]), of=others)
 
-    @property
+    @cached_property
     def study_digest(self) -> str:
         """A short hash of all that MLflow gets of the study itself."""
         return digest([self.summary, len(self.trials), [(name, file.stat().st_size) for file, name in self.files()]])

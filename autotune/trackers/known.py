@@ -66,6 +66,10 @@ class KnownRuns:
             parent_id=tags.get(PARENT_TAG, ""),
         )
 
+    def update(self, newer: KnownRuns) -> None:
+        """Replaces the runs that MLflow has found again, and adds those that are new."""
+        self._runs |= newer._runs
+
     def forget(self, mark: str) -> None:
         """Removes a run that was deleted in MLflow."""
         del self._runs[mark]

@@ -117,7 +117,8 @@ def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     They have a point for each trial since the first measurement. There are no curves before they have two points.
     """
     scores = dict(best_so_far(trials))
-    later = [trial.number for trial in trials if scores and trial.number >= min(scores)]
+    first = min(scores, default=math.inf)
+    later = [trial.number for trial in trials if trial.number >= first]
     if len(later) < 2:
         return {}
     best_name, baseline_name = curve_names(trials[0])

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers import entries, metrics, probe, store, views
 from autotune.trackers.base import Synced, Tracker
-from autotune.trackers.contents import Contents, first_line
+from autotune.trackers.contents import Cache, Contents, first_line
 from autotune.trackers.known import PARENT, KnownRuns
 
 EXPERIMENT = "autotune"
@@ -63,11 +63,12 @@ class MlflowTracker(Tracker):
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
         self._known: KnownRuns | None = None  # None = query MLflow
+        self._cache, self._has_failed = Cache(), False
         self._failed_at, self._problem = -math.inf, ""
 
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what MLflow lacks; see `Tracker.push`."""
-        contents = Contents.read(folder)
+        contents = Contents.read(folder, self._cache)
         state = Synced(uri=self._secrets.text(self.uri), pending=[trial.number for trial in contents.trials])
         since_s = time.monotonic() - self._failed_at
         if is_last and since_s < KNOWN_DOWN_S:
@@ -83,22 +84,27 @@ class MlflowTracker(Tracker):
         except BadInput:
             raise
         except Exception as error:  # MLflow passes on errors of requests, SQLAlchemy and the file system
-            self._known, self._failed_at = None, time.monotonic()
+            self._known, self._failed_at, self._has_failed = None, time.monotonic(), True
             state.problem = self._problem = self._secrets.text(_problem(error))
         return state
 
     def _write(self, contents: Contents, state: Synced) -> None:
+        is_first = self._known is None
         if self._known is None:
             time.sleep(max(0.0, self._failed_at + SETTLE_S - time.monotonic()))
             self._known = self._ask(contents)
-        parent_id = self._parent(contents)
+        parent_id, written = self._parent(contents), list[TrialRecord]()
         for trial in contents.trials:
             is_new = self._write_trial(contents, trial, parent_id)
+            written += [trial] if is_new else []
             state.written, state.present = state.written + is_new, state.present + (not is_new)
             state.pending.remove(trial.number)
         is_new = self._write_study(contents)
-        if state.written or is_new:
-            self._known = self._ask(contents)
+        if written or is_new:
+            if is_first or self._has_failed:  # somebody's unanswered requests may have made other runs, too
+                self._known = self._ask(contents)
+            else:
+                self._ask_again(contents, written, parent_id)
             state.pending = [trial.number for trial in contents.trials if not self._is_there(contents, trial)]
             if state.pending or not self._is_study_there(contents):
                 raise _Unreachable("MLflow does not have all that was written")
@@ -152,10 +158,16 @@ class MlflowTracker(Tracker):
             raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
         return str(found.experiment_id)
 
-    def _ask(self, contents: Contents) -> KnownRuns:
-        """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent."""
+    def _ask(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
+        """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent.
+
+        Args:
+            contents: the study.
+            since: only the runs of trials that began then or later, in seconds since the epoch; None for all runs.
+        """
         found: list[Any] = []
         words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(contents.study)}'", None
+        words += "" if since is None else f" AND attributes.start_time >= {_milliseconds(since)}"
         while True:
             page = self._client.search_runs([self._experiment_id], words, max_results=500, page_token=token)
             found, token = [*found, *page], page.token
@@ -167,6 +179,15 @@ class MlflowTracker(Tracker):
         for run_id in known.orphans:
             self._client.set_tag(run_id, entries.PARENT_TAG, known.run_id(PARENT))
         return known
+
+    def _ask_again(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
+        """Queries MLflow for the study's own run and the trials that were just written. The others have not changed."""
+        assert self._known is not None
+        for trial in written:
+            self._known.forget(contents.mark(trial))
+        if written:
+            self._known.update(self._ask(contents, since=min(trial.started_at for trial in written)))
+        self._known.add(PARENT, self._client.get_run(parent_id))
 
     def _parent(self, contents: Contents) -> str:
         assert self._known is not None

@@ -141,8 +141,11 @@ def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, t
 
 def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: ParentWatch) -> Synced:
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
+    read, is_over = None, False
     while True:
-        is_over = parent.is_gone or _is_over(folder)  # read before the push, so that the last push misses nothing
+        if (written := _written(folder)) != read:  # a summary of thousands of trials takes a while to read
+            read, is_over = written, _is_over(folder)
+        is_over = is_over or parent.is_gone  # known before the push, so that the last push misses nothing
         if time.monotonic() >= next_try or is_over:
             began_s, found, is_first = time.process_time(), _signature(folder), seen is None  # the first push imports MLflow
             if found != seen or not state.is_complete:
@@ -174,9 +177,14 @@ def _is_over(folder: StudyFolder) -> bool:
         return False
 
 
-def _signature(folder: StudyFolder) -> tuple[int, int]:
+def _signature(folder: StudyFolder) -> tuple[int, ...]:
+    return *_written(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+
+
+def _written(folder: StudyFolder) -> tuple[int, ...]:
+    """Returns what changes with every summary that is written: time and inode of its file; () if there is none."""
     try:
-        changed = folder.summary_file.stat().st_mtime_ns
+        found = folder.summary_file.stat()
     except OSError:
-        changed = 0
-    return changed, sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+        return ()
+    return found.st_mtime_ns, found.st_ino

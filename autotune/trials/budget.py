@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules
@@ -229,6 +230,7 @@ class Costs:
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
+        self._found_s: dict[tuple[Any, float | None], float] = {}  # by batch size, until there is another trial
 
     def learn(self, record: TrialRecord) -> None:
         """Takes a finished trial into account."""
@@ -237,6 +239,7 @@ class Costs:
         costly = [(key, record.changed[key]) for key in self._costly if key in record.changed]
         if not costly:
             self._plain.append(record)
+            self._found_s = {}
             if (batch := _number(record.knobs.get(_BATCH))) is not None:
                 self._by_batch.setdefault(batch, deque(maxlen=NUM_NEAR)).append(record)
         for entry in costly:
@@ -270,9 +273,14 @@ class Costs:
         return max(seen, default=COMPILE_S) * relative.get(value, 1.0)
 
     def _plain_s(self, knobs: Knobs, seconds_of: Callable[[TrialRecord], float] = lambda record: record.attempt_s) -> float:
+        batch = _number(knobs.get(_BATCH))
+        if (seconds_of, batch) not in self._found_s:
+            self._found_s[seconds_of, batch] = self._nearest_s(batch, seconds_of)
+        return self._found_s[seconds_of, batch]
+
+    def _nearest_s(self, batch: float | None, seconds_of: Callable[[TrialRecord], float]) -> float:
         if not self._plain:
             return 0.0
-        batch = _number(knobs.get(_BATCH))
         if batch is None or not self._by_batch:
             return max(map(seconds_of, self._plain))
         nearest = sorted(self._by_batch, key=lambda other: abs(math.log(batch / other)))

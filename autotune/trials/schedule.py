@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from autotune.clock import Clock
@@ -64,14 +64,14 @@ class Schedule:
         self.make_room()
         self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
 
-    def run_beside(self, request: Callable[[], Request], num: int, take: Take) -> None:
-        """Runs a trial on each of the first `num` slots, all at once. `take` is called for each that has finished.
+    def run_beside(self, request: Callable[[], Request], places: Sequence[Place], take: Take) -> None:
+        """Runs a trial on each of some slots, all at once. `take` is called for each that has finished.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.
         """
         self.drain()
-        for place in self._runner.beside[:num]:
+        for place in places:
             self._begin(request(), take, place)
         self.drain()
 

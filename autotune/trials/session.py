@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.objective import cold_compile_s
+from autotune.trials.places import Place
 from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
@@ -375,16 +376,17 @@ class Session:
         """
         return self._run(self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s)).record
 
-    def calibrate(self, first: TrialRecord, num: int, *, round_number: int) -> list[TrialRecord]:
+    def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
         """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.
 
         Args:
             first: the trial.
-            num: 1 for alone, or the number of slots.
+            places: the slots; [] for alone.
             round_number: round of the calibration.
         """
         finished: list[Finished] = []
-        why = "alone" if num == 1 else f"in parallel with {num - 1} other{'s' if num > 2 else ''}"
+        num = len(places)
+        why = f"in parallel with {num - 1} other{'s' if num > 2 else ''}" if places else "alone"
         ends_s = self.budget.search_ends_s(first.fresh_s)
 
         def request() -> Request:
@@ -393,10 +395,10 @@ class Session:
             return wanted
 
         self.schedule.drain()
-        if num == 1:
-            self.schedule.run(request(), self._noting(finished.append))
+        if places:
+            self.schedule.run_beside(request, places, self._noting(finished.append))
         else:
-            self.schedule.run_beside(request, num, self._noting(finished.append))
+            self.schedule.run(request(), self._noting(finished.append))
         return [one.record for one in finished]
 
     def _checking(self, first: TrialRecord, knobs: Knobs, origin: str, **more: Any) -> Request:

@@ -6,7 +6,8 @@
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
 slots leaves them idle. Own time includes the calibration of the slots, all files, and the fake launcher itself, but not the
-report and MLflow, whose processor time is printed in seconds: another process tracks, and the report is written at the end.
+baseline, nor report and MLflow, whose processor time is printed in seconds: another process tracks, and the report is written
+at the end. Slots are on machines of eight.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ from autotune.study import StudyInputs, run_study
 from autotune.testing.fake_launcher import FakeLauncher, FakeRunning, Surface
 from autotune.trackers.store import embedded_uri
 from autotune.trackers.sync import sync
-from autotune.trials.events import Listener
+from autotune.trials.events import Listener, Outlook
 from autotune.trials.schedule import Ending
 from tests.study.conftest import FakeCpu
 
 START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
 NUM_SHOWN = 60  # functions in a profile
+SLOTS_PER_HOST = 8
 TIMES = 10  # the tuner's time is compared between the first and the last 1/TIMES of the trials, to see whether it grows
 MACHINE = {
     "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4096, "num_cpus": 4096, "memory_bytes": 2**40,
@@ -91,6 +93,7 @@ class SearchOnly(Listener):
 
     Attributes:
         clock: the clock.
+        before_s: the tuner's processor time before the search.
         own_s: the tuner's processor time after each trial of the search.
         memory_mib: resident memory after each trial of the search.
         busy_s: simulated seconds of all trials of the search.
@@ -98,11 +101,16 @@ class SearchOnly(Listener):
     """
 
     clock: OwnTimeClock
+    before_s: float = 0.0
     own_s: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
     busy_s: float = 0.0
     begun_s: float = 0.0
     ended_s: float = 0.0
+
+    def planned(self, outlook: Outlook) -> None:
+        """Records when the search begins."""
+        self.before_s = self.clock.own_s
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """Records a trial of the search."""
@@ -141,7 +149,7 @@ def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_
             yaml=composed.yaml,
             space=composed.space,
             command=composed.command,
-            launcher=ForgetfulLauncher(surface, clock, num_slots=num_slots),
+            launcher=ForgetfulLauncher(surface, clock, num_slots=num_slots, slots_per_host=SLOTS_PER_HOST),
             machine=MACHINE,
             clock=clock,
             poll_s=POLL_S,
@@ -155,10 +163,11 @@ def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_
     own, num = listener.own_s, len(listener.own_s)
     tenth = max(1, num // TIMES)
     first, last = (own[tenth] - own[0]) / tenth, (own[-1] - own[-1 - tenth]) / tenth
-    busy = listener.busy_s / num_slots / max(listener.ended_s - listener.begun_s, 1e-9)
+    busy = listener.busy_s / min(num_slots, num) / max(listener.ended_s - listener.begun_s, 1e-9)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    each_s, before_s = (own[-1] - listener.before_s) / num, own[0] - listener.before_s
     row = (
-        f"{sampler:8} {num:7,} {num_slots:6} {1e3 * (own[-1] - own[0]) / num:9.1f} {1e3 * first:8.1f} {1e3 * last:8.1f} "
+        f"{sampler:8} {num:7,} {num_slots:6} {1e3 * each_s:9.1f} {before_s:7.1f} {1e3 * first:8.1f} {1e3 * last:8.1f} "
         f"{busy:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} {summary_mib:9.1f} "
         f"{report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
     )
@@ -197,7 +206,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the functions that take the most time; slows the study")
     parser.add_argument("--mlflow", action="store_true", help="also copy each study into a new MLflow store")
     asked = parser.parse_args()
-    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'first':>8} {'last':>8} {'busy':>7}"
+    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'start s':>7} {'first':>8} {'last':>8} {'busy':>7}"
     print(f"{heads} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):

@@ -27,8 +27,7 @@ NO_FILE = re.compile(r"devnull|/proc/")
 SITES = {
     "the study ends with FolderLost": """
         documents.beside documents.write_json documents.write_text owner.Claim.__enter__ run_dir.StudyFolder._write
-        run_dir.StudyFolder.check run_dir.StudyFolder.write_request search.study._Journal.append_logs.append
-        search.study.begin_study
+        run_dir.StudyFolder.check run_dir.StudyFolder.write_request search.study._Journal._append search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
         harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result

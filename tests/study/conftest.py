@@ -54,11 +54,12 @@ class Bench:
         command=("python", "-c", "pass"),
         machine=MACHINE,
         num_slots=1,
+        slots_per_host=None,
         **inputs,
     ):
         self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
-        self.launcher = FakeLauncher(self.surface, self.clock, seed=seed, num_slots=num_slots)
+        self.launcher = FakeLauncher(self.surface, self.clock, seed=seed, num_slots=num_slots, slots_per_host=slots_per_host)
         # Studies of one test share a folder, so warm starts are off. test_warm_start.py tests them.
         own = [f"search.sampler={SAMPLER}", "search.warm_start=off", "explain.auto=false"]
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]

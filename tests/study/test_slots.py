@@ -2,12 +2,13 @@
 
 import collections
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.records import Kind, Outcome
 from autotune.study import resume_study
-from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, calibration
+from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, _slowest_machines, calibration
 from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import Bench
 
@@ -94,6 +95,49 @@ def test_the_calibration_measures_alone_and_beside_in_turn(quiet):
     assert MIN_PAIRS <= len(rounds) <= MAX_PAIRS
     assert rounds[1] == ["", "1", "2", "3", "4"]
     assert rounds[2] == ["1", "2", "3", "4", ""]
+
+
+def by_round(study):
+    rounds = collections.defaultdict(list)
+    for trial in calibrating(study):
+        rounds[trial.round].append(trial)
+    return rounds
+
+
+def test_with_many_slots_all_run_in_the_first_pair_and_two_machines_in_the_others(bench):
+    budget = ["search.sampler=random", "study.budget.trials=34"]
+    study = bench(Surface(**QUIET), *budget, minutes=60, num_slots=32, slots_per_host=8)
+    study.run()
+    first, *others = by_round(study).values()
+    assert len(first) == 1 + 32
+    assert len(others) >= MIN_PAIRS - 1
+    for trials in others:
+        assert collections.Counter(trial.host for trial in trials if trial.slot).most_common(1)[0][1] == 8
+        assert len(trials) == 1 + SAMPLE_SLOTS
+    assert any("32 trials at a time" in line and "from the second on with 16 slots)" in line for line in notices(study))
+    assert study.folder.read_study().slots["num_sampled"] == SAMPLE_SLOTS
+
+
+def test_a_study_uses_no_more_slots_than_its_budget_has_trials(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=60, num_slots=32, slots_per_host=8)
+    study.run()
+    assert len(by_round(study)[1]) == 1 + 14
+    assert study.folder.read_study().slots["num"] == 14
+
+
+def test_the_machines_with_the_slowest_slots_are_measured_again():
+    places = [SimpleNamespace(name=str(n), host=f"node{n // 8}") for n in range(64)]
+    rates = {**{place.name: 100.0 for place in places}, "20": 90.0, "63": 95.0}
+    assert {place.host for place in _slowest_machines(places, rates)} == {"node2", "node7"}
+    assert len(_slowest_machines(places[:8], rates)) == 8
+
+
+def test_a_loss_that_all_machines_share_shows_in_the_first_pair():
+    def pairs(first):
+        return [(100.0, {str(n): 100.0 * first for n in range(64)}), *[(100.0, {str(n): 100.0 for n in range(16)})] * 7]
+
+    assert calibration(pairs(0.99)).is_allowed
+    assert not calibration(pairs(0.94)).is_allowed
 
 
 def test_no_configuration_is_measured_twice_in_a_search(quiet):
@@ -209,6 +253,19 @@ def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_th
     assert len(while_searching) < len(study.trials) / 2
     assert all(later - earlier >= 4.9 for earlier, later in itertools.pairwise(while_searching))
     assert len(summary["trials"]) == len(study.trials) == len(study.folder.read_summary()["trials"])
+
+
+def test_with_many_trials_the_summary_is_written_once_their_number_has_grown_by_two_percent(bench):
+    study = bench(Surface(**QUIET), "search.sampler=random", "search.stop=false", "study.budget.trials=260", minutes=10_000)
+    written = []
+    write = study.folder.write_summary
+    study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, len(summary["trials"]))), write(summary))
+    study.run()
+    before = [num for _, num in written if num <= 60]
+    after = [num for _, num in written if 205 < num < 255]
+    assert len(before) > 45
+    assert len(after) > 5
+    assert all(later - earlier >= 4 for earlier, later in itertools.pairwise(after))
 
 
 def test_numbers_of_trials_are_counted_in_memory(bench):

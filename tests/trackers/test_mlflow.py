@@ -9,12 +9,14 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from autotune import run_dir
 from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import add_trial, make_study, summary_of
 from autotune.trackers import store
+from autotune.trackers.mlflow import MlflowTracker
 from autotune.trackers.sync import sync
 from tests.trackers.servers import Mirror
 
@@ -247,6 +249,44 @@ def test_follow_ends_when_the_study_does(runs):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert {"resnet18", "0002 batch 128 workers 2"} <= set(read_back(runs))
+
+
+def test_a_second_push_reads_and_asks_only_for_what_has_changed(runs, monkeypatch):
+    folder = make_study(runs, num_trials=4, status="running")
+    tracker = MlflowTracker(store.embedded_uri(runs), runs)
+    assert tracker.push(folder).written == 4
+    asked, read, search = [], [], tracker._client.search_runs
+    monkeypatch.setattr(tracker._client, "search_runs", lambda *words, **how: asked.append(search(*words, **how)) or asked[-1])
+    read_as = run_dir._read_as
+    monkeypatch.setattr(run_dir, "_read_as", lambda make, file: read.append(file.parent.name) or read_as(make, file))
+    add_trial(folder, 4)
+    changed = folder.read_trial(2)
+    changed.reason = "ruled out later"
+    folder.write_trial(changed)
+    state = tracker.push(folder)
+    assert (state.written, state.present, state.pending, state.problem) == (2, 3, [], "")
+    assert read == ["0002", "0004"]
+    assert sorted(run.data.tags["trial"] for page in asked for run in page) == ["2", "3", "4"]  # those that began no earlier
+    assert read_back(runs)["0002 batch 128 workers 2"].data.tags["reason"] == "ruled out later"
+    assert len(read_back(runs)) == 6
+    assert sync(folder).written == 0
+
+
+def test_a_run_that_was_deleted_while_a_trial_was_written_counts_as_missing(runs, monkeypatch):
+    folder = make_study(runs, num_trials=2, status="running")
+    tracker = MlflowTracker(store.embedded_uri(runs), runs)
+    tracker.push(folder)
+    add_trial(folder, 2)
+    ended = tracker._client.set_terminated
+    monkeypatch.setattr(
+        tracker._client, "set_terminated", lambda run_id, *words: (ended(run_id, *words), tracker._client.delete_run(run_id))
+    )
+    state = tracker.push(folder)
+    assert state.pending == [2]
+    assert "MLflow does not have all that was written" in state.problem
+    monkeypatch.undo()
+    assert tracker.push(folder).is_complete
+    assert "0002 batch 128 workers 2" in read_back(runs)
 
 
 def test_two_at_once_do_not_write_everything_twice(runs):

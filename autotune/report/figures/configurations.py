@@ -58,13 +58,13 @@ def _score(study: Study, trial: dict[str, Any]) -> float | None:
     """Returns the score of a configuration: in the finals if it was in them, else in the search."""
     if side := _side(study, trial["number"]):
         return score_of(study.summary, side)
-    finals = [score for each in finals_of(study.trials, trial["number"]) if (score := score_of(study.summary, each))]
+    finals = [score for each in finals_of(study.finals, trial["number"]) if (score := score_of(study.summary, each))]
     return statistics.geometric_mean(finals) if finals else score_of(study.summary, trial)
 
 
 def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
     number = trial["number"]
-    finals = [each["value"] for each in finals_of(study.trials, number) if each.get("value")]
+    finals = [each["value"] for each in finals_of(study.finals, number) if each.get("value")]
     rate = rate_text(statistics.geometric_mean(finals) if finals else trial.get("value"), study.unit)
     if side := _side(study, number):
         rate = side_texts(study.summary, side)[0]

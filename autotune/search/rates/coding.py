@@ -41,7 +41,8 @@ class Features:
     Attributes:
         effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of columns of the same knob, which are subtracted from the products of all columns.
+        squares: products of columns of the same knob, which are subtracted from the products of all columns; or other columns
+            with the same inner products.
     """
 
     effects: Array
@@ -138,6 +139,11 @@ class Coding:
         self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
 
     @cached_property
+    def levels(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        """Each knob with its values. Codings with equal levels encode alike."""
+        return tuple((knob.key, knob.values) for knob in self.knobs)
+
+    @cached_property
     def size(self) -> int:
         """Number of configurations, ignoring conditions between knobs."""
         return math.prod(len(knob.values) for knob in self.knobs)
@@ -187,8 +193,16 @@ class Coding:
         found = []
         for knob in self.knobs:
             (effects, variances), own = knob.columns(), knob.pair_columns()
-            found.append((effects * np.sqrt(variances), own, (own[:, :, None] * own[:, None, :]).reshape(len(own), -1)))
+            found.append((effects * np.sqrt(variances), own, _squares(own)))
         return found
+
+
+def _squares(own: Array) -> Array:
+    """Returns the products of each two columns, or fewer columns that have the same inner products."""
+    if own.shape[1] ** 2 <= len(own):
+        return (own[:, :, None] * own[:, None, :]).reshape(len(own), -1)
+    values, vectors = np.linalg.eigh((own @ own.T) ** 2)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
 def _steps(count: int) -> Array:

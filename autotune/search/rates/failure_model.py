@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
+
+
+class Proven:
+    """Values, and pairs of values, with which configurations have worked.
+
+    Args:
+        worked: configurations with a measurement, the baseline first. If the others are given as changes to the baseline, the
+            first is {}.
+    """
+
+    def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.usual: frozenset[Value] | None = None  # the baseline's values
+        self.values: set[Value] = set()
+        self.pairs: set[frozenset[Value]] = set()  # of values that the baseline has not
+        for params in worked:
+            self.add(params)
+
+    def add(self, params: Mapping[str, Any]) -> None:
+        """Adds a configuration that worked."""
+        values = frozenset(_values(params))
+        self.usual = values if self.usual is None else self.usual
+        self.values |= values
+        self.pairs |= _pairs_of(values - self.usual)
 
 
 class FailureModel:
@@ -22,15 +45,14 @@ class FailureModel:
     exactly one pair occurs in several such failures, it is known to fail.
 
     Args:
-        worked: configurations with a measurement, the baseline first. If the others are given as changes to the baseline, the
-            first is {}.
+        worked: what worked, or the configurations with a measurement as in `Proven`.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
     """
 
-    def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
-        self._cleared = {value for params in worked for value in _values(params)} if failed else set()
-        left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
-        usual = frozenset(_values(worked[0]) if worked else ())
+    def __init__(self, worked: Proven | Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
+        proven = worked if isinstance(worked, Proven) else Proven(worked)
+        left = [[value for value in _values(params) if value not in proven.values] for params in failed]
+        usual = proven.usual or frozenset()
         sets = [frozenset(_values(params)) - usual for params in failed]
         only = {values[0] for values in left if len(values) == 1}
         self._failing = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
@@ -40,8 +62,7 @@ class FailureModel:
                 self._blame[value] = self._blame.get(value, 0.0) + 1 / len(values)
         self._pairs: dict[frozenset[Value], float] = {}
         unexplained = [changed for changed, unproven in zip(sets, left, strict=True) if not unproven]
-        proven = {pair for params in worked for pair in _pairs_of(frozenset(_values(params)) - usual)} if unexplained else set()
-        suspected = [_pairs_of(changed) - proven for changed in unexplained]
+        suspected = [_pairs_of(changed) - proven.pairs for changed in unexplained]
         for pairs in suspected:
             for pair in pairs:
                 self._pairs[pair] = self._pairs.get(pair, 0.0) + 1 / len(pairs)

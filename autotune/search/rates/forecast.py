@@ -82,6 +82,7 @@ class Forecast:
         scales: Mapping[str, Scales] | None = None,
     ) -> None:
         self._coding, self._machine, self._gains = coding, machine, gains or {}
+        self._latest: dict[str, tuple[Codes, Features]] = {}
         known = scales or {}
         spreads = spreads or {}
         self._weights = {
@@ -134,6 +135,7 @@ class Forecast:
 
         Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
         """
+        of_reference = self._sides(reference)  # first, so that the features of `codes` are the latest, which are remembered
         device, loader = self._sides(codes)
         if self._loader is None or self._rest is None:
             parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]
@@ -141,7 +143,7 @@ class Forecast:
         else:
             mean = self._together(codes, device, loader) + self._rest.mean(self._features(REST, codes))
             of_device, of_loader = self._slopes(codes, device, loader)
-            slopes = self._slopes(reference, *self._sides(reference))
+            slopes = self._slopes(reference, *of_reference)
             parts = [
                 (self._device, DEVICE, of_device, float(slopes[0][0])),
                 (self._loader, LOADER, of_loader, float(slopes[1][0])),
@@ -198,6 +200,12 @@ class Forecast:
         return np.asarray(np.log(rates))
 
     def _features(self, side: str, codes: Codes) -> Features:
+        """Returns the features for the model of a side. Remembers the latest."""
+        if side not in self._latest or self._latest[side][0] is not codes:
+            self._latest[side] = codes, self._made_features(side, codes)
+        return self._latest[side][1]
+
+    def _made_features(self, side: str, codes: Codes) -> Features:
         """Returns the features for the model of a side. The remainder depends on all knobs and on the sharing of cores."""
         features = self._coding.features(codes, self._weights[ALL if side == REST else side])
         if side != REST or not self._machine.is_cpu:

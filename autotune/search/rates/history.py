@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
@@ -53,9 +56,9 @@ class Seen:
         return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
 
     @cached_property
-    def items(self) -> tuple[tuple[str, Any], ...]:
-        """The knobs with their values, by which configurations are looked up."""
-        return tuple(self.params.items())
+    def names(self) -> frozenset[str]:
+        """The knobs."""
+        return _interned(tuple(self.params))
 
     @cached_property
     def peak(self) -> Peak:
@@ -64,28 +67,64 @@ class Seen:
 
 
 class History:
-    """Reads the trials of a study. Finished trials do not change, so each is read only once."""
+    """Reads the trials of a study. Finished trials do not change, so each is read only once.
+
+    Attributes:
+        num_rates: number of trials with a rate.
+        ratios: smallest and largest ratio of a trial's score to its rate; None if there is none.
+    """
 
     def __init__(self) -> None:
         self._study = ""
-        self._finished: dict[int, Seen] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        # Finished trials before the first that runs: their places stay the same.
+        self._first, self._num_first = list[Seen](), 0
+        self._last_first: FrozenTrial | None = None
+        self._finished: dict[int, Seen] = {}  # the other finished trials
+        self.num_rates = 0
+        self.ratios: tuple[float, float] | None = None
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
         """Returns the informative trials but `without`, the proposed one: finished ones except FAIL, and running ones."""
-        if study.study_name != self._study:
-            self._study, self._finished = study.study_name, {}
-        found = []
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
-            if trial.number in self._finished:
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
+        num = self._num_first
+        if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):
+            self._study = study.study_name
+            self._begin()
+        for trial in itertools.takewhile(_is_over, itertools.islice(trials, self._num_first, None)):
+            self._num_first, self._last_first = self._num_first + 1, trial
+            if trial.params:
+                known = self._finished.pop(trial.number, None)
+                self._first.append(known or self._read(trial))
+        found = list(self._first)
+        for trial in itertools.islice(trials, self._num_first, None):
+            if _is_over(trial) and trial.params:
+                if trial.number not in self._finished:
+                    self._finished[trial.number] = self._read(trial)
                 found.append(self._finished[trial.number])
-            elif trial.number == without or not trial.params:
-                continue
-            elif trial.state is TrialState.COMPLETE:
-                self._finished[trial.number] = _finished(trial)
-                found.append(self._finished[trial.number])
-            else:
+            elif trial.number != without and trial.params:
                 found.append(Seen(params=trial.params, is_running=True))
         return found
+
+    def _read(self, trial: FrozenTrial) -> Seen:
+        found = _finished(trial)
+        self.num_rates += found.rate is not None
+        if found.score and found.rate:
+            ratio = found.score / found.rate
+            low, high = self.ratios or (ratio, ratio)
+            self.ratios = min(low, ratio), max(high, ratio)
+        return found
+
+
+@functools.cache
+def _interned(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _is_over(trial: FrozenTrial) -> bool:
+    return trial.state is TrialState.COMPLETE
 
 
 def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
@@ -93,12 +132,13 @@ def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
     if len(known) <= most:
         return list(known)
     third = most // 3
-    by_rate = sorted(range(len(known)), key=lambda place: -(known[place].rate or 0.0))
-    kept = {*by_rate[:third], *range(len(known) - third, len(known))}
-    others = [place for place in by_rate if place not in kept]
-    num = most - len(kept)
-    kept |= {others[place * len(others) // num] for place in range(num)}
-    return [known[place] for place in sorted(kept)]
+    by_rate = np.argsort([-(one.rate or 0.0) for one in known], kind="stable")
+    is_kept = np.zeros(len(known), dtype=bool)
+    is_kept[by_rate[:third]] = is_kept[-third:] = True
+    others = by_rate[~is_kept[by_rate]]
+    num = most - int(is_kept.sum())
+    is_kept[others[np.arange(num) * len(others) // num]] = True
+    return [known[place] for place in np.flatnonzero(is_kept).tolist()]
 
 
 def _finished(trial: FrozenTrial) -> Seen:

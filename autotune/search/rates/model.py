@@ -55,6 +55,7 @@ class LinearModel:
         scales: Scales | None = None,
     ) -> None:
         self._features, self._level_spread = features, level_spread
+        self._latest: tuple[Features, Array] | None = None
         self._level = float(np.mean(y)) if prior_level is None else prior_level
         self._y, relative = y - self._level, np.ones(len(y)) if noise is None else noise
         own = (features.of_effects(features), features.of_pairs(features))
@@ -86,7 +87,7 @@ class LinearModel:
 
     def mean(self, features: Features) -> Array:
         """Returns the posterior means of configurations."""
-        return np.asarray(self._level + self._covariance(features, self._features) @ self._solved)
+        return np.asarray(self._level + self._known(features).T @ self._solved)
 
     def variances(self, features: Features, beside: Features) -> tuple[Array, Array, float]:
         """Returns posterior variances, covariances with `beside`, a single row, and the variance of `beside`."""
@@ -118,5 +119,10 @@ class LinearModel:
 
     def _spread(self, features: Features) -> Array:
         """Returns a column for each configuration; its sum of squares is the prior variance that measurements explain."""
-        known = self._covariance(self._features, features)
-        return np.asarray(solve_triangular(self._lower, known, lower=True))
+        return np.asarray(solve_triangular(self._lower, self._known(features), lower=True))
+
+    def _known(self, features: Features) -> Array:
+        """Returns the prior covariances of the measurements and configurations. Remembers the latest, for mean and spread."""
+        if self._latest is None or self._latest[0] is not features:
+            self._latest = features, self._covariance(self._features, features)
+        return self._latest[1]

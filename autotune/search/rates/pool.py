@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from autotune.search.rates.coding import Codes, Coding
+from autotune.search.rates.failure_model import Proven
 from autotune.search.rates.history import Seen
 from autotune.search.rates.rules import Params
 
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
+MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knobs are remembered; a proposal needs hundreds
 
 
 class Pool:
@@ -22,15 +23,33 @@ class Pool:
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
         self._known: dict[bytes, Codes] = {}
-        self._tried: dict[tuple[tuple[str, Any], ...], bytes] = {}
+        self._begin(None)
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
 
-    def tried(self, known: Sequence[Seen]) -> set[bytes]:
-        """Returns the bytes of the codes of trials. Each is encoded only once: every proposal needs those of all trials."""
-        new = {one.items: one.params for one in known if one.items not in self._tried}
-        rows = self._coding.encode(list(new.values()))
-        self._tried.update(zip(new, (row.tobytes() for row in rows), strict=True))
-        return {self._tried[one.items] for one in known}
+    def _begin(self, first: Seen | None) -> None:
+        self._first_trial, self._tried, self._proven = first, set[bytes](), Proven()
+        self._met: set[int] = set()
+
+    def tried(self, known: Sequence[Seen]) -> tuple[set[bytes], Proven]:
+        """Returns the bytes of the codes of trials, and which values worked in the measured ones.
+
+        Every proposal needs these of all trials. So each finished trial is encoded and counted only once.
+
+        Args:
+            known: the trials. Those that were finished in the last call are the same objects.
+        """
+        if known and known[0] is not self._first_trial:  # of another study
+            self._begin(known[0])
+        new = [one for one in known if id(one) not in self._met and not one.is_running]
+        self._met.update(map(id, new))
+        self._tried.update(self._bytes(new))
+        for one in new:
+            if one.rate is not None:
+                self._proven.add(one.params)
+        return self._tried.union(self._bytes([one for one in known if one.is_running])), self._proven
+
+    def _bytes(self, trials: Sequence[Seen]) -> list[bytes]:
+        return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
         """Returns distinct configurations. In a space too large to list, they are drawn near those in `best`."""
@@ -39,6 +58,8 @@ class Pool:
     def distinct(self, codes: Codes) -> Codes:
         """Returns the configurations that are still distinct without their inactive knobs."""
         found: dict[bytes, Codes] = {}
+        if len(self._known) > MAX_KNOWN:
+            self._known = {}
         for row in codes:
             key = row.tobytes()
             if key not in self._known:

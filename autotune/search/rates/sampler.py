@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import optuna
@@ -32,11 +32,33 @@ MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of t
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
+# Likewise for the memory model, and for the forecast of running trials: one trial among more than 100 hardly changes these.
+# The forecast that decides is always fitted to all trials so far.
+REFIT_TIMES = 1.01
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
 MOST_EXAMINED = 5  # number of trials, those furthest below the forecast, for which a forecast without them is made
+KEPT = 100  # number of proposals that are kept
+T = TypeVar("T")
+
+
+class _Recent(Generic[T]):
+    """A model that is fitted again once the number of finished trials has grown by REFIT_TIMES; below 100, after each trial."""
+
+    def __init__(self) -> None:
+        self._model: T | None = None
+        self._key: tuple[Any, ...] = ()
+        self._num = 0
+
+    def get(self, known: Sequence[Seen], fit: Callable[[], T], **key: Any) -> T:
+        """Returns the model, fitted anew if a trial has run out of memory since, or if anything in `key` has changed."""
+        num, num_out = sum(not one.is_running for one in known), sum(one.is_out for one in known)
+        now = (num_out, known[:1], key)
+        if self._model is None or now != self._key or not self._num <= num < REFIT_TIMES * self._num - 1:
+            self._model, self._num, self._key = fit(), num, now
+        return self._model
 
 
 class RatesSampler(optuna.samplers.BaseSampler):
@@ -84,6 +106,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._scales: dict[str, Scales] = {}  # spreads of the models, found when the study had `_num_scaled` trials
         self._num_scaled = 0
         self._pool: Pool | None = None
+        self._last_coding: Coding | None = None
+        self._memory_model: _Recent[MemoryModel] = _Recent()
+        self._supposing: _Recent[Forecast] = _Recent()
         self._why_alone = self._told_alone = ""
         self._asked = -1, ""  # number of the last trial, and why this sampler could not help with it
         self.is_exhausted = self.is_held_back = False
@@ -100,7 +125,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def proposed(self, number: int) -> Proposed | None:
-        """Returns the proposal for a trial, by Optuna's number."""
+        """Returns one of the last KEPT proposals, by Optuna's number of the trial; None if there is none."""
         return self._proposed.get(number)
 
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
@@ -124,7 +149,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns the search space, or the fallback's if the fallback proposes."""
         self._asked = trial.number, self._why_not(study)
         if why := self._asked[1]:
-            self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
+            self._keep(trial.number, Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True))
             return self._fallback.infer_relative_search_space(study, trial)
         return self._shared(study)
 
@@ -135,7 +160,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
         if not why and search_space:
             with self._blas.limit(limits=1):
-                found = self._proposed[trial.number] = self._propose(study, trial, search_space)
+                found = self._keep(trial.number, self._propose(study, trial, search_space))
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)
@@ -156,21 +181,29 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     # How it proposes ------------------------------------------------------------------------------------------------------
 
+    def _keep(self, number: int, found: Proposed) -> Proposed:
+        """Keeps a proposal until KEPT more were made."""
+        self._proposed[number] = found
+        if len(self._proposed) > KEPT:
+            del self._proposed[next(iter(self._proposed))]
+        return found
+
     def _why_not(self, study: optuna.Study) -> str:
         """Returns why this sampler cannot help; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
-        trials = [one for one in self._history.seen(study) if one.rate is not None]
-        if not trials or study.direction is not StudyDirection.MAXIMIZE:
+        self._history.seen(study)
+        if not self._history.num_rates or study.direction is not StudyDirection.MAXIMIZE:
             return "no rates are known"
-        ratios = [one.score / one.rate for one in trials if one.score and one.rate]
-        if not ratios or max(ratios) > min(ratios) * 1.001:
+        ratios = self._history.ratios
+        if ratios is None or ratios[1] > ratios[0] * 1.001:
             return "the objective is not the rate"
         return ""
 
     def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         known = self._history.seen(study, without=trial.number)
-        known = [one for one in known if one.params.keys() <= distributions.keys()]
+        within = {names for names in {one.names for one in known} if names <= distributions.keys()}
+        known = [one for one in known if one.names in within]
         machine = self._machine(study)
         coding = self._coding(distributions, known)
         forecast = self._forecast(coding, known, machine)
@@ -228,13 +261,15 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return dict(self._distributions or self._shared_space.calculate(study))
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
-        return Coding(distributions, [one.params for one in known], self.rules.ladders)
+        coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
+        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else the last one has its tables already
+            self._last_coding = coding
+        return self._last_coding
 
     def _pool_of(self, coding: Coding) -> Pool:
         """Returns the candidates of a space: the last pool, with its caches, unless the levels have changed."""
-        levels = tuple((knob.key, knob.values) for knob in coding.knobs)
-        if levels != self._levels:
-            self._levels, self._pool = levels, Pool(coding, self.rules.active)
+        if coding.levels != self._levels:
+            self._levels, self._pool = coding.levels, Pool(coding, self.rules.active)
         assert self._pool is not None
         return self._pool
 
@@ -242,15 +277,21 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return from_json(study.user_attrs.get(MACHINE) or {}, Machine)
 
     def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
-        return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
+        def fitted() -> MemoryModel:
+            return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
+
+        return self._memory_model.get(known, fitted, machine=machine)
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast. Running trials count as if they had ended as expected, so that they are not proposed again."""
-        forecast = self._fitting(coding, known, machine)
-        if running := [one for one in known if one.is_running]:
-            supposed = forecast.supposed([one.params for one in running])
-            return self._fitted(coding, [*known, *supposed], machine, may_decompose=forecast.is_decomposed)
-        return forecast
+        running = [one.params for one in known if one.is_running]
+        if not running:
+            return self._fitting(coding, known, machine)
+        is_due = len(known) >= RESCALE_TIMES * self._num_scaled
+        first = self._supposing.get(
+            known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
+        )
+        return self._fitted(coding, [*known, *first.supposed(running)], machine, may_decompose=first.is_decomposed)
 
     def _basis(self) -> str:
         return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"

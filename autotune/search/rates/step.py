@@ -84,10 +84,9 @@ class Step:
         able = (one for one in measured if one.may_win and rules.may_win(one.params))
         winners = list(itertools.islice(able, MOST_WINNERS)) or measured[:MOST_WINNERS]
         self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
-        self._tried = pool.tried(known)
-        over = [one for one in known if not one.is_running]
-        worked = [one.params for one in over if one.rate is not None]
-        self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
+        self._tried, proven = pool.tried(known)
+        failed = [one for one in known if one.rate is None and not one.is_out and not one.is_running]
+        self._failure_model = FailureModel(proven, [one.suspected for one in failed])
         self.is_held_back = False  # whether candidates were left out because of memory
 
     def propose(self) -> Proposed | None:

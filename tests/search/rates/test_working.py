@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.rates.failure_model import FailureModel
+from autotune.search.rates.failure_model import FailureModel, Proven
 
 BASE = {"precision.amp": "off", "layout.channels_last": False}
 AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last": True}
@@ -72,3 +72,13 @@ def test_the_one_pair_that_explains_several_failures_is_the_cause():
     alone = [{**BASE, "threads.intra": 1}, {**BASE, "loader.num_workers": 4}]
     suspects = FailureModel([BASE, AMP, LAYOUT, *alone], [first, second])
     assert {frozenset(key for key, _, _ in pair): chance for pair, chance in suspects.pairs.items()} == {frozenset(BOTH): 0.0}
+
+
+def test_what_worked_may_be_added_one_by_one():
+    worked, three = [BASE, AMP, LAYOUT], {**BOTH, "threads.intra": 8}
+    proven = Proven()
+    for params in worked:
+        proven.add(params)
+    one, other = FailureModel(proven, [BOTH, three]), FailureModel(worked, [BOTH, three])
+    assert one.chance(three) == other.chance(three) < 1
+    assert one.pairs == other.pairs != {}

@@ -1,0 +1,140 @@
+"""What the sampler keeps from proposal to proposal must be what it would find if it read all trials again."""
+
+import random
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from autotune.search.rates import MEASURED
+from autotune.search.rates import history as module
+from autotune.search.rates.coding import BATCH, Coding
+from autotune.search.rates.history import History, Seen, thinned
+from autotune.search.rates.pool import Pool
+from autotune.search.rates.sampler import _Recent
+
+SPACE = {
+    BATCH: CategoricalDistribution((16, 32, 64, 128)),
+    "precision.amp": CategoricalDistribution(("off", "bf16")),
+    "loader.num_workers": CategoricalDistribution((0, 1, 2, 4, 8)),
+}
+
+
+def a_study():
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), direction="maximize")
+
+
+def ask(study):
+    trial = study.ask()
+    for key, distribution in SPACE.items():
+        trial._suggest(key, distribution)
+    return trial
+
+
+def end(study, trial, rng):
+    """Ends a trial: with a rate, as out of memory, or without an answer."""
+    kind = rng.choice(["ok", "ok", "ok", "out", "works", "fail"])
+    if kind == "fail":
+        study.tell(trial, state=TrialState.FAIL)
+        return
+    for name in ("memory", "works"):
+        trial.set_constraint(name, 1.0 if {"out": "memory"}.get(kind, kind) == name else 0.0)
+    rate = rng.uniform(50, 150) if kind == "ok" else None
+    trial.set_user_attr(MEASURED, {"rate": rate, "score": rate, "peak_memory_bytes": 1e6, "outcome": "ok"})
+    study.tell(trial, rate or 1.0)
+
+
+def states():
+    """Yields a study after each of its events: trials begin, and end in another order."""
+    study, rng, running = a_study(), random.Random(0), []
+    for _ in range(200):
+        if running and (len(running) == 5 or rng.random() < 0.5):
+            end(study, running.pop(rng.randrange(len(running))), rng)
+        else:
+            running.append(ask(study))
+        yield study
+
+
+def test_a_history_that_was_read_before_is_as_one_that_is_read_anew():
+    history = History()
+    for study in states():
+        fresh = History()
+        assert history.seen(study) == fresh.seen(study)
+        assert (history.num_rates, history.ratios) == (fresh.num_rates, fresh.ratios)
+    assert history.num_rates > 30
+    assert history.ratios == (1.0, 1.0)
+
+
+def test_another_study_is_read_from_its_beginning():
+    history, (*_, study) = History(), states()
+    history.seen(study)
+    other, rng = a_study(), random.Random(1)
+    end(other, ask(other), rng)
+    assert history.seen(other) == History().seen(other)
+
+
+def test_each_finished_trial_is_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(module, "_finished", lambda trial, make=module._finished: read.append(trial.number) or make(trial))
+    history = History()
+    for study in states():
+        history.seen(study)
+    assert sorted(read) == [trial.number for trial in study.get_trials(states=(TrialState.COMPLETE,))]
+
+
+def test_a_pool_that_was_used_before_is_as_a_new_one():
+    history, pool, coding = History(), Pool(Coding(SPACE), lambda params: params), Coding(SPACE)
+    for study in states():
+        known = history.seen(study)
+        (tried, proven), (others, again) = pool.tried(known), Pool(coding, lambda params: params).tried(known)
+        assert tried == others
+        assert (proven.values, proven.pairs) == (again.values, again.pairs)
+    assert len(tried) > 20
+    assert len(proven.pairs) > 10
+
+
+@pytest.mark.parametrize("num", [10, 151, 400])
+def test_of_many_trials_the_fastest_the_latest_and_some_others_are_kept(num):
+    rng = np.random.default_rng(num)
+    known = [Seen(params={"n": n}, rate=float(rng.integers(50, 80))) for n in range(num)]
+    by_rate = sorted(range(num), key=lambda place: -known[place].rate)
+    kept = {*by_rate[:50], *range(num - 50, num)}
+    others = [place for place in by_rate if place not in kept]
+    kept |= {others[place * len(others) // (150 - len(kept))] for place in range(150 - len(kept))} if num > 150 else set(others)
+    assert [one.params["n"] for one in thinned(known, most=150)] == sorted(place for place in kept if place >= 0)
+
+
+def fits(recent, known):
+    found = []
+    recent.get(known, lambda: found.append(1) or object())
+    return bool(found)
+
+
+def test_a_model_is_fitted_after_every_trial_at_first_and_then_after_every_hundredth_part_more():
+    recent, known = _Recent(), [Seen(params={}, rate=1.0)]
+    for _ in range(99):
+        assert fits(recent, known)
+        known = [*known, Seen(params={}, rate=1.0)]
+    known = known * 10
+    assert [fits(recent, [*known, *known[:more]]) for more in (0, 0, 8, 9)] == [True, False, False, True]
+
+
+def test_a_model_is_fitted_at_once_when_a_trial_ran_out_of_memory():
+    recent, known = _Recent(), [Seen(params={}, rate=1.0)] * 1000
+    assert fits(recent, known)
+    assert fits(recent, [*known, Seen(params={}, is_out=True)])
+    assert not fits(recent, [*known, Seen(params={}, is_out=True), Seen(params={}, is_running=True)])
+
+
+def test_products_of_columns_are_those_of_all_pairs_of_two_knobs():
+    coding = Coding(SPACE)
+    codes, weights = coding.all_codes(), {BATCH: 0.5, "precision.amp": 2.0}
+    codes = np.vstack([codes, np.where(np.arange(3) == 2, -1, codes[:1])])
+    tables = [knob.pair_columns()[codes[:, n]] * weights.get(knob.key, 1.0) for n, knob in enumerate(coding.knobs)]
+    pairs = [(tables[n][:, :, None] * tables[m][:, None, :]).reshape(len(codes), -1) for n in range(3) for m in range(n)]
+    features, explicit = coding.features(codes, weights), np.hstack(pairs)
+    assert features.of_pairs(features) == pytest.approx(explicit @ explicit.T, abs=1e-12)
+    assert features.norms()[1] == pytest.approx((explicit**2).sum(axis=1), abs=1e-12)
+    assert features.squares.shape[1] < sum(table.shape[1] ** 2 for table in tables)
