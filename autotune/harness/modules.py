@@ -39,7 +39,7 @@ class Root:
         self._module = weakref.ref(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked)
+        self.sizes = CallSizes(asked, _width(module))
         self.samples = 0.0  # samples of its calls since the last step
         self.trains_in_evaluation = not module.training
         self.around: Any = None
@@ -350,6 +350,13 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         return watch.run(root, original.__call__, args, kwargs)
 
     return subclass(module, {"__call__": __call__})
+
+
+def _width(module: Any) -> Optional[int]:
+    """Returns the number of inputs of a module's first layer, if that is a matrix; None otherwise."""
+    first = next(members.parameters(module), None)
+    shape = members.shape_of(first) or ()
+    return int(shape[1]) if len(shape) == 2 else None
 
 
 def _name(module: Any) -> str:
