@@ -140,11 +140,11 @@ def masked_photos(folder: Path) -> None:
 
 
 def waves(path: Path) -> None:
-    """Writes 23 sine waves of 101 points, float64, as `torch.save` writes an array."""
+    """Writes 23 sine waves of 41 points, float64, as `torch.save` writes an array."""
     import torch
 
     begin = np.random.default_rng(2).integers(-80, 80, (23, 1))
-    torch.save(np.sin((np.arange(101) + begin) / 20.0), path)
+    torch.save(np.sin((np.arange(41) + begin) / 20.0), path)
 
 
 def vgg16(folder: Path) -> None:
@@ -176,7 +176,7 @@ def graphs(folder: Path) -> None:
 
 
 def _cora(folder: Path) -> None:
-    """Writes a graph whose first 1,700 nodes are the known ones (`allx`), 140 of them with labels (`x`); `tx` are to be tested."""
+    """Writes a graph of which 1,700 nodes are known (`allx`), 140 of them with labels (`x`); `tx` is the rest."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, num, num_known = np.random.default_rng(0), 2_700, 1_700
     kinds = rng.integers(0, 7, num)

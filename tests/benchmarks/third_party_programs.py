@@ -84,11 +84,6 @@ def _style(folder: Path) -> None:
     data.vgg16(folder / "home" / "hub" / "checkpoints")
 
 
-def _masked_words(folder: Path) -> None:
-    data.word_files(folder)
-    data.bert(folder / "tiny")
-
-
 def _sentences(folder: Path) -> None:
     data.word_files(folder)
     data.bert(folder / "distilbert" / "distilroberta-base")
@@ -189,13 +184,6 @@ HUBS = (
         packages=HUGGING_FACE,
     ),
     Program(
-        name="masked_language_model",
-        folder="sentence-transformers/examples/sentence_transformer/unsupervised_learning/MLM",
-        command="python train_mlm.py tiny train.txt valid.txt",
-        prepare=_masked_words,
-        packages=HUGGING_FACE,
-    ),
-    Program(
         name="sentence_transformer",
         folder="sentence-transformers/examples/sentence_transformer/unsupervised_learning/SimCSE",
         command="python train_simcse_from_file.py train.txt",
@@ -205,7 +193,7 @@ HUBS = (
     Program(
         name="sft_lora",
         folder="trl",
-        command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_r 8 --lora_target_modules q_proj {TRL}",
+        command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_target_modules q_proj v_proj {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
     ),
@@ -266,7 +254,7 @@ FRAMEWORKS = (
         name="skorch",
         folder="skorch/examples/cli",
         command="python train.py net --n_samples=100000 --max_epochs=1000",
-        packages="skorch fire",
+        packages="skorch fire numpydoc",
     ),
     Program(
         name="skorch_words",
