@@ -26,7 +26,6 @@ from .knobs import process as process_knobs
 from .loader import Loader
 from .patches import patches
 
-
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # a loader that has fed only the first of so many steps, and is not iterated over any more, does not train
 

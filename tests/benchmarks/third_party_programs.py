@@ -257,13 +257,6 @@ FRAMEWORKS = (
         packages="skorch fire numpydoc",
     ),
     Program(
-        name="skorch_words",
-        folder="skorch/examples/word_language_model",
-        command="python train.py --no-cuda --data text",
-        prepare=_words,
-        packages="skorch",
-    ),
-    Program(
         name="keras",
         folder="keras/examples",
         command="env KERAS_BACKEND=torch python demo_functional.py",
