@@ -168,8 +168,8 @@ class CallSizes:
 
     If the command line carries a batch size, the number of samples is read from the dimension of the first input that has this
     size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch,
-    unless the matrix holds the categories of a table, whose numbers are a matrix with the same number of rows. A vector of as many
-    numbers as the module's first layer takes is one sample. Any other input counts by its leading dimension.
+    unless the matrix holds the categories of a table, whose numbers are a matrix with the same number of rows. A vector of as
+    many numbers as the module's first layer takes is one sample. Any other input counts by its leading dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.
