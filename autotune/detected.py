@@ -74,7 +74,8 @@ def _device(result: RankResult) -> str:
     if not facts.get("device"):
         return ""
     name = facts.get("device_name") or facts["device"]
-    threads = f", {facts['num_threads']} threads" if facts.get("device") == "cpu" and facts.get("num_threads") else ""
+    num_threads = facts.get("num_threads") if facts.get("device") == "cpu" else None
+    threads = f", {num_threads} thread{'s' * (num_threads != 1)}" if num_threads else ""
     processes = "1 process" if result.world_size == 1 else f"{result.world_size} processes that train together"
     return f"{name}{threads}, {processes}"
 

@@ -53,7 +53,7 @@ def _first_word(name: str, cwd: Path) -> str | None:
     if " " in name and shutil.which(next(iter(name.split()), "")):
         return f"COMMAND: no such program, got {shown(name)}. Leave out the quotes: each word is an argument of its own."
     close = difflib.get_close_matches(name, USUAL, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
+    hint = f"Did you mean {close[0]!r}? " if close and close[0] != name else ""
     return f"COMMAND: no such program, got {shown(name)}. {hint}Give a program on PATH, or a path to one."
 
 

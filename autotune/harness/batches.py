@@ -167,15 +167,18 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line carries a batch size, the number of samples is read from the dimension of the first input that has this
-    size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. Any
-    other input counts by its leading dimension.
+    size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch,
+    unless the matrix holds the categories of a table, whose numbers are a matrix with the same number of rows. A vector of as
+    many numbers as the module's first layer takes is one sample. Any other input counts by its leading dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.
+        width: the number of inputs of the module's first layer; None if unknown.
     """
 
-    def __init__(self, asked: Optional[int]) -> None:
+    def __init__(self, asked: Optional[int], width: Optional[int] = None) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
+        self._width = width
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None
@@ -197,10 +200,11 @@ class CallSizes:
             return float(shape[self._dimension])
         if self.asked is not None:
             return self._as_asked(tuple(shape), self.asked)
-        if len(shape) > 1 and _is_of_integers(tensor):
+        if len(shape) > 1 and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
             self.unit = "tokens"
             return float(shape[0] * shape[1])
-        return float(shape[0])
+        is_one = len(shape) == 1 and shape[0] == self._width and not _is_of_integers(tensor)
+        return 1.0 if is_one else float(shape[0])
 
     def _as_asked(self, shape: Tuple[int, ...], asked: int) -> float:
         if asked in shape:
@@ -210,6 +214,15 @@ class CallSizes:
             return float(asked)
         self.odd_shape = shape
         return float(shape[0])
+
+
+def _is_table(inputs: Any, shape: Tuple[int, ...]) -> bool:
+    """Whether the inputs hold a matrix of floats with as many rows as an integer matrix of this shape, but other columns."""
+    for tensor in _tensors(inputs):
+        other = members.shape_of(tensor) or ()
+        if len(shape) == len(other) == 2 and other[0] == shape[0] and other[1] != shape[1] and not _is_of_integers(tensor):
+            return True
+    return False
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:

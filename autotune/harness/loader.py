@@ -27,7 +27,7 @@ class Loader:
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
-        self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = _nothing
+        self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = self._iterator = _nothing
         self.renew(arguments)
         self.settings: Dict[str, Any] = {}
         self.batch_size: Optional[int] = None
@@ -45,6 +45,7 @@ class Loader:
         self.samples = 0.0
         self.wait_s = 0.0
         self.num_yields = 0
+        self._evaluated = (0.0, 0.0, 0)  # the three above, as they were when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
@@ -85,11 +86,33 @@ class Loader:
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
-    def begins(self) -> None:
+    def begins(self, iterator: Any) -> None:
         """Notes where the program starts to iterate over the loader, which starts its workers."""
+        self._iterator = _weakly(iterator)
         line = startable.main_line()
         if line is not None:
             self.began_lines.add(line)
+
+    def evaluated(self) -> None:
+        """Notes that the model was called in evaluation mode, possibly on batches of this loader."""
+        self._evaluated = (self.samples, self.wait_s, self.num_yields)
+
+    def take(self) -> Tuple[float, float, int]:
+        """Returns samples, seconds waited for input and number of batches since the last step.
+
+        Batches before a call in evaluation mode do not count, because they were evaluated, unless none came after it: then the
+        model was called in both modes on the same batch.
+        """
+        now, before = (self.samples, self.wait_s, self.num_yields), self._evaluated
+        self.samples, self.wait_s, self.num_yields, self._evaluated = 0.0, 0.0, 0, (0.0, 0.0, 0)
+        if before[2] == now[2]:
+            return now
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the program took the batches of one step and dropped the iterator: all its steps are on the same data."""
+        return self.num_steps_fed == 1 and self._iterator() is None
 
     @property
     def is_shared_out(self) -> bool:

@@ -26,6 +26,9 @@ from .knobs import process as process_knobs
 from .loader import Loader
 from .patches import patches
 
+STEPS = ("steps", "optimizer steps: no batch dimension was found")
+LEAST_STEPS = 3  # a loader that has fed only the first of so many steps, and is not iterated over any more, does not train
+
 
 class LoaderWatch:
     """Watches every DataLoader of this process."""
@@ -37,7 +40,7 @@ class LoaderWatch:
         self._ordinals: Dict[str, int] = {}
         self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
-        self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
+        self.unit, self.unit_source = STEPS
         self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
         self._is_measuring = self._spec.mode != "apply"
         self._bits = context.handlers.eight_bits
@@ -85,7 +88,7 @@ class LoaderWatch:
                 process_knobs.share(knobs)  # again: the program may have changed the sharing strategy since
                 self._autotune = watch._current = info = loader.__dict__.get("_autotune")
                 if info is not None:
-                    info.begins()
+                    info.begins(self)
                 start(self, loader)
                 self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
 
@@ -309,6 +312,16 @@ class LoaderWatch:
         except Exception:
             self._context.broke("reading a batch")
 
+    def evaluated(self) -> None:
+        """Notes that the model was called in evaluation mode."""
+        for info in self.touched:
+            info.evaluated()
+
+    def begin_first_step(self) -> None:
+        """Forgets the batches of steps that were not counted; the last batch belongs to the step that now begins."""
+        for info in self.touched:
+            info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1
+
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a loader ran that does not feed steps) of the step just ended.
 
@@ -323,18 +336,17 @@ class LoaderWatch:
         samples = wait_s = 0.0
         is_foreign = False
         for info in self.touched:
+            taken, waited_s, num_batches = info.take()
             if info is training:
-                samples = info.samples
-                wait_s += info.wait_s
+                samples = taken
+                wait_s += waited_s
                 info.total_samples += samples
-                info.total_wait_s += info.wait_s
-                info.total_batches += info.num_yields
+                info.total_wait_s += waited_s
+                info.total_batches += num_batches
             elif info.num_steps_fed * 2 < num_steps:
                 is_foreign = True
             else:
-                wait_s += info.wait_s  # a second loader that also feeds the steps
-            info.samples = info.wait_s = 0.0
-            info.num_yields = 0
+                wait_s += waited_s  # a second loader that also feeds the steps
         self.touched.clear()
         if training is not None and self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"
@@ -342,6 +354,8 @@ class LoaderWatch:
         if forward_samples:
             self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
             return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
+        if self.unit_source == "loader":
+            self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
@@ -368,7 +382,8 @@ class LoaderWatch:
                 training = info
         if training is not self.training and training is not None and self.training is not None:
             training.num_steps_fed = max(training.num_steps_fed, self.training.num_steps_fed)
-        self.training = training
+        is_over = training is not None and num_steps >= LEAST_STEPS and training.is_given_up
+        self.training = None if is_over else training
 
     def num_workers(self) -> int:
         """Returns the number of workers of the training loader; 0 without one."""

@@ -14,7 +14,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
-from torch import Tensor, is_grad_enabled
+from torch import _C, Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Module
 
@@ -39,7 +39,7 @@ class Root:
         self._module = weakref.ref(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked)
+        self.sizes = CallSizes(asked, _width(module))
         self.samples = 0.0  # samples of its calls since the last step
         self.trains_in_evaluation = not module.training
         self.around: Any = None
@@ -97,7 +97,7 @@ class ModuleWatch:
         nesting = self.nesting
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or nesting.depth or not (self._calls is not None and self._calls.is_active):
+            if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
             root = self._adopted(module) if module.training or self._trains_in_evaluation() else None
             if root is not None:
@@ -248,6 +248,7 @@ class ModuleWatch:
     def evaluated(self) -> None:
         """Notes that a root was called in evaluation mode."""
         self.is_evaluated = True
+        self._context.loaders.evaluated()
 
     def settle(self) -> None:
         """Lets the calls of idle roots pass straight through; called by `Session._look`, not at each call.
@@ -342,7 +343,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if root.is_passive and self.training:
             return original.__call__(self, *args, **kwargs)
-        if is_compiling() or nesting.depth:
+        if is_compiling() or nesting.depth or is_in_backward():
             return original.__call__(self, *args, **kwargs)
         if not self.training and not (root.trains_in_evaluation and is_grad_enabled()):
             watch.evaluated()
@@ -350,6 +351,18 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         return watch.run(root, original.__call__, args, kwargs)
 
     return subclass(module, {"__call__": __call__})
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass runs in this thread: activation checkpointing calls modules again in it, at any depth."""
+    return bool(_C._current_graph_task_id() != -1)
+
+
+def _width(module: Any) -> Optional[int]:
+    """Returns the number of inputs of a module's first layer, if that is a matrix; None otherwise."""
+    first = next(members.parameters(module), None)
+    shape = members.shape_of(first) or ()
+    return int(shape[1]) if len(shape) == 2 else None
 
 
 def _name(module: Any) -> str:

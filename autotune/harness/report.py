@@ -125,7 +125,8 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     gap = context.clock.gap_frac
     if gap is not None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
-    found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
+    if measured.step_s:  # an inspection of processes at their own pace measures no steps of its own
+        found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
         rate_per_s = window.rate_per_s if window.cycles else measured.samples / measured.step_s
         found.device_rate_per_s = rate_per_s * measured.step_s / measured.busy_s

@@ -229,6 +229,7 @@ class Writes:
         self._context.optimizers.hold(tensor for leaf in self._leaves.values() if (tensor := leaf.tensor()) is not None)
         self._leaves, self._num_looks, self._passes = {}, 0, 1  # 1 for the pass that begins now
         if is_first:
+            self._context.loaders.begin_first_step()
             self._watch_loaders()
 
     # --- steps ---

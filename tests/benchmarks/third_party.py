@@ -14,102 +14,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.quantities import rate_text
-from tests.benchmarks import third_party_data as data
 from tests.benchmarks.reporting import table
+from tests.benchmarks.third_party_programs import PROGRAMS, Program
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 DONE_FILE = ".autotune-data"  # this file in a program's folder marks that its data were made
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """One of these programs.
-
-    Attributes:
-        name: its name for `--only`.
-        folder: working directory, below the checkouts; programs in the same folder share its data.
-        command: the command as typed after `--`.
-        prepare: makes the data in the folder.
-    """
-
-    name: str
-    folder: str
-    command: str
-    prepare: Callable[[Path], None] = lambda folder: None
-
-
-CLM = (
-    "run_clm.py --model_type gpt2 --tokenizer_name tokenizer --config_overrides n_layer=2,n_head=4,n_embd=128,vocab_size=4000 "
-    "--train_file train.txt --block_size 128 --do_train --use_cpu --output_dir out"
-)
-PROGRAMS = (
-    Program(
-        name="imagenet",
-        folder="examples/imagenet",
-        command="python main.py -a shufflenet_v2_x0_5 -b 16 -j 2 --no-accel photos",
-        prepare=lambda folder: data.photos(folder / "photos"),
-    ),
-    Program(
-        name="word_language_model",
-        folder="examples/word_language_model",
-        command="python main.py --use-optimizer --lr 0.001 --data text --batch_size {loader.batch_size=20}",
-        prepare=lambda folder: data.word_files(folder / "text"),
-    ),
-    Program(
-        name="mnist",
-        folder="examples/mnist",
-        command="python main.py --no-accel",
-        prepare=lambda folder: data.mnist(folder.parent / "data"),
-    ),
-    Program(
-        name="dcgan",
-        folder="examples/dcgan",
-        command="python main.py --dataset mnist --dataroot ../data --ngf 16 --ndf 16 --outf out",
-        prepare=lambda folder: (data.mnist(folder.parent / "data"), (folder / "out").mkdir(exist_ok=True))[0],
-    ),
-    Program(
-        name="nanogpt",
-        folder="nanoGPT",
-        command="python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --block_size=64 "
-        "--batch_size={loader.batch_size=12} --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0",
-        prepare=lambda folder: data.characters(folder / "data" / "shakespeare_char"),
-    ),
-    Program(
-        name="mingpt",
-        folder="minGPT/projects/adder",
-        command="env PYTHONPATH=../.. python adder.py",
-    ),
-    Program(
-        name="trainer",
-        folder="transformers/examples/pytorch/language-modeling",
-        command=f"python {CLM}",
-        prepare=data.causal_tokenizer,
-    ),
-    Program(
-        name="trainer-torchrun",
-        folder="transformers/examples/pytorch/language-modeling",
-        command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
-        prepare=data.causal_tokenizer,
-    ),
-    Program(
-        name="accelerate",
-        folder="accelerate/examples",
-        command="accelerate launch --cpu nlp_example.py --cpu",
-        prepare=data.sentence_pairs,
-    ),
-    Program(
-        name="lightning",
-        folder="pytorch-lightning/examples/pytorch/basics",
-        command="python autoencoder.py --trainer.accelerator cpu",
-        prepare=lambda folder: data.mnist(folder / "data", folder.parents[1] / "Datasets"),
-    ),
-)
 
 
 def main() -> int:
@@ -125,7 +38,8 @@ def main() -> int:
             print(f"{program.name}: not checked out, no folder {folder}", flush=True)
             continue
         _prepare(program, folder)
-        print(f"\n=== {program.name}: cd {program.folder} && autotune run -- {program.command}", flush=True)
+        needs = f" (needs {program.packages})" if program.packages else ""
+        print(f"\n=== {program.name}{needs}: cd {program.folder} && autotune run -- {program.command}", flush=True)
         if arguments.inspect:
             failed += _autotune(program, folder, "inspect", *overrides).returncode != 0
             continue
@@ -156,7 +70,8 @@ def _autotune(program: Program, folder: Path, *words: str, is_read: bool = False
     """Runs autotune in a program's folder, with this interpreter's environment first on PATH."""
     paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
+    offline = {"HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
     command = [sys.executable, "-m", "autotune", *words, "--", *shlex.split(program.command)]
     output = subprocess.PIPE if is_read else None
     return subprocess.run(command, cwd=folder, env=environment, check=False, text=True, stdout=output)

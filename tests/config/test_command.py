@@ -137,6 +137,13 @@ def test_what_cannot_start_is_refused_before_anything_does(folder: Path, command
     assert message in problems(folder, *command)[0]
 
 
+def test_a_usual_starter_that_is_not_installed_is_not_suggested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    assert problems(folder, "accelerate", "launch", "train.py") == [
+        "COMMAND: no such program, got 'accelerate'. Give a program on PATH, or a path to one."
+    ]
+
+
 def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starter = folder / "torchrun"
     starter.write_text("#!/bin/sh\n")

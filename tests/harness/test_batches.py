@@ -113,6 +113,22 @@ def test_a_call_s_samples_are_those_of_the_command_line_or_else_tokens(
     assert (sizes.count((), {"inputs": inputs}), sizes.unit, sizes.odd_shape) == (count, unit, None)
 
 
+@pytest.mark.parametrize(
+    ("width", "inputs", "count"), [(4, torch.zeros(4), 1), (1, torch.zeros(4), 4), (4, torch.zeros(4, 4), 4)]
+)
+def test_a_vector_that_fills_the_first_layer_is_one_sample(width: int, inputs: Tensor, count: float) -> None:
+    assert CallSizes(None, width).count((inputs,), {}) == count
+
+
+@pytest.mark.parametrize(
+    ("other", "count", "unit"),
+    [(torch.zeros(64, 3), 64, "samples"), (torch.ones(64, 6), 384, "tokens"), (torch.zeros(2, 64, 8), 384, "tokens")],
+)
+def test_the_categories_of_a_table_are_no_tokens(other: Tensor, count: float, unit: str) -> None:
+    sizes = CallSizes(None)
+    assert (sizes.count((torch.zeros(64, 6, dtype=torch.int64), other), {}), sizes.unit) == (count, unit)
+
+
 def test_an_input_without_the_batch_size_asked_for_is_told() -> None:
     sizes = CallSizes(20)
     sizes.count((torch.zeros(35, 16),), {})

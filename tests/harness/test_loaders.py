@@ -38,6 +38,12 @@ def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> N
     assert min(rates) > 0.08 * max(rates)  # if a block of 20 ms included the evaluation, its rate would be 5 %
 
 
+def test_batches_of_the_training_loader_that_are_evaluated_are_not_trained_on(trial: Trial) -> None:
+    found = trial("loaders.py", "on_itself", "samples=48").result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.detected["batches_per_step"] == 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["rebuilt", "sampler"])
 def test_loaders_built_anew_or_round_a_sampler_are_turned(trial: Trial, kind: str) -> None:
@@ -69,6 +75,12 @@ def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
 def test_a_stream_that_never_asks_which_worker_it_is_in_gets_no_workers(trial: Trial, kind: str, is_applicable: bool) -> None:
     found = trial("loaders.py", kind, mode="inspect").result()
     assert ("loader.num_workers" not in found.applicability) is is_applicable
+
+
+def test_a_loader_of_which_one_batch_is_trained_on_again_and_again_does_not_feed_the_steps(trial: Trial) -> None:
+    found = trial("loaders.py", "once", mode="inspect").result()
+    assert (found.detected["loader"], found.target, found.unit_source) == (None, None, "forward calls")
+    assert "loader.num_workers" in found.applicability
 
 
 def test_pins_hold_in_the_baseline_where_nobody_knows_the_training_loader(trial: Trial) -> None:

@@ -8,9 +8,12 @@ import pytest
 from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import SCRIPTS, Trial
 
-pytestmark = pytest.mark.thorough
+
+def test_blocks_that_are_computed_again_in_the_backward_pass_are_no_models(trial: Trial) -> None:
+    assert trial("blocks.py", "checkpointed", mode="inspect").result().detected["modules"] == ["Net"]
 
 
+@pytest.mark.thorough
 def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Trial, plain: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})
     seen = json.loads(run.stdout.splitlines()[0])
@@ -26,6 +29,7 @@ def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Tr
     assert not [name for name in seen["own"] if "forward" in name and not name.startswith("_")]
 
 
+@pytest.mark.thorough
 def test_ddp_is_compiled_with_channels_last_and_bf16_and_both_ranks_end(trial: Trial) -> None:
     knobs = {"layout.channels_last": True, "precision.amp": "bf16", "compile.mode": "default"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -45,6 +45,7 @@ def test_processes_that_share_one_model_are_counted_together_over_one_span(trial
 def test_inspect_tells_of_both(trial: Trial) -> None:
     run = trial("hogwild.py", "shared", is_fresh=True, mode="inspect")
     assert [run.result(rank).world_size for rank in (0, 1)] == [2, 2]
+    assert [run.result(rank).detected.get("harness_problems") for rank in (0, 1)] == [None, None]
 
 
 @pytest.mark.thorough

@@ -24,6 +24,11 @@ def test_each_write_that_is_a_step_is_counted_once(trial: Trial, kind: str, unit
     assert found.detected["num_steps"] > 20
 
 
+def test_batches_of_steps_before_the_first_counted_one_belong_to_no_step(trial: Trial) -> None:
+    found = trial("written.py", "loaded", mode="inspect").result()
+    assert (set(found.steps["samples"]), found.detected["batches_per_step"]) == ({16.0}, 1.0)
+
+
 def test_steps_of_an_optimizer_are_waited_for_where_nothing_else_writes(trial: Trial) -> None:
     run = trial("written.py", "gathered")
     found = run.result()

@@ -21,7 +21,7 @@ MAX_CHANNELS = 16  # a tensor with more is not an image
 MAX_TENSORS, MAX_VALUES = 8, 2**18
 MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
-    "the training batches hold no 8-bit images: no float32 tensor of at least three dimensions has at most "
+    "the training batches hold no images converted from 8 bits: no float32 tensor of at least three dimensions has at most "
     f"{NUM_LEVELS} different values in a channel"
 )
 NOT_DELAYED = (

@@ -1,5 +1,6 @@
 """Builds DataLoaders as programs do; the first word names the kind. Prints what the loader's workers saw."""
 
+import itertools
 import sys
 import time
 
@@ -83,6 +84,8 @@ def main():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     number = 0
+    if KIND == "once":
+        loader = itertools.repeat(next(iter(loader)))
     while True:
         for x in loader:
             x = x if torch.is_tensor(x) else x[0]
@@ -97,6 +100,11 @@ def main():
             for (x,) in held_out:
                 model(x)
             time.sleep(float(OPTIONS.get("pause", "0.01")))
+        if KIND == "on_itself":
+            model.eval()
+            for (x,) in loader:
+                model(x)
+            model.train()
         if KIND == "rebuilt":
             loader = build(data, batch_size=12, worker_init_fn=own_init)
 

@@ -56,6 +56,16 @@ def renormed():
         stepped(64)
 
 
+def loaded():
+    """A loader feeds the steps."""
+    model, data = nn.Linear(8, 8), torch.utils.data.TensorDataset(torch.randn(320, 8))
+    while True:
+        for (inputs,) in torch.utils.data.DataLoader(data, batch_size=16):
+            (model(inputs) ** 2).mean().backward()
+            write(model)
+            stepped()
+
+
 def rebuilt():
     """A new model every 40 steps."""
     while True:
@@ -108,4 +118,4 @@ def resting():
             write(model)
 
 
-{each.__name__: each for each in (bare, adversaries, renormed, rebuilt, functional, turned, gathered, resting)}[KIND]()
+{each.__name__: each for each in (bare, adversaries, renormed, loaded, rebuilt, functional, turned, gathered, resting)}[KIND]()

@@ -1,0 +1,338 @@
+"""Other people's training programs that `third_party` tunes: where they are, how they are started, and what they need.
+
+All run without a GPU and without network. docs/benchmarks.md lists the repositories and packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import third_party_data as data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One of these programs.
+
+    Attributes:
+        name: its name for `--only`.
+        folder: working directory, below the checkouts; programs in the same folder share its data.
+        command: the command as typed after `--`.
+        prepare: makes the data in the folder.
+        packages: what it imports besides torch and torchvision, as `pip install` takes it.
+    """
+
+    name: str
+    folder: str
+    command: str
+    prepare: Callable[[Path], None] = lambda folder: None
+    packages: str = ""
+
+
+CLM = (
+    "run_clm.py --model_type gpt2 --tokenizer_name tokenizer --config_overrides n_layer=2,n_head=4,n_embd=128,vocab_size=4000 "
+    "--train_file train.txt --block_size 128 --do_train --use_cpu --output_dir out"
+)
+NANOGPT = (
+    "python train.py config/train_shakespeare_char.py --device=cpu --compile={} --eval_iters=20 --block_size=64 "
+    "--batch_size={{loader.batch_size=12}} --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
+)
+WORDS = "python main.py --use-optimizer --lr 0.001 --data text --batch_size {loader.batch_size=20}"
+TRL = (
+    "--model_name_or_path tiny --max_length 128 --per_device_train_batch_size 4 --num_train_epochs 100 --eval_strategy steps "
+    "--eval_steps 200 --bf16 False --use_cpu --report_to none --output_dir out"
+)
+ZOO = "python train.py --env CartPole-v1 --n-timesteps 10000000 --eval-freq -1 --device cpu --algo"
+HUGGING_FACE = "transformers datasets evaluate accelerate"
+
+
+def _photos(folder: Path) -> None:
+    data.photos(folder / "photos")
+
+
+def _words(folder: Path) -> None:
+    data.word_files(folder / "text")
+
+
+def _characters(folder: Path) -> None:
+    data.characters(folder / "data" / "shakespeare_char")
+
+
+def _digits_above(folder: Path) -> None:
+    data.mnist(folder.parent / "data")
+
+
+def _digits_of_fabric(folder: Path) -> None:
+    data.mnist(folder.parents[2] / "Datasets")
+
+
+def _dcgan(folder: Path) -> None:
+    _digits_above(folder)
+    (folder / "out").mkdir(exist_ok=True)
+
+
+def _super_resolution(folder: Path) -> None:
+    for split in ("train", "test"):
+        data.crops(folder / "dataset" / "BSDS300" / "images" / split)
+
+
+def _style(folder: Path) -> None:
+    _photos(folder)
+    data.crops(folder / "style", number=1)
+    data.vgg16(folder / "home" / "hub" / "checkpoints")
+
+
+def _sentences(folder: Path) -> None:
+    data.word_files(folder)
+    data.bert(folder / "distilbert" / "distilroberta-base")
+
+
+def _diffusers(folder: Path) -> None:
+    _photos(folder)
+    data.small_unet(folder / "tiny")
+
+
+PYTORCH = (
+    Program(
+        name="imagenet",
+        folder="examples/imagenet",
+        command="python main.py -a shufflenet_v2_x0_5 -b 16 -j 2 --no-accel photos",
+        prepare=_photos,
+    ),
+    Program(name="word_language_model", folder="examples/word_language_model", command=WORDS, prepare=_words),
+    Program(
+        name="word_transformer",
+        folder="examples/word_language_model",
+        command=f"{WORDS} --model Transformer",
+        prepare=_words,
+    ),
+    Program(name="mnist", folder="examples/mnist", command="python main.py --no-accel", prepare=_digits_above),
+    Program(name="mnist_rnn", folder="examples/mnist_rnn", command="python main.py", prepare=_digits_above),
+    Program(name="hogwild", folder="examples/mnist_hogwild", command="python main.py", prepare=_digits_above),
+    Program(
+        name="forward_forward",
+        folder="examples/mnist_forward_forward",
+        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000",
+        prepare=lambda folder: data.mnist(folder / "data"),
+    ),
+    Program(name="vae", folder="examples/vae", command="python main.py --no-accel", prepare=_digits_above),
+    Program(name="siamese", folder="examples/siamese_network", command="python main.py --no-accel", prepare=_digits_above),
+    Program(
+        name="dcgan",
+        folder="examples/dcgan",
+        command="python main.py --dataset mnist --dataroot ../data --ngf 16 --ndf 16 --outf out",
+        prepare=_dcgan,
+    ),
+    Program(name="regression", folder="examples/regression", command="python main.py"),
+    Program(
+        name="time_sequence",
+        folder="examples/time_sequence_prediction",
+        command="env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 python train.py --steps 1000",
+        prepare=lambda folder: data.waves(folder / "traindata.pt"),
+        packages="matplotlib",
+    ),
+    Program(
+        name="super_resolution",
+        folder="examples/super_resolution",
+        command="python main.py --upscale_factor 4 --batchSize 16 --nEpochs 100 --threads 1",
+        prepare=_super_resolution,
+        packages="six",
+    ),
+    Program(
+        name="style",
+        folder="examples/fast_neural_style",
+        command="env TORCH_HOME=home python neural_style/neural_style.py train --dataset photos/train "
+        "--style-image style/0000.jpg --image-size 64 --epochs 100 --save-model-dir out",
+        prepare=_style,
+    ),
+    Program(
+        name="actor_critic",
+        folder="examples/reinforcement_learning",
+        command="python actor_critic.py",
+        packages="gymnasium[classic-control]",
+    ),
+)
+HUBS = (
+    Program(
+        name="trainer",
+        folder="transformers/examples/pytorch/language-modeling",
+        command=f"python {CLM}",
+        prepare=data.causal_tokenizer,
+        packages=HUGGING_FACE,
+    ),
+    Program(
+        name="trainer-torchrun",
+        folder="transformers/examples/pytorch/language-modeling",
+        command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
+        prepare=data.causal_tokenizer,
+        packages=HUGGING_FACE,
+    ),
+    Program(
+        name="accelerate",
+        folder="accelerate/examples",
+        command="accelerate launch --cpu nlp_example.py --cpu",
+        prepare=data.sentence_pairs,
+        packages=HUGGING_FACE,
+    ),
+    Program(
+        name="accumulation",
+        folder="accelerate/examples",
+        command="python by_feature/gradient_accumulation.py --cpu --gradient_accumulation_steps 4",
+        prepare=data.sentence_pairs,
+        packages=HUGGING_FACE,
+    ),
+    Program(
+        name="sentence_transformer",
+        folder="sentence-transformers/examples/sentence_transformer/unsupervised_learning/SimCSE",
+        command="python train_simcse_from_file.py train.txt",
+        prepare=_sentences,
+        packages="sentence-transformers datasets accelerate",
+    ),
+    Program(
+        name="sft_lora",
+        folder="trl",
+        command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_target_modules q_proj v_proj {TRL}",
+        prepare=data.for_language_models,
+        packages="trl peft",
+    ),
+    Program(
+        name="dpo",
+        folder="trl",
+        command=f"python trl/scripts/dpo.py --dataset_name preferences --gradient_accumulation_steps 2 {TRL}",
+        prepare=data.for_language_models,
+        packages="trl peft",
+    ),
+    Program(
+        name="diffusers",
+        folder="diffusers/examples/unconditional_image_generation",
+        command="accelerate launch --cpu train_unconditional.py --train_data_dir photos/train --resolution 32 --use_ema "
+        "--train_batch_size 8 --num_epochs 100 --model_config_name_or_path tiny --output_dir out",
+        prepare=_diffusers,
+        packages="diffusers datasets accelerate tensorboard",
+    ),
+    Program(
+        name="timm",
+        folder="pytorch-image-models",
+        command="python train.py --data-dir photos --val-split val --model mobilenetv3_small_100 --num-classes 2 "
+        "--img-size 128 -b 16 -j 2 --device cpu",
+        prepare=_photos,
+        packages="huggingface_hub safetensors pyyaml",
+    ),
+)
+FRAMEWORKS = (
+    Program(
+        name="lightning",
+        folder="pytorch-lightning/examples/pytorch/basics",
+        command="python autoencoder.py --trainer.accelerator cpu",
+        prepare=lambda folder: data.mnist(folder / "data", folder.parents[1] / "Datasets"),
+        packages="lightning 'jsonargparse[signatures]'",
+    ),
+    Program(
+        name="fabric",
+        folder="pytorch-lightning/examples/fabric/image_classifier",
+        command="fabric run --accelerator=cpu --strategy=ddp --devices=2 train_fabric.py",
+        prepare=_digits_of_fabric,
+        packages="lightning torchmetrics",
+    ),
+    Program(
+        name="kfold",
+        folder="pytorch-lightning/examples/fabric/kfold_cv",
+        command="python train_fabric.py",
+        prepare=_digits_of_fabric,
+        packages="lightning torchmetrics",
+    ),
+    Program(
+        name="ignite",
+        folder="ignite/examples/mnist",
+        command="python mnist.py",
+        prepare=lambda folder: data.mnist(folder),
+        packages="pytorch-ignite tqdm",
+    ),
+    Program(
+        name="skorch",
+        folder="skorch/examples/cli",
+        command="python train.py net --n_samples=100000 --max_epochs=1000",
+        packages="skorch fire numpydoc",
+    ),
+    Program(
+        name="keras",
+        folder="keras/examples",
+        command="env KERAS_BACKEND=torch python demo_functional.py",
+        packages="keras",
+    ),
+    Program(
+        name="fastai",
+        folder="fastai/nbs/examples",
+        command="env FASTAI_HOME=home python train_tabular.py",
+        prepare=lambda folder: data.adults(folder / "home/data/adult_sample/adult.csv"),
+        packages="fastai",
+    ),
+    Program(
+        name="monai",
+        folder="monai-tutorials/2d_segmentation/torch",
+        command="python unet_training_dict.py",
+        packages="monai tensorboard matplotlib",
+    ),
+    Program(
+        name="graph_nodes",
+        folder="pytorch_geometric/examples",
+        command="python gcn.py --epochs 100000",
+        prepare=data.graphs,
+        packages="torch-geometric",
+    ),
+    Program(
+        name="graph_batches",
+        folder="pytorch_geometric/examples",
+        command="python mutag_gin.py --epochs 100000",
+        prepare=data.graphs,
+        packages="torch-geometric",
+    ),
+    Program(name="zoo_ppo", folder="rl-baselines3-zoo", command=f"{ZOO} ppo", packages="rl_zoo3"),
+    Program(name="zoo_dqn", folder="rl-baselines3-zoo", command=f"{ZOO} dqn", packages="rl_zoo3"),
+)
+PEOPLE = (
+    Program(name="nanogpt", folder="nanoGPT", command=NANOGPT.format("False"), prepare=_characters),
+    Program(name="nanogpt_compiled", folder="nanoGPT", command=NANOGPT.format("True"), prepare=_characters),
+    Program(name="mingpt", folder="minGPT/projects/adder", command="env PYTHONPATH=../.. python adder.py"),
+    Program(
+        name="chargpt",
+        folder="minGPT/projects/chargpt",
+        command="env PYTHONPATH=../.. python chargpt.py --model.model_type=gpt-micro",
+        prepare=lambda folder: data.write(folder / "input.txt", data.text()),
+    ),
+    Program(name="makemore", folder="makemore", command="python makemore.py", packages="tensorboard"),
+    Program(
+        name="wgan_gp",
+        folder="PyTorch-GAN/implementations/wgan_gp",
+        command="python wgan_gp.py",
+        prepare=lambda folder: data.mnist(folder.parents[1] / "data" / "mnist"),
+    ),
+    Program(
+        name="unet",
+        folder="Pytorch-UNet",
+        command="env WANDB_MODE=disabled python train.py --scale 0.25 --batch-size 2 --epochs 100",
+        prepare=lambda folder: data.masked_photos(folder / "data"),
+        packages="wandb tqdm",
+    ),
+    Program(
+        name="tutorial_words",
+        folder="pytorch-tutorial/tutorials/02-intermediate/language_model",
+        command="python main.py",
+        prepare=lambda folder: data.word_files(folder / "data"),
+    ),
+    Program(
+        name="cleanrl_ppo",
+        folder="cleanrl",
+        command="python cleanrl/ppo.py --total-timesteps 10000000",
+        packages="gymnasium[classic-control] tyro tensorboard",
+    ),
+    Program(
+        name="cleanrl_dqn",
+        folder="cleanrl",
+        command="env PYTHONPATH=. python cleanrl/dqn.py --learning-starts 1000 --total-timesteps 10000000",
+        packages="gymnasium[classic-control] tyro tensorboard",
+    ),
+)
+PROGRAMS = (*PYTORCH, *HUBS, *FRAMEWORKS, *PEOPLE)
