@@ -32,6 +32,9 @@ HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # change as much as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
 BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
+# Prior variance of what any number of knobs do together, relative to that of one pair, and the distance, in columns for
+# products, over which it changes. Without it, forecasts for configurations far from all trials are much too certain.
+TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,20 @@ class Features:
         """Returns the inner products over all products of two knobs' columns: ((sum over knobs)^2 - sum of squares) / 2."""
         return ((self.knobs @ other.knobs.T) ** 2 - self.squares @ other.squares.T) / 2
 
+    def of_interactions(self, other: Features) -> Array:
+        """Returns `of_pairs` plus the covariance of what more than two knobs do together, which falls with the distance."""
+        far = self._lengths[:, None] + other._lengths - 2 * self.knobs @ other.knobs.T
+        return self.of_pairs(other) + TOGETHER_VARIANCE * np.exp(-np.maximum(far, 0.0) / (2 * TOGETHER_LENGTH**2))
+
     def norms(self) -> tuple[Array, Array]:
-        """Returns the diagonals of `of_effects(self)` and `of_pairs(self)`."""
-        own = (self.knobs**2).sum(axis=1)
-        return (self.effects**2).sum(axis=1), (own**2 - (self.squares**2).sum(axis=1)) / 2
+        """Returns the diagonals of `of_effects(self)` and `of_interactions(self)`."""
+        pairs = (self._lengths**2 - (self.squares**2).sum(axis=1)) / 2
+        return (self.effects**2).sum(axis=1), pairs + TOGETHER_VARIANCE
+
+    @property
+    def _lengths(self) -> Array:
+        """The squared length of each row of `knobs`."""
+        return np.asarray((self.knobs**2).sum(axis=1))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class LinearModel:
         self._latest: tuple[Features, Array] | None = None
         self._level = float(np.mean(y)) if prior_level is None else prior_level
         self._y, relative = y - self._level, np.ones(len(y)) if noise is None else noise
-        own = (features.of_effects(features), features.of_pairs(features))
+        own = (features.of_effects(features), features.of_interactions(features))
         self.scales = scales or self._likely(own, relative, usual)
         self._lower = self._factored(own, self.scales, relative)
         self._solved = cho_solve((self._lower, True), self._y)
@@ -93,8 +93,8 @@ class LinearModel:
         """Returns posterior variances, covariances with `beside`, a single row, and the variance of `beside`."""
         spread = self._spread(features)
         other = self._spread(beside)[:, 0]
-        effects, pairs = features.norms()
-        prior = self._level_spread**2 + self.scales[0] ** 2 * effects + self.scales[1] ** 2 * pairs
+        effects, interactions = features.norms()
+        prior = self._level_spread**2 + self.scales[0] ** 2 * effects + self.scales[1] ** 2 * interactions
         covariances = self._covariance(features, beside)[:, 0] - spread.T @ other
         own = float(self._covariance(beside, beside)[0, 0] - other @ other)
         return np.maximum(prior - (spread**2).sum(axis=0), 0.0), covariances, max(own, 0.0)
@@ -114,8 +114,8 @@ class LinearModel:
 
     def _covariance(self, one: Features, other: Features) -> Array:
         """Returns the prior covariances of configurations."""
-        pairs = self.scales[1] ** 2 * one.of_pairs(other)
-        return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * one.of_effects(other) + pairs)
+        interactions = self.scales[1] ** 2 * one.of_interactions(other)
+        return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * one.of_effects(other) + interactions)
 
     def _spread(self, features: Features) -> Array:
         """Returns a column for each configuration; its sum of squares is the prior variance that measurements explain."""

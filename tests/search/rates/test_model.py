@@ -102,7 +102,17 @@ def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(
     listed = np.hstack(products)
     features = coding.features(codes)
     assert features.of_pairs(features) == pytest.approx(listed @ listed.T)
-    assert features.norms()[1] == pytest.approx((listed**2).sum(axis=1))
+    assert features.norms()[1] == pytest.approx(np.diag(features.of_interactions(features)))
+    assert (features.of_interactions(features) > features.of_pairs(features)).all()
+
+
+def test_configuration_that_differs_in_three_knobs_is_forecast_less_certainly_than_sums_and_pairs_allow():
+    one_each = [0, 1, 2, 3, 4, 6, 12, 18, 16, 20]
+    model = fitted(one_each, truth(CODES[one_each]))
+    own, _, _ = model.variances(everywhere(), everywhere()[:1])
+    num_known = np.array([(CODES[one_each] == row).all(axis=1).sum() for row in CODES])
+    differing = np.array([min((row != CODES[place]).sum() for place in one_each) for row in CODES])
+    assert own[num_known > 0].max() < own[differing == 1].mean() < own[differing == differing.max()].max()
 
 
 def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
