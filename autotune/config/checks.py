@@ -61,6 +61,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.global_batch": (1, MANY),
     "launch.nproc": (1, 1024),
     "launch.queue_minutes": (None, MINUTES_A_YEAR),
+    "launch.slurm.nodes": (1, 10_000),
     "launch.slurm.cpus": (1, 100_000),
     "launch.slurm.minutes": (None, MINUTES_A_YEAR),
     "launch.ray.gpus": (0, 1024),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from autotune.config.program import PYTHON, STARTERS
 from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
 from autotune.knobs.values import shown
 
-OF_JOB = ("partition", "account", "qos", "minutes")  # properties of a whole job, which a step of it cannot change
+OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # properties of a whole job, which a step of it cannot change
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
+SRUN = "srun"
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
 ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
@@ -42,6 +45,25 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
             f"{GPUS[launcher].format('N')}."
         )
     return [*problems, *(_of_slurm(given[SLURM], environment) if launcher == SLURM else _of_ray(launch.ray))]
+
+
+def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> list[str]:
+    """Returns what is wrong with `launch.slurm.nodes` for a command; None is a recipe."""
+    num = config.launch.slurm.nodes
+    if config.launcher != SLURM or num < 2:
+        return []
+    if not command:
+        return [
+            f"launch.slurm.nodes: a recipe trains on one node, got {num}. Leave it out, or give a command of your own: "
+            "-- srun python train.py."
+        ]
+    name = Path(command[0]).name
+    if not (PYTHON.fullmatch(name) or name in STARTERS):  # of a script it is not known what it starts
+        return []
+    return [
+        f"launch.slurm.nodes: {name} starts processes on one node only, got {num}. Put srun before it: -- srun {name} ... If "
+        "the program itself calls srun, start it from a shell script: -- bash train.sh."
+    ]
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.best_file import Provenance
 from autotune.config.checks import problems_of
+from autotune.config.cluster import problems_of_nodes
 from autotune.config.command import (
     BATCH_SIZE,
     CommandTemplate,
@@ -141,6 +142,7 @@ def compose(
     here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
     found.add(problems_of(config, None if facts is UNKNOWN_NODE else facts.get("gpus") or []))
     found.add(problems_of_slots(config, facts))
+    found.add(problems_of_nodes(config, command))
     if command is None and not found.problems:  # this imports the user's modules, which takes seconds
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))

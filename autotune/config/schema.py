@@ -236,9 +236,10 @@ class SlurmOptions:
         partition: partition of the job.
         account: account that the job is charged to.
         qos: quality of service.
-        gres: generic resources, such as gpu:1.
-        cpus: number of CPUs.
-        mem: memory of the node, such as 64G.
+        nodes: number of nodes of a trial. With more than one, the command starts its ranks by srun, inside the job.
+        gres: generic resources of each node, such as gpu:1.
+        cpus: number of CPUs of each node.
+        mem: memory of each node, such as 64G.
         minutes: time limit of the job, which lasts as long as the study. A job that ends earlier is replaced by another one.
         args: further arguments of srun, such as "--constraint=a100 --exclude=n7".
     """
@@ -246,6 +247,7 @@ class SlurmOptions:
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
+    nodes: int = 1
     gres: str | None = None
     cpus: int | None = None
     mem: str | None = None

@@ -30,10 +30,12 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
             f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give each slot its "
             "share: launch.slurm.cpus=N."
         ]
-    if config.launcher != LOCAL:
-        return []
     if VISIBLE in config.env:
         return [f"launch.slots: got {asked}, but env.{VISIBLE} pins all trials to the same GPUs. Leave one of the two out."]
+    if config.launcher == SLURM and config.launch.slurm.nodes > 1:
+        return [f"launch.slots: trials over several nodes run one after another, got {asked}. Leave it out."]
+    if config.launcher != LOCAL:
+        return []
     nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)
     most = len(gpus) // nproc if gpus else num_cores
     if gpus and asked > most:

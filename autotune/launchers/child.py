@@ -19,9 +19,11 @@ from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
 
-# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name.
+# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
+# nodes it only keeps the job's place, until standard input ends: by the link, which srun passes to all tasks.
 _AGENT = (
-    'for path in "$1" "$2"; do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
+    'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
+    'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
 )
 _UNSEEN = re.compile(r"^autotune: (\S+) does not see (.+)$", re.MULTILINE)
@@ -62,13 +64,13 @@ class ChildTransport(Transport):
         return self._process.poll()
 
     def unseen(self) -> BadInput | None:
-        """Returns the error for an agent that did not start because the node does not see its files; None if it does."""
+        """Returns the error for an agent that did not start because a node does not see what it needs; None if it does."""
         if (found := _UNSEEN.search(self.text())) is None:
             return None
-        where = "the interpreter that autotune runs in" if found[2] == sys.executable else "autotune itself"
+        ours = {sys.executable: "the interpreter that autotune runs in", str(PACKAGE.parent): "autotune itself"}
+        what, do = ours.get(found[2], "this folder"), "Install autotune" if found[2] in ours else "Use a folder"
         return BadInput(
-            f"launcher: node {found[1]} does not see {where}, got {found[2]!r}. Install autotune on a file system that all "
-            "nodes share."
+            f"launcher: node {found[1]} does not see {what}, got {found[2]!r}. {do} on a file system that all nodes share."
         )
 
     def text(self) -> str:
@@ -89,9 +91,9 @@ def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
     return BadInput(f"launch.queue_minutes: {problem}. Ask for less, or give more minutes; null waits as long as it takes.")
 
 
-def agent_command() -> list[str]:
-    """Returns the command that starts the agent on a node."""
-    return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent)]
+def agent_command(*seen: str) -> list[str]:
+    """Returns the command that starts the agent on a node, if the node sees the paths `seen` and what the agent is run by."""
+    return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 
 def _end(process: subprocess.Popen[bytes], link: Link, log: IO[bytes]) -> None:

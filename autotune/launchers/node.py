@@ -55,7 +55,14 @@ VISIBLE_S = 5.0  # longest wait for a file of the tuner's to appear: network fil
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-JOB_VARIABLES = ("SLURM_JOB_ID", "RAY_JOB_ID")  # the engine's name of the job
+SLURM_JOB = "SLURM_JOB_ID"
+JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
+# By these a trial's own srun finds the agent's job, and programs find each other. As in a batch script, srun starts a task on
+# each node of the job if it is not told more: the number of tasks is that of the agent's step, and is left out.
+ALLOCATION = (
+    SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
+    "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
+)  # fmt: skip
 
 
 class Agent:
@@ -118,7 +125,7 @@ class Agent:
             return {"fault": f"node {platform.node()} could not do {asked!r} ({why})"}
 
     def _open(self, message: Message) -> dict[str, Any]:
-        take_over(message["environment"])
+        take_over(message["environment"], message["program"])
         if problems := missing(message):
             raise BadInput(problems)
         name = message["slot"]
@@ -173,11 +180,23 @@ def hello() -> Message:
     }
 
 
-def take_over(environment: dict[str, str]) -> None:
-    """Replaces the environment of this process, and so of its trials, by the tuner's, except for the engine's devices."""
-    devices = {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+def take_over(environment: dict[str, str], program: str) -> None:
+    """Replaces the environment of this process, and so of its trials, by the tuner's, except for what is the engine's to say.
+
+    That is the devices and, if trials start steps in the agent's job, which job and nodes these are.
+
+    Args:
+        environment: the tuner's.
+        program: first word of the trials' command.
+    """
+    is_spread = Path(program).name == "srun" or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
+    has_steps = is_spread and SLURM_JOB in os.environ and SLURM_JOB not in environment
+    names = (*DEVICE_VARIABLES, *(ALLOCATION if has_steps else ()))
+    kept = {name: os.environ[name] for name in names if name in os.environ}
+    if has_steps:  # the job's first node, on which srun starts rank 0
+        environment = {"MASTER_ADDR": platform.node(), **environment}
     os.environ.clear()
-    os.environ.update({**environment, **devices})
+    os.environ.update({**environment, **kept})
 
 
 def missing(message: Message) -> list[str]:

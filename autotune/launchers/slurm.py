@@ -2,6 +2,11 @@
 
 The job lives as long as the study. Only `srun` and `squeue` are needed: no accounting (`sacct`), no batch script, no port.
 `squeue` is asked for reasons, and for the job's state when the agent is silent; the agent itself says how trials end.
+
+A trial may have several nodes: then the agent runs on the job's first node, and on each other one a task that only waits for
+the end of its standard input, to which srun passes the link as well. The user's own `srun` starts the trial's ranks, as a
+further step of the same job, so that a trial is the command that the real run will be. The agent's step shares its CPUs and
+GPUs with that step (`--overlap`).
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from autotune.config.cluster import JOB
+from autotune.config.cluster import JOB, SRUN
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
@@ -27,6 +33,7 @@ from autotune.plain_text import shortened
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue is answered by the one controller that all users share
 SQUEUE_S = 5.0
+WAIT_S = 2  # the tasks of other nodes are ended this long after the agent has left
 # Words in a refusal of Slurm -> the option that it is about; the first that fits counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
@@ -58,7 +65,9 @@ class SlurmLauncher(RemoteLauncher):
         """Submits the job and returns at once."""
         if shutil.which("srun") is None:
             raise BadInput("launcher: srun is not installed here, got 'slurm'. Start autotune on a machine that submits jobs.")
-        return Srun(self._slurm)
+        slurm, place = self._slurm, self._place
+        seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent looks only at its own node
+        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
@@ -66,10 +75,17 @@ class SlurmLauncher(RemoteLauncher):
 
 
 class Srun(ChildTransport):
-    """One run of `srun` with the agent at its other end."""
+    """One run of `srun` with the agent at its other end.
 
-    def __init__(self, slurm: SlurmOptions) -> None:
-        super().__init__(command(slurm, os.environ))
+    Args:
+        slurm: `launch.slurm`.
+        is_shared: whether trials start steps of their own in the agent's job.
+        seen: paths that every node of the job must see.
+    """
+
+    def __init__(self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = ()) -> None:
+        self._words = command(slurm, os.environ, is_shared=is_shared)
+        super().__init__([*self._words, *agent_command(*seen)])
         self._slurm = slurm
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
 
@@ -96,7 +112,8 @@ class Srun(ChildTransport):
         """See `Transport.why_lost`."""
         status = self.exited(1.0 if self.link.is_lost else 0.0)  # if it is exiting, its last words are worth a moment
         if status is not None:
-            return f"srun ended with status {status} ({self._errors()})"
+            unseen = self.unseen()
+            return str(unseen) if unseen else f"srun ended with status {status} ({self._errors()})"
         if job := self._job():
             self._ask(job)
         return f"Slurm says that job {job} is {self._state}" if self._state not in ("", "RUNNING", "PENDING") else ""
@@ -117,7 +134,7 @@ class Srun(ChildTransport):
         if value is not None:
             got, there = f"launch.slurm.{name}: Slurm refuses it, got {value!r}", "`sinfo` and `scontrol show partition`"
             return BadInput(f"{got} ({words}). {there} list what there is.")
-        got = shortened(shlex.join(command(self._slurm, os.environ)[:-6]), 300)
+        got = shortened(shlex.join(self._words), 300)
         return BadInput(f"launch.slurm: Slurm does not start the agent, got `{got}` ({words}). Change launch.slurm.*.")
 
     def _job(self) -> str:
@@ -147,8 +164,19 @@ class Srun(ChildTransport):
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
 
 
-def command(slurm: SlurmOptions, environment: Mapping[str, str]) -> list[str]:
-    """Returns the command that starts the agent on a node; inside the tuner's allocation, as a step of that job."""
+def has_steps(slurm: SlurmOptions, program: str) -> bool:
+    """Whether trials start steps of their own in the agent's job; `program` is the first word of their command."""
+    return slurm.nodes > 1 or Path(program).name == SRUN
+
+
+def command(slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False) -> list[str]:
+    """Returns srun and its options, which start the agent on a node; inside the tuner's allocation, as a step of that job.
+
+    Args:
+        slurm: `launch.slurm`.
+        environment: the tuner's, which says whether this is a job.
+        is_shared: whether trials start steps of their own in the job.
+    """
     given = {
         "partition": slurm.partition,
         "account": slurm.account,
@@ -162,13 +190,20 @@ def command(slurm: SlurmOptions, environment: Mapping[str, str]) -> list[str]:
         "srun",
         "--unbuffered",
         "--kill-on-bad-exit=1",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={slurm.nodes}",
+        f"--ntasks={slurm.nodes}",
         "--chdir=/",
         "--mpi=none",
         "--job-name=autotune",
+        *(["--ntasks-per-node=1", f"--wait={WAIT_S}"] if slurm.nodes > 1 else []),
+        *(["--overlap"] if is_shared else []),
         *(["--exact"] if JOB in environment and slurm.cpus is not None else []),
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
         *shlex.split(slurm.args or ""),
-        *agent_command(),
     ]
+
+
+def _existing(path: str) -> str:
+    """Returns the absolute path, or its nearest folder that exists."""
+    found = Path(path).absolute()
+    return str(next(each for each in (found, *found.parents) if os.path.exists(each)))

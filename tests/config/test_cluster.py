@@ -7,7 +7,7 @@ from autotune.config.cluster import problems_of_cluster
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, RayOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
-from autotune.launchers.slurm import command
+from autotune.launchers.slurm import command, has_steps
 
 
 def config(**options):
@@ -28,7 +28,7 @@ def test_options_that_slurm_is_not_asked_for(options, told):
     assert problem.startswith(told)
 
 
-@pytest.mark.parametrize("options", [{"cpus": 0}, {"minutes": -1.0}])
+@pytest.mark.parametrize("options", [{"cpus": 0}, {"nodes": 0}, {"minutes": -1.0}])
 def test_numbers_that_cannot_be(options):
     (name,) = options
     assert any(problem.startswith(f"launch.slurm.{name}: too small") for problem in problems_of(config(**options), []))
@@ -42,8 +42,9 @@ def test_good_options_have_no_problem():
 
 
 def test_a_step_of_a_job_cannot_change_the_job():
-    problems = problems_of_cluster(config(partition="gpu", minutes=10.0, gres="gpu:1"), {"SLURM_JOB_ID": "12"})
-    assert [problem.partition(":")[0] for problem in problems] == ["launch.slurm.partition", "launch.slurm.minutes"]
+    problems = problems_of_cluster(config(partition="gpu", nodes=2, minutes=10.0, gres="gpu:1"), {"SLURM_JOB_ID": "12"})
+    named = [f"launch.slurm.{name}" for name in ("partition", "nodes", "minutes")]
+    assert [problem.partition(":")[0] for problem in problems] == named
     assert all("inside job 12" in problem for problem in problems)
 
 
@@ -116,7 +117,7 @@ def test_a_gpu_is_asked_of_the_node_not_of_this_machine():
 def test_arguments_of_srun_are_one_text():
     words = [*WORDS, 'launch.slurm.args="--constraint=a100 --exclude=n7"', "launch.slurm.mem=64G", "launch.slurm.gres=gpu:1"]
     slurm = compose(words, command=None, facts=NODE).config.launch.slurm
-    assert command(slurm, {})[-8:-6] == ["--constraint=a100", "--exclude=n7"]
+    assert command(slurm, {})[-2:] == ["--constraint=a100", "--exclude=n7"]
     assert {"--mem=64G", "--gres=gpu:1"} <= set(command(slurm, {}))
 
 
@@ -124,3 +125,43 @@ def test_a_step_asks_for_its_own_cores_alone():
     assert "--exact" in command(SlurmOptions(cpus=2), {"SLURM_JOB_ID": "12"})
     assert "--exact" not in command(SlurmOptions(cpus=2), {})
     assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the step may use the whole job
+
+
+def test_a_trial_over_two_nodes_asks_for_a_task_on_each_whose_resources_the_trial_shares():
+    words = command(SlurmOptions(nodes=2, cpus=8), {}, is_shared=True)
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--overlap"} <= set(words)
+    assert {"--nodes=1", "--ntasks=1"} <= set(command(SlurmOptions(), {}))
+    assert "--overlap" not in command(SlurmOptions(), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "is_shared"),
+    [
+        ({"nodes": 2}, "./train.sh", True),
+        ({}, "srun", True),
+        ({}, "/usr/bin/srun", True),
+        ({}, "python", False),
+    ],
+)
+def test_the_agent_shares_its_job_with_trials_that_start_steps_in_it(options, program, is_shared):
+    assert has_steps(SlurmOptions(**options), program) == is_shared
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "told"),
+    [
+        (["model=mlp"], None, "launch.slurm.nodes: a recipe trains on one node, got 2. Leave it out"),
+        ([], "python", "launch.slurm.nodes: python starts processes on one node only, got 2. Put srun before it"),
+        ([], "torchrun", "launch.slurm.nodes: torchrun starts processes on one node only, got 2"),
+        (["launch.slots=2"], "srun", "launch.slots: trials over several nodes run one after another, got 2"),
+    ],
+)
+def test_what_cannot_train_on_two_nodes(words, program, told, tmp_path, monkeypatch):
+    given = program and [program, "-c", "pass"]
+    for name in ("python", "torchrun", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput) as caught:
+        compose(["launcher=slurm", "tracker.uri=none", "launch.slurm.nodes=2", *words], command=given, facts=NODE)
+    assert told in "\n".join(caught.value.problems)

@@ -58,6 +58,8 @@ def test_gpus_that_are_hidden_do_not_count(monkeypatch):
 def test_pinned_and_unlike_gpus_are_refused():
     said = refusal("launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'", gpus=GPUS)
     assert "launch.slots: got 2, but env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs" in said
+    on_slurm = refusal("launcher=slurm", "launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'")
+    assert "launch.slots: got 2, but env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs" in on_slurm
     assert "got 3 on A100 and T4, but rates of unlike GPUs cannot be compared" in refusal("launch.slots=3", gpus=UNLIKE)
 
 

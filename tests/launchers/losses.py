@@ -36,22 +36,29 @@ def _is_agent(process: psutil.Process, variable: str, value: str) -> bool:
 
 
 def lost(running: Running, within_s: float) -> Ended:
-    """Waits until a trial ends because its node is lost; returns how it ended."""
-    give_up_s = time.monotonic() + within_s
+    """Waits until a trial ends because its node is lost; returns how it ended. Prints how long it took."""
+    began_s = time.monotonic()
+    give_up_s = began_s + within_s
     while (ended := running.poll()) is None:
         assert time.monotonic() < give_up_s, "the loss was not noticed"
         time.sleep(0.05)
+    print(f"ended after {time.monotonic() - began_s:.1f} s")
     return ended
 
 
 def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[object]], within_s: float) -> bool:
-    """Waits up to `within_s`; returns whether all processes of the study and of `pids` are gone and `more` returns nothing."""
-    give_up_s = time.monotonic() + within_s
+    """Waits up to `within_s`; returns whether all processes of the study and of `pids` are gone and `more` returns nothing.
+
+    Prints how long it took.
+    """
+    began_s = time.monotonic()
+    give_up_s = began_s + within_s
     while left := [*marked_processes(study), *more(), *filter(is_alive, pids)]:
         if time.monotonic() > give_up_s:
             print(left)
             return False
         time.sleep(0.1)
+    print(f"nothing left after {time.monotonic() - began_s:.1f} s")
     return True
 
 

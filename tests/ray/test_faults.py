@@ -17,6 +17,7 @@ from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
+from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
 
@@ -168,3 +169,11 @@ def test_a_study_goes_on_after_its_actor_was_killed(ray, tmp_path):
 def test_a_study_whose_tuner_was_killed_is_resumed_with_a_new_agent(ray, tmp_path):
     study = QuickStudy(tmp_path, trial_s=0.5)
     resume_after_a_killed_tuner(study, ray.is_idle, "launcher=ray", f"launch.ray.address={ray.address}")
+
+
+@pytest.mark.thorough
+def test_a_study_goes_on_after_all_its_slots_were_lost_at_once(ray, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.5)
+    process = study.start("launcher=ray", f"launch.ray.address={ray.address}", *GIVEN, "launch.slots=2")
+    check_loss_of_all_slots(study, process, lambda: [actor.kill() for actor in ray.workers()])
+    assert ray.is_idle()

@@ -16,7 +16,7 @@ from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
-from tests.launchers.two_slots import check_two_slots
+from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
 
 RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -108,8 +108,19 @@ def test_more_slots_than_the_cluster_has_room_for_are_refused(ray, tmp_path):
 
 @pytest.mark.thorough
 def test_a_study_on_two_slots_runs_its_search_in_two_actors(ray, tmp_path):
-    check_two_slots(QuickStudy(tmp_path), "launcher=ray", f"launch.ray.address={ray.address}", "launch.ray.gpus=1")
+    check_slots(QuickStudy(tmp_path), "launcher=ray", f"launch.ray.address={ray.address}", "launch.ray.gpus=1")
     assert ray.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_study_on_two_slots_of_each_of_two_nodes_finds_what_one_slot_finds(ray, tmp_path):
+    engine = ("launcher=ray", f"launch.ray.address={ray.address}", "launch.ray.cpus=2")
+    ray.add("second", cpus=4)  # the head has four, too
+    try:
+        check_four_slots(tmp_path, *engine, where=lambda: [str(worker.ppid()) for worker in ray.workers()])
+        assert ray.is_idle()
+    finally:
+        ray.remove("second")
 
 
 def test_an_interpreter_without_ray_is_named(make, tmp_path):

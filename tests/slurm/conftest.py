@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,15 @@ def make(slurm: PrivateSlurm, tmp_path: Path) -> Iterator[Make]:
 def folder(tmp_path: Path) -> Path:
     """The path of a trial's folder, which does not exist yet."""
     return trial_folder(tmp_path)
+
+
+@pytest.fixture
+def meeting(slurm: PrivateSlurm) -> dict[str, str]:
+    """Returns where the ranks meet: a free port of this host, which both nodes are."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.hookimpl(tryfirst=True)

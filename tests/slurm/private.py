@@ -6,6 +6,7 @@ n3 sees an empty folder instead of `apart`. Node n4 has a host name, process ids
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,9 +15,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
 NODES = ("n1", "n2", "n3", "n4")
 FAR = "far"  # host name of node n4
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FAR_S = 1_000_000  # seconds by which its monotonic clock is ahead of this host's
 NODE_LOST_S = 10  # SlurmdTimeout; Slurm marks a silent node as down after two to three times as long
 CONF = """
@@ -53,6 +57,8 @@ UnkillableStepTimeout=20
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
 GresTypes=gpu
 SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
 
@@ -66,7 +72,10 @@ def why_not() -> str:
 
 
 class PrivateSlurm:
-    """A running Slurm with the partitions main (node n1), other (n2), apart (n3) and two (n1 and n4, which is `FAR`).
+    """A running Slurm.
+
+    Its partitions are main (node n1), other (n2), apart (n3), two (n1 and n4, which is `FAR`) and half (n1 and n3). Jobs of
+    urgent (n2) preempt those of other and spare (n2).
 
     Attributes:
         environment: the variables that Slurm's commands need.
@@ -88,8 +97,8 @@ class PrivateSlurm:
             self.start(name)
         self._wait_until_ready()
 
-    def start(self, name: str) -> None:
-        """Starts the controller ("slurmctld") or a node's daemon ("n1")."""
+    def start(self, name: str, *, boot_id: str = "") -> None:
+        """Starts the controller ("slurmctld") or a node's daemon ("n1"), as after a reboot if it has a new boot id."""
         conf = self.environment["SLURM_CONF"]
         argv = ["slurmctld", "-D", "-f", conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name, "-f", conf]
         if name == "n3":
@@ -99,7 +108,30 @@ class PrivateSlurm:
             can = subprocess.run(["unshare", "--fork", *clock, "true"], capture_output=True, check=False).returncode == 0
             far = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--uts", *(clock if can else [])]
             argv = [*far, "sh", "-c", 'hostname "$0" && exec "$@"', FAR, *argv]
+        if boot_id:
+            (file := self._folder / "boot_id").write_text(f"{boot_id}\n")
+            renamed = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {BOOT_ID} && exec "$@"', str(file)]
+            argv = [*renamed, *argv, "-b"]
         self._popen(name, argv)
+
+    def reboot(self, name: str, boot_id: str) -> None:
+        """Kills a node's daemon and all processes of its jobs, and starts the daemon with another boot id."""
+        for process in self.processes_on(name):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.kill(name)
+        self.start(name, boot_id=boot_id)
+
+    def processes_on(self, name: str) -> list[psutil.Process]:
+        """Returns the processes of a node's jobs, and the daemons that started them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_on = process.environ().items() >= {**self.environment, "SLURMD_NODENAME": name}.items()
+                above = [process.parent()] if is_on else []
+                found += [one for one in above if one and one.name() == "slurmstepd"]
+                found += [process, *process.children(recursive=True)] if is_on else []
+        return found
 
     def kill(self, name: str, *, for_s: float | None = None) -> None:
         """Kills the controller or a node's daemon, but not the processes that run on the node.
@@ -158,12 +190,15 @@ class PrivateSlurm:
         controller, *ports = _free_ports(1 + len(NODES))
         nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
         partitions = [
-            f"PartitionName={name} Nodes={node} Default={default} MaxTime=600 State=UP\n"
-            for name, node, default in (
-                ("main", "n1", "YES"),
-                ("other", "n2", "NO"),
-                ("apart", "n3", "NO"),
-                ("two", "n1,n4", "NO"),
+            f"PartitionName={name} Nodes={node} MaxTime=600 State=UP {more}\n"
+            for name, node, more in (
+                ("main", "n1", "Default=YES"),
+                ("other", "n2", ""),
+                ("spare", "n2", "PreemptMode=CANCEL"),
+                ("urgent", "n2", "PriorityTier=2"),
+                ("apart", "n3", ""),
+                ("half", "n1,n3", ""),
+                ("two", "n1,n4", ""),
             )
         ]
         conf = CONF.format(host=host, port=controller, folder=folder, lost_s=NODE_LOST_S)

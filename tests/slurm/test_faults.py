@@ -1,5 +1,6 @@
 """Kills parts of a study on Slurm. Each loss must be reported, no process may be left, and the next trial must run."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from autotune.failures import classify
+from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from autotune.testing.launcher_contract import a_launch, wait_for
@@ -17,16 +19,17 @@ from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import ready
 from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
+from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 
 TUNER = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
 from autotune.testing.launcher_contract import a_launch
 from tests.launchers.agents import SHORT, place
 folder = Path(sys.argv[1])
-launcher = SlurmLauncher(SlurmOptions(cpus=int(sys.argv[2])), place(folder.parent), graces=SHORT)
+launcher = SlurmLauncher(SlurmOptions(**json.loads(sys.argv[2])), place(folder.parent), graces=SHORT)
 running = launcher.start(a_launch(folder, sys.argv[3:]))
 while True:
     running.poll(); print(launcher.why_waiting(), flush=True); time.sleep(0.1)
@@ -38,9 +41,9 @@ def here():
     return agents("SLURM_CONF", os.environ["SLURM_CONF"])
 
 
-def began(launcher, folder):
+def began(launcher, folder, **more):
     """Starts a trial that is hard to end; returns its launch, the running trial and its processes."""
-    launch = a_launch(folder, program(FAMILY))
+    launch = a_launch(folder, program(FAMILY), **more)
     running = launcher.start(launch)
     return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
 
@@ -67,7 +70,7 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
 
 
 def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
-    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), "2", *program(FAMILY)], env=own_environment())
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 2}', *program(FAMILY)], env=own_environment())
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     tuner.kill()
     tuner.wait()
@@ -77,7 +80,7 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
 
 def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):
     ready(make(cpus=4))
-    argv = [sys.executable, "-c", TUNER, str(folder), "4", *program(FAMILY)]
+    argv = [sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)]
     with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.PIPE, text=True) as tuner:
         for line in tuner.stdout:
             if "job" in line:
@@ -131,7 +134,7 @@ def test_a_stopped_process_of_the_job_is_told_in_time_and_nothing_is_left(make, 
 
 @pytest.mark.thorough
 def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
-    argv = [sys.executable, "-c", TUNER, str(folder), "2", *program(FAMILY)]
+    argv = [sys.executable, "-c", TUNER, str(folder), '{"cpus": 2}', *program(FAMILY)]
     tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     tuner.send_signal(signal.SIGSTOP)
@@ -182,3 +185,96 @@ def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slur
         assert nothing_left(folder.parent.parent, pids, here, 40)
     finally:
         slurm.start("n2")
+
+
+@pytest.mark.thorough
+def test_a_job_that_reaches_its_time_limit_is_told_and_the_next_trial_has_a_new_job(make, slurm, folder):
+    launcher = ready(make(cpus=2, minutes=1.0))
+    _, running, pids = began(launcher, folder, deadlines=Deadlines(step_s=600))
+    ended = lost(running, 180)  # Slurm looks at time limits twice a minute
+    assert ended.evidence["node_lost"]
+    assert "DUE TO TIME LIMIT" in ended.evidence["stop_reason"]
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 30).evidence["node"]["job"] != ended.evidence["node"]["job"]
+
+
+@contextlib.contextmanager
+def urgent_job(seconds):
+    """Runs a job that preempts those of the partitions other and spare, as it needs the whole node."""
+    argv = ["srun", "--partition=urgent", "--nodes=1", "--ntasks=1", "--cpus-per-task=4", "sleep", str(seconds)]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+        yield
+        assert process.wait(60) == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("partition", ["other", "spare"], ids=["requeue", "cancel"])
+def test_a_preempted_job_is_told_and_the_next_trial_waits_for_the_node(make, slurm, folder, partition):
+    launcher = ready(make(cpus=2, partition=partition))
+    _, running, pids = began(launcher, folder)
+    with urgent_job(8):
+        ended = lost(running, 30)
+        assert ended.evidence["node_lost"]
+        assert "PREEMPTION" in ended.evidence["stop_reason"]
+        assert nothing_left(folder.parent.parent, pids, here, 10)
+        again = launcher.start(a_launch(folder, program("result()")))
+        assert again.poll() is None
+    assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_a_study_whose_job_is_preempted_in_the_finals_has_its_verdict(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    options = ("launch.slurm.cpus=2", "launch.slurm.partition=other", "study.budget.minutes=2", "study.budget.trials=1")
+    process = study.start("launcher=slurm", *options, "measure.quiet=false", "explain.auto=false")
+    wait_for_trial_of(study, "final", process)
+    with urgent_job(4):
+        out, err = process.communicate(timeout=200)
+    assert "verdict  faster" in out, out + err
+    trials = study.folder.read_trials()
+    outcomes = [{trial.outcome, trial.evidence.get("earlier_attempt", {}).get("outcome")} for trial in trials]
+    cut_off = [trial.kind.value for trial, found in zip(trials, outcomes, strict=True) if "interrupted" in found]
+    assert cut_off == ["final"]  # it is repeated if the time of the finals allows
+    assert study.none_is_left()
+    assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_job_that_is_suspended_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    _, running, pids = began(launcher, folder)
+    (job,) = slurm.jobs()
+    slurm.ask("scontrol", "suspend", job.split()[0])
+    ended = lost(running, 45)
+    assert "SUSPENDED" in ended.evidence["stop_reason"]
+    assert nothing_left(folder.parent.parent, pids, lambda: [*here(), *slurm.jobs()], 40)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_back_with_another_boot_id_is_used_again(make, slurm, folder):
+    launcher = ready(make(cpus=2, partition="other"))
+    _, running, _ = began(launcher, folder)
+    before = dict(launcher.node.about)
+    slurm.reboot("n2", "11111111-2222-3333-4444-555555555555")
+    try:
+        ended = lost(running, 60)
+        assert (ended.evidence["node_lost"], ended.evidence["node"]) == (True, before)
+        again = lost(launcher.start(a_launch(folder, program("result()"))), 90)
+        assert again.cause == "result"
+        assert again.evidence["node"]["host"] == before["host"]
+        assert again.evidence["node"]["boot_id"] == "11111111-2222-3333-4444-555555555555"
+        launcher.close()
+    finally:
+        slurm.kill("n2")
+        slurm.start("n2")
+
+
+@pytest.mark.thorough
+def test_a_study_goes_on_after_all_its_slots_were_lost_at_once(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.5)
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", *GIVEN, "launch.slots=2")
+    check_loss_of_all_slots(study, process, lambda: slurm.ask("scancel", *(job.split()[0] for job in slurm.jobs())))
+    assert slurm.is_idle()

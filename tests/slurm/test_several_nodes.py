@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -39,15 +38,6 @@ SRUN = ["srun", "--partition=two", "--nodes=2", "--ntasks=2"]
 TASK = [sys.executable, str(PROGRAMS / "task.py")]
 RULES = MeasureRules(warmup_min_device_s=0.05, warmup_max_s=2, min_s=0.3, max_s=1)
 LIMITS = Deadlines(start_s=90, step_s=6)
-
-
-@pytest.fixture
-def meeting(slurm) -> dict[str, str]:
-    """Returns where the ranks meet: a free port of this host, which both nodes are."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture

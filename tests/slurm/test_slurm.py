@@ -17,7 +17,8 @@ from autotune.testing.launcher_contract import a_launch, wait
 from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
-from tests.launchers.two_slots import check_two_slots
+from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
+from tests.slurm.private import FAR
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -70,6 +71,7 @@ def test_a_step_of_the_allocation_that_the_tuner_runs_in(slurm, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"nodes": 9}, ["launch.slurm", "9"]),
         ({"partition": "nosuch"}, ["launch.slurm.partition: ", "'nosuch'", "nvalid partition"]),
         ({"gres": "gpu:tpu:1"}, ["launch.slurm: ", "--gres=gpu:tpu:1", "node configuration is not available"]),
         ({"gres": "fpga:1"}, ["launch.slurm.gres: ", "'fpga:1'", "generic resource"]),
@@ -133,5 +135,24 @@ def test_without_slurm_it_is_said(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
     study = QuickStudy(tmp_path)
-    check_two_slots(study, "launcher=slurm", "launch.slurm.cpus=2")
+    check_slots(study, "launcher=slurm", "launch.slurm.cpus=2")
+    assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_study_on_two_slots_of_each_of_two_nodes_finds_what_one_slot_finds(slurm, tmp_path):
+    engine = ("launcher=slurm", "launch.slurm.partition=two", "launch.slurm.cpus=2")
+    found = check_four_slots(tmp_path, *engine, where=lambda: slurm.ask("squeue", "--noheader", "--format=%N").split())
+    assert {trial.evidence["node"]["host"] for trial in found.read_trials()} == {os.uname().nodename, FAR}
+    assert slurm.is_idle()
+
+
+def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    process = study.start(*SLURM[:1], "launch.slots=2", "launch.slurm.cpus=4", "launch.queue_minutes=0.1")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), err
+    assert "launch.queue_minutes: Slurm had no node within that time (Resources (job " in err
+    assert "Traceback" not in err
+    assert study.none_is_left()
     assert slurm.is_idle()
