@@ -86,13 +86,19 @@ COMPILE_MODE = Knob(
     start_cost="20 s to several minutes at the first step; max-autotune takes longest",
 )
 
+
+def _has_fused(here: HostContext) -> bool:
+    """Whether the program's optimizer has a fused implementation, as far as the baseline has shown."""
+    return "optimizer.implementation=fused" not in here.not_applicable
+
+
 OPTIMIZER_IMPLEMENTATION = Knob(
     key="optimizer.implementation",
     tier=Tier.numerics,
     default="default",
     choices=("default", "foreach", "fused"),
-    domain=lambda _: ["default", "foreach", "fused"],
-    expert=lambda _: "fused",
+    domain=lambda here: ["default", "foreach", *(["fused"] if _has_fused(here) else [])],
+    expert=lambda here: "fused" if _has_fused(here) else "default",
     usual_gain=0.03,
     usual_spread=0.08,
     brief="kernels of the weights' update",

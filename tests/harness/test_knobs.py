@@ -49,6 +49,12 @@ def test_what_cannot_be_turned_says_why(
     assert (report.status, report.reason) == (status, reason)
 
 
+def test_an_optimizer_without_a_fused_implementation_can_still_choose_among_the_others(trial: Trial) -> None:
+    found = trial("basic.py", "optimizer=rmsprop", mode="inspect").result()
+    told = {key: reason for key, reason in found.applicability.items() if key.startswith("optimizer.implementation")}
+    assert told == {"optimizer.implementation=fused": "RMSprop has no fused implementation"}
+
+
 def test_autocast_inside_the_module_is_seen(trial: Trial) -> None:
     found = trial("inner_autocast.py", knobs={"precision.amp": "fp16"}, mode="inspect").result()
     assert found.observed["precision.amp"] == "bf16"

@@ -53,6 +53,13 @@ def test_bytes_are_tried_only_where_they_are_copied_to_a_device() -> None:
     assert knob("loader.uint8_transfer").domain(HOPPER) == [False, True]
 
 
+def test_fused_is_tried_only_where_the_optimizer_has_it() -> None:
+    without = replace(CPU, not_applicable={"optimizer.implementation=fused": "RMSprop has no fused implementation"})
+    implementation = knob("optimizer.implementation")
+    assert ("fused" in implementation.domain(CPU), implementation.expert(CPU)) == (True, "fused")
+    assert (implementation.domain(without), implementation.expert(without)) == (["default", "foreach"], "default")
+
+
 def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
     assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]

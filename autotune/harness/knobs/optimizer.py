@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 KEY = "optimizer.implementation"
+FUSED = f"{KEY}=fused"  # why this value cannot be chosen, where the others can
 NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 
@@ -37,8 +38,9 @@ class OptimizerKnobs(KnobHandler):
     def on_optimizer(self, optimizer: Any) -> None:
         """Sets the implementation; called before an optimizer's first step."""
         if self._own is None:
-            self._own, problem = implementation(optimizer), _problem(optimizer, "foreach")
-            self._applicability = {KEY: problem} if problem else {}
+            self._own = implementation(optimizer)
+            problems = {KEY: _problem(optimizer, "foreach"), FUSED: _problem(optimizer, "fused")}
+            self._applicability = {key: problem for key, problem in problems.items() if problem}
         if self.asked:
             with applying(KEY):
                 self._set(optimizer, self.asked[KEY])

@@ -33,7 +33,7 @@ def main():
         model = model.bfloat16()
     if "compile" in OPTIONS:
         model = torch.compile(model, backend=OPTIONS["compile"])
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[option("optimizer", "sgd")]
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}[option("optimizer", "sgd")]
     optimizer = kind(model.parameters(), lr=0.01)
     stop, steps = option("steps", 10**9), 0
     with open("losses.txt", "w") as losses:
