@@ -89,6 +89,7 @@ def test_training_arguments_have_every_name_that_is_ever_written(read):
         assert len(written) >= 10
 
 
+@pytest.mark.thorough
 def test_lightning_s_trainer_cli_and_loader_take_it(read):
     assert read("lightning") == {"trainer": ["bf16-mixed", True], "cli": ["bf16-mixed", True], "loader": [64, 2, 4, False]}
 

@@ -39,6 +39,7 @@ def record(tmp_path):
     return start
 
 
+@pytest.mark.thorough
 def test_a_recording_that_is_killed_goes_on_by_the_same_command_and_repeats_nothing(record, tmp_path):
     folder = StudyFolder(tmp_path / "runs" / "record-s")
     process, give_up_s = record(), time.monotonic() + 60

@@ -110,7 +110,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=pytest.mark.thorough if n else ()) for n, name in enumerate(ENDS)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", ENDS)
 def test_what_happens_to_a_rank_on_the_other_node_is_the_trial_s_outcome(trial, fault):
     outcome, words = ENDS[fault]
     found = trial([*SRUN, *TASK], FAULT=fault)

@@ -107,7 +107,7 @@ def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
     assert said.naive_bias > 0.02, said
 
 
-@pytest.mark.parametrize("noise_frac", [0.05, *more(0.02)])
+@pytest.mark.parametrize("noise_frac", more(0.05, 0.02))
 def test_winners_that_are_faster_do_not_overstate_it_either(noise_frac):
     """Stopping at the first look biases the ratio slightly: by 0.3 % at 5 % noise, a tenth of its interval."""
     said = Said([100.0] + [110.0] * 5, noise_frac)
