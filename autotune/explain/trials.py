@@ -54,8 +54,8 @@ class Tried:
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether trials with this value failed or were no faster than the trial most like them without it.
 
-        False if a trial with it was faster, or if `gain` knows a measured gain, which says more. Where other knobs differ, too,
-        one of them may be to blame: then only a trial that is less than HALVED times as fast counts.
+        False if a trial with it was faster, or if `gain` has a measured gain. If the two trials differ in other knobs, too, the
+        loss may be due to those; then a trial counts only if its rate is below HALVED times the other's.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]

@@ -114,8 +114,8 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 class _Journal(JournalFileBackend):
     """Optuna's journal file. Waits a little if the disk is full, and leaves no half-written line.
 
-    Optuna writes 20 records a trial and reads each of them again. Here, a record is read from the file only if somebody else
-    has written to it, too. And nothing waits for the disk, since the journal can be made from the trials' records at any time.
+    Optuna writes 20 records per trial and reads each of them back. This class reads the file only if another process has also
+    written to it. It does not call fsync, because the journal can be rebuilt from the trials' records.
 
     Args:
         file: the journal, which is empty.
@@ -125,7 +125,7 @@ class _Journal(JournalFileBackend):
         super().__init__(str(file))
         self._file = file
         self._unread: list[dict[str, Any]] = []
-        self._size_bytes = 0  # of the file, if nobody else writes
+        self._size_bytes = 0  # size of the file after our last write; another size means that another process wrote
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Yields the records from a number on."""

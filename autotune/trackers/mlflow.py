@@ -101,7 +101,7 @@ class MlflowTracker(Tracker):
             state.pending.remove(trial.number)
         is_new = self._write_study(contents)
         if written or is_new:
-            if is_first or self._has_failed:  # somebody's unanswered requests may have made other runs, too
+            if is_first or self._has_failed:  # requests that got no answer may have created runs as well
                 self._known = self._ask(contents)
             else:
                 self._ask_again(contents, written, parent_id)
