@@ -277,6 +277,11 @@ class ModuleWatch:
         for root in self.roots[:1]:
             root.samples = samples
 
+    @property
+    def is_in_evaluation(self) -> bool:
+        """Whether the current step contains an evaluation so far; False if most steps contain one."""
+        return self.is_evaluated and (self._num_evaluated_steps + 1) * 2 <= self._context.num_steps
+
     def take_evaluated(self) -> bool:
         """Returns whether the step that just ended contained an evaluation; False if most steps contain one."""
         self.is_evaluated = False

@@ -179,6 +179,8 @@ class Session(TrialContext):
             self.loaders.unit, self.loaders.unit_source = "samples", "autotune.trial_step"
         if self.modules.is_evaluated:
             is_foreign = self.modules.take_evaluated() or is_foreign
+        if is_foreign and self.explained is not None:
+            self.explained.leave_out(samples, wait_s)
         now_s = self.clock.mark(samples, wait_s, is_foreign)
         # One look processes several short steps: running cold code at every step would cost far more.
         if now_s >= self._next_look_s or self.num_steps <= self._eager_steps or self.world_size > 1:

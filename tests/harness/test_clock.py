@@ -154,6 +154,22 @@ def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.Monk
     assert set(device.streams) == {"stream of 1"}
 
 
+def test_phases_of_the_device_can_leave_a_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch, "cuda", device)
+    phases = DevicePhases(1)
+    for number in range(4):
+        phases.note("forward")
+        phases.step_begins()  # as in `Marks`: at the first change of phase of a step, before its event
+        phases.note("backward")
+        if number == 2:
+            phases.leave_out_step()
+    phases.note("other")
+    found = phases.seconds()
+    assert (found["forward"], found["backward"]) == (pytest.approx(0.04), pytest.approx(0.03))
+    assert "left out" not in found
+
+
 def test_the_host_s_clock_takes_the_wait_off() -> None:
     clock = make_clock("cpu")
     assert isinstance(clock, HostClock)

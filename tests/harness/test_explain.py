@@ -70,6 +70,16 @@ def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) ->
     assert site["count"] == pytest.approx(1.0, abs=0.05)
 
 
+def test_steps_with_an_evaluation_are_left_out(trial: Trial) -> None:
+    found = document(explain(trial, LINES, "evaluate"), LINES)
+    step_s = found["seconds"] / found["steps"]
+    assert step_s < 0.008  # with evaluations of 40 ms after every fourth step, it would be 10 ms or more
+    assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
+    assert found["samples"] / found["steps"] == pytest.approx(8, rel=0.05)
+    assert not [site for site in found["syncs"] if site["function"] == "report"]
+    assert not [line for line in found["lines"] if line["text"].startswith("time.sleep(0.01)")]
+
+
 def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}

@@ -72,7 +72,8 @@ def look_at_lines() -> None:
     """Trains before, during and after the pass "lines"; compares the losses and the state that the pass may have changed."""
     alone = train(50)  # first, because torch completes some of its classes when they are first used
     before = state()
-    context: Any = SimpleNamespace(device="cpu", modules=SimpleNamespace(num_graphs=lambda: 0))
+    modules = SimpleNamespace(num_graphs=lambda: 0, is_in_evaluation=False)
+    context: Any = SimpleNamespace(device="cpu", modules=modules, num_steps=0)
     marks, stages = Marks(context), Stages()
     syncs, sampler = SyncSites(context, marks, Sources()), LineSampler(Sources(), 0.002, lambda: marks.now)
     for part in (stages, syncs, marks):

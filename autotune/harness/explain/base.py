@@ -37,5 +37,13 @@ class Pass:
     def step_done(self) -> None:
         """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
 
+    def leave_out(self, samples: float, wait_s: float) -> None:
+        """Called, before `step_done`, when a step ends in which the program evaluated its model.
+
+        Args:
+            samples: training samples of that step.
+            wait_s: seconds that it waited for the loader.
+        """
+
     def finish(self) -> Any:
         """Stops looking and returns the document; None if there is nothing to tell."""

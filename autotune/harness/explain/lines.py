@@ -56,6 +56,7 @@ class LinesPass(Pass):
         self._sources = Sources()
         self._began_s = 0.0
         self._before = (0, 0, 0.0, 0.0)
+        self._left_out = (0.0, 0.0)  # samples and seconds waited for the loader, of steps with an evaluation
 
     def begin(self) -> None:
         """See the base class."""
@@ -64,8 +65,8 @@ class LinesPass(Pass):
         self._device: Optional[DevicePhases] = DevicePhases(context.device_index) if context.device == "cuda" else None
         if self._device is not None:
             context.clock.open_window()  # waits for the device
-            marks.on_change = self._device.note
-        self._sampler = LineSampler(self._sources, self._interval_s(), lambda: marks.now, MAIN)
+            marks.on_change, marks.on_step = self._device.note, self._device.step_begins
+        self._sampler = LineSampler(self._sources, self._interval_s(), self._phase, MAIN)
         self._syncs = SyncSites(context, marks, self._sources)
         self._collections = Collections(self._sampler)
         gc.callbacks.append(self._collections.note)
@@ -83,6 +84,9 @@ class LinesPass(Pass):
         marks.install()
         self._began_s = time.perf_counter()
         self._sampler.start()
+
+    def _phase(self) -> str:
+        return "" if self.context.modules.is_in_evaluation else self._marks.now
 
     def _interval_s(self) -> float:
         step_s = mean_step_s(self.context.window.steps["end_s"])
@@ -110,6 +114,13 @@ class LinesPass(Pass):
         is_long = elapsed_s >= length_s and context.num_steps - self._before[0] >= MIN_STEPS
         self.is_over = is_long or elapsed_s >= MOST * length_s
 
+    def leave_out(self, samples: float, wait_s: float) -> None:
+        """See the base class."""
+        self._left_out = (self._left_out[0] + samples, self._left_out[1] + wait_s)
+        if self._device is not None:
+            self._device.leave_out_step()
+        self._marks.leave_out_step()
+
     def finish(self) -> Optional[Lines]:
         """See the base class."""
         self._sampler.stop()
@@ -118,7 +129,7 @@ class LinesPass(Pass):
         self._stages.uninstall()
         gc.callbacks.remove(self._collections.note)
         after = self._now()
-        num_steps = after[0] - self._before[0]
+        num_steps = after[0] - self._before[0] - self._marks.num_left_out
         return self._document(num_steps, after) if num_steps > 0 else None
 
     def _document(self, num_steps: int, after: Tuple[int, int, float, float]) -> Lines:
@@ -135,11 +146,11 @@ class LinesPass(Pass):
             device=context.device,
             steps=num_steps,
             seconds=seconds,
-            samples=float(sum(samples)),
+            samples=float(sum(samples)) - self._left_out[0],
             unit=context.loaders.unit,
             phases_s={phase: each / num_steps for phase, each in self._marks.seconds.items()},
             device_phases_s=self._device_phases(num_steps),
-            wait_s=None if training is None else (after[2] - self._before[2]) / num_steps,
+            wait_s=None if training is None else (after[2] - self._before[2] - self._left_out[1]) / num_steps,
             num_workers=None if training is None else training.num_workers,
             batch_size=None if training is None else training.batch_size,
             num_samples=sampler.num_samples,

@@ -11,6 +11,7 @@ from ..context import TrialContext
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
+LEFT_OUT = "left out"  # the phase of events in a step that does not count
 MAX_EVENTS = 4_000  # CUDA events that are kept; the older half is then read, which the device has long passed
 # Losses are mostly computed outside the module that trains. Calls of these functions count as forward, too, if the program
 # calls them as attributes of `nn.functional`.
@@ -29,8 +30,10 @@ class Marks:
         busy_cpu_s: CPU seconds of the training thread outside of input since the marks were installed.
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
+        on_step: if not None, called at the first change of phase of each step.
         on_result: if not None, called when a function that makes up a phase returns, with the phase and the function's result.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
+        num_left_out: steps whose seconds do not count.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -40,6 +43,7 @@ class Marks:
         self.busy_cpu_s = 0.0
         self.thread = threading.get_ident()
         self.on_change: Optional[Callable[[str], None]] = None
+        self.on_step: Optional[Callable[[], None]] = None
         self.on_result: Optional[Callable[[str, Any], None]] = None
         self.between_steps: Optional[Callable[[], None]] = None
         self._since_s = self._since_cpu_s = 0.0
@@ -47,6 +51,9 @@ class Marks:
         self._patches: List[Patch] = []
         self._hooks: List[Any] = []
         self._before_step: List[str] = []  # phases that optimizers' steps interrupted
+        self.num_left_out = 0
+        # `seconds` and `busy_cpu_s` at the first change of phase after the last step, and the number of steps until then
+        self._step_began: Tuple[Dict[str, float], float, int] = ({}, 0.0, -1)
 
     # --- changes of phase ---
 
@@ -71,6 +78,8 @@ class Marks:
         if INPUT in (phase, self.now):
             self._count_cpu()
         self.now, self._since_s = phase, now_s
+        if self._context.num_steps != self._step_began[2]:
+            self._note_step()
         if self.on_change is not None:
             self.on_change(phase)
 
@@ -79,6 +88,19 @@ class Marks:
         if self.now != INPUT:
             self.busy_cpu_s += cpu_s - self._since_cpu_s
         self._since_cpu_s = cpu_s
+
+    def leave_out_step(self) -> None:
+        """Takes back what was added since the previous step ended; called when a step has ended."""
+        self.seconds, self.busy_cpu_s, num_steps = self._step_began
+        self.num_left_out += self._context.num_steps - num_steps
+        self._since_s, self._since_cpu_s = time.perf_counter(), time.thread_time()
+        self._note_step()
+
+    def _note_step(self) -> None:
+        unread_s = time.thread_time() - self._since_cpu_s if self.now != INPUT else 0.0
+        self._step_began = (dict(self.seconds), self.busy_cpu_s + unread_s, self._context.num_steps)
+        if self.on_step is not None:
+            self.on_step()
 
     def totals(self) -> Dict[str, float]:
         """Returns phase -> host seconds so far, including the current phase."""
@@ -109,6 +131,7 @@ class Marks:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._is_on, self._since_s, self._since_cpu_s = True, time.perf_counter(), time.thread_time()
+        self._note_step()
         for owner, name, phase in self._places():
             self._patches.append(patches.install(owner, name, functools.partial(self.around, phase)))
         self._hooks.append(register_optimizer_step_pre_hook(self._step_begins))
@@ -171,7 +194,8 @@ class DevicePhases:
     def __init__(self, index: Optional[int] = None) -> None:
         self._index = index
         self._events: List[Tuple[str, Any]] = []
-        self._seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        self._step_from = 0  # number of the last step's first event
+        self._seconds = dict.fromkeys((*STEP_PHASES, LEFT_OUT), 0.0)
 
     def note(self, phase: str) -> None:
         """Records an event where the host begins to queue work of a phase, unless that work is captured for a CUDA graph."""
@@ -191,9 +215,18 @@ class DevicePhases:
         for (phase, begin), (_, end) in zip(self._events[:number], self._events[1:]):  # noqa: B905 (Python 3.9)
             self._seconds[phase] += begin.elapsed_time(end) / 1e3
         del self._events[:number]
+        self._step_from = max(0, self._step_from - number)
+
+    def step_begins(self) -> None:
+        """Notes that the events to come belong to the next step."""
+        self._step_from = len(self._events)
+
+    def leave_out_step(self) -> None:
+        """Takes back the seconds of the step that has just ended."""
+        self._events[self._step_from :] = [(LEFT_OUT, event) for _, event in self._events[self._step_from :]]
 
     def seconds(self) -> Dict[str, float]:
         """Returns phase -> device seconds between the first event and the last; waits for the device."""
         if self._events:
             self._read(len(self._events) - 1)
-        return dict(self._seconds)
+        return {phase: self._seconds[phase] for phase in STEP_PHASES}

@@ -48,6 +48,11 @@ class Explained:
             self._has_begun = True
             self._pass.begin()
 
+    def leave_out(self, samples: float, wait_s: float) -> None:
+        """Called when a step ends that is not training alone, because the program evaluated its model in it."""
+        if self._has_begun:
+            self._pass.leave_out(samples, wait_s)
+
     def _is_due(self) -> bool:
         context = self._context
         if context.world_size == 1 or context.peers.is_joint:  # joint processes (peers.py) do not step together

@@ -33,7 +33,7 @@ class SyncSites:
     """Counts synchronising calls by place, and marks copies of batches to the device as their own phase."""
 
     def __init__(self, context: TrialContext, marks: Marks, sources: Sources) -> None:
-        self._marks, self._sources = marks, sources
+        self._context, self._marks, self._sources = context, marks, sources
         self._is_on_gpu = context.device == "cuda"
         self._is_on = self._is_inside = False
         self._patches: List[Patch] = []
@@ -62,6 +62,8 @@ class SyncSites:
 
     def _is_counted(self, first: Any) -> bool:
         if not self._is_on or self._is_inside or threading.get_ident() != self._marks.thread:
+            return False
+        if self._context.modules.is_in_evaluation:
             return False
         return not self._is_on_gpu or not hasattr(first, "is_cuda") or bool(first.is_cuda)
 

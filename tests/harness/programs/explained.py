@@ -48,6 +48,15 @@ def burn():
         pass
 
 
+def evaluate(model, optimizer):
+    model.eval()
+    with torch.no_grad():
+        for batch in DataLoader(Pictures(), batch_size=8, sampler=range(32)):
+            report(loss_of(model, batch))
+            time.sleep(0.01)
+    model.train()
+
+
 def main():
     folder = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
     if "blocked" in WORDS:  # where the trace is written first
@@ -67,6 +76,8 @@ def main():
             report(loss)
         if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
             burn()
+        if "evaluate" in WORDS and number % 4 == 3:
+            evaluate(model, optimizer)
         if "stop" in WORDS and os.path.exists(os.path.join(folder, "stop")):
             break
         if "crash" in WORDS and number == 150:
