@@ -141,6 +141,7 @@ class _OfTraces:
         document, path = self._passes.traced[rank], self._passes.traces[rank]
         try:
             trace = read_trace(path, mask)
+            trace.left_out = document.left_out
             host = host_of(trace)
             found = breakdown(trace, host)
         except Unreadable as error:

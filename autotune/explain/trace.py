@@ -11,7 +11,7 @@ import marshal
 import math
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Trace:
         arguments: the different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels.
         device_name: name of the first device; "" on the CPU.
+        left_out: numbers of the steps that do not count.
         notes: what was left out.
     """
 
@@ -72,6 +73,7 @@ class Trace:
     lanes: list[tuple[str, str]]
     arguments: list[dict[str, Any]]
     device_name: str = ""
+    left_out: Collection[int] = ()
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -119,7 +121,8 @@ class Trace:
 
     def steps(self) -> Floats:
         """Returns start and end of each step, shape (steps, 2); empty if the trace has no ranges of steps."""
-        found = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP))
+        left_out = {f"{STEP}{number}" for number in self.left_out}
+        found = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP) and name not in left_out)
         return np.column_stack((self.starts_s[found], self.ends_s[found]))
 
 

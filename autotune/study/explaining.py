@@ -133,12 +133,19 @@ class Explaining:
             return
         for record, which in missing:
             if self._is_time_for(pass_s(record, which), ends_s):
-                session.explain(record, which, ends_s=ends_s)
+                self._run_pass(record, which, ends_s=ends_s)
         for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 
     def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
+
+    def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
+        """Runs a pass, and runs it again if it was ended by a signal: without the pass, the program has run to its end."""
+        made = self._session.explain(record, which, ends_s=ends_s)
+        is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
+        if is_killed and self._is_time_for(pass_s(record, which), ends_s):
+            self._session.explain(record, which, ends_s=ends_s)
 
     def _skip(self, needed_s: float, left_s: float) -> None:
         name, most_s = self._session.folder.name, self._session.budget.explain_max_s
@@ -160,7 +167,7 @@ class Explaining:
         is_slowed = LINES in before and _slowed(self._evidence(record, self._read(record, LINES)))
         for which in wanted.passes:
             if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
-                session.explain(record, which, ends_s=None)
+                self._run_pass(record, which, ends_s=None)
         self.explain(record, role, ends_s=ends_s)
 
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:

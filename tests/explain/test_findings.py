@@ -261,9 +261,8 @@ def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     slow_casts = top(made.evidence(documents, **given, memory=products(0.01, casts=0.1)))
     assert slow_casts.gain.low == 0.0
     attends = Operations(count=9, by_operator=[*by_operator, {**by_operator[0], "operator": "aten::_attention"}])
-    assert (
-        top(made.evidence(documents, **{**given, "operations": [attends]}, memory=products(0.01))).gain.mid < finding.gain.mid
-    )
+    with_attention = top(made.evidence(documents, **{**given, "operations": [attends]}, memory=products(0.01)))
+    assert with_attention.evidence.startswith("89 % of the step")  # 160 of 180 ms, timed in both precisions
     untraced = top(made.evidence(documents, **{**given, "operations": []}, memory=products(0.01)))
     assert untraced.evidence.startswith("40 % of the step")
 

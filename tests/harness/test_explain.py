@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.explain.trace import read_trace
 from autotune.harness.explain import allocations, compiling, documents, kineto
 from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of
@@ -140,6 +142,18 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     assert run.stderr == ""
 
 
+def test_traced_steps_with_an_evaluation_are_named(trial: Trial) -> None:
+    run = explain(trial, TRACE, "evaluate")
+    found = document(run, TRACE)
+    trace = read_trace(run.folder / found["file"])
+    all_steps = trace.steps()
+    trace.left_out = found["left_out"]
+    seconds = (trace.steps()[:, 1] - trace.steps()[:, 0]).tolist()
+    assert len(all_steps) > len(seconds) == found["steps"] >= MIN_STEPS
+    assert max(seconds) < 0.04 < (all_steps[:, 1] - all_steps[:, 0]).max()  # evaluations take 40 ms
+    assert found["step_s"] == pytest.approx(sum(seconds) / len(seconds), rel=0.3)
+
+
 def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:
     run = explain(trial, TRACE, "blocked")
     found = document(run, TRACE)
@@ -197,6 +211,13 @@ def test_program_that_ends_in_the_middle_tells_what_was_seen(trial: Trial) -> No
     found = document(run, LINES)
     assert 0 < found["steps"] < 151
     assert "ended by itself" in found["notes"][0]
+
+
+def test_program_that_crashes_in_a_pass_says_where(trial: Trial) -> None:
+    run = trial(PROGRAM, "segfault", mode="explain", explain=LINES, max_s=60.0)
+    assert run.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in run.stderr
+    assert f"line {line_of('os.kill(os.getpid()')} in main" in run.stderr
 
 
 def test_unknown_pass_is_a_failed_trial(trial: Trial) -> None:

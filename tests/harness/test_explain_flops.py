@@ -14,6 +14,7 @@ from autotune.harness.explain import peaks as peaks_of_device
 from autotune.harness.explain.documents import BYTES, CASTS, NARROW, TIMED_FRAC, WIDE
 from autotune.harness.explain.flops import StepFlops
 from autotune.harness.explain.peaks import least_s, peaks
+from autotune.harness.explain.products import ATTENTION
 
 WITHIN = 0.02
 
@@ -103,6 +104,15 @@ def test_products_of_a_step_are_timed_again_in_two_precisions() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 32))
     found = counted(model, torch.randn(4, 3, 16, 16), mean).products.timed("cpu")
     assert set(found) == {WIDE, NARROW, CASTS, TIMED_FRAC}
+    assert found[TIMED_FRAC] == pytest.approx(1.0)
+    assert all(0 < found[name] < 1 for name in (WIDE, NARROW, CASTS))
+
+
+def test_attention_is_timed_again_in_both_directions() -> None:
+    products = counted(Gpt(64, 2, 4, 500), torch.randint(0, 500, (2, 64)), mean).products
+    assert {name for name, _ in products._seen} >= set(ATTENTION)
+    products._seen = {key: seen for key, seen in products._seen.items() if key[0] in ATTENTION}
+    found = products.timed("cpu")
     assert found[TIMED_FRAC] == pytest.approx(1.0)
     assert all(0 < found[name] < 1 for name in (WIDE, NARROW, CASTS))
 

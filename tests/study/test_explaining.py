@@ -116,6 +116,22 @@ def test_a_crash_under_a_pass_is_that_passes_outcome(bench, tiny):
     assert any(note.startswith("lines: the pass ended as crash") for note in entry["notes"])
 
 
+def test_a_pass_that_was_ended_by_a_signal_is_run_again(bench, tiny):
+    ended = []
+
+    def failures(trial, knobs):
+        if made_bench.launcher.launches[-1].spec.explain != "lines" or ended:
+            return None
+        ended.append(trial)
+        return Failure(signal="SIGSEGV", cause="result", log_tail="crashed")
+
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=20)
+    made_bench.surface.failures = failures
+    entry = made_bench.run()["explanation"]["explained"]
+    assert [one.outcome for one in made_bench.trials if one.origin == "lines"] == [Outcome.crash, Outcome.ok, Outcome.ok]
+    assert {one["passes"]["lines"]["outcome"] for one in entry} == {"ok"}
+
+
 def test_resuming_repeats_no_pass(explained):
     bench, first = explained
     before = passes(bench)

@@ -102,7 +102,7 @@ def _flops_per_s(evidence: Evidence) -> float | None:
 
 def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
     """Returns the share of the step in matrix products; 0 if they are too few to matter, or nothing is known of them."""
-    traced, rate = _traced_matrix_frac(evidence), _flops_per_s(evidence)
+    traced, rate = _traced_matrix_frac(evidence, is_attention_timed=bool(products)), _flops_per_s(evidence)
     if traced is None and products:
         return min(1.0, products[WIDE] / products.get(TIMED_FRAC, 1.0) / evidence.step_s)
     if not products and not evidence.is_cuda and (rate is None or rate < LEAST_FLOPS_PER_S):
@@ -114,12 +114,12 @@ def _computing_s(evidence: Evidence) -> float:
     return math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in COMPUTING)
 
 
-def _traced_matrix_frac(evidence: Evidence) -> float | None:
+def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
     """Returns the share of matrix products in the operators of forward and backward; None if unknown.
 
-    On the CPU, attention is not one of them: in 16 bits it can be slower.
+    On the CPU, attention is one of them only if it was timed in both precisions: in 16 bits it can be slower.
     """
-    kinds = MATRIX_KINDS if evidence.is_cuda else PRODUCT_KINDS
+    kinds = MATRIX_KINDS if evidence.is_cuda or is_attention_timed else PRODUCT_KINDS
     computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
     total_s = math.fsum(entry["seconds"] for entry in computing)
     matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in kinds)

@@ -191,11 +191,12 @@ class Traced:
 
     Attributes:
         file: name of the trace beside this document; "" if there is none, and `notes` says why.
-        steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace.
+        steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace. Those in `left_out` do not count.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         peaks: what this rank reached after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
             a second of a matrix product, "bytes" -> bytes a second of a copy. {} if they could not be measured.
+        left_out: numbers of the ranges in which the program evaluated its model.
         notes: for example that CUPTI was refused.
     """
 
@@ -207,6 +208,7 @@ class Traced:
     step_s: float
     plain_step_s: Optional[float]
     peaks: Dict[str, float] = dataclasses.field(default_factory=dict)
+    left_out: List[int] = dataclasses.field(default_factory=list)
     notes: List[str] = dataclasses.field(default_factory=list)
     schema: int = SCHEMA
 
@@ -224,9 +226,9 @@ class Memory:
             numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: seconds of that step's matrix products and convolutions with inputs in 32 bits, each timed alone in "float32"
-            and in "bfloat16"; "casts", seconds in which all their inputs are converted; "timed_frac", the share of these
-            products that was timed, by FLOPs. {} if there are none.
+        products: seconds of that step's matrix products, convolutions and, on the CPU, attention with inputs in 32 bits, each
+            timed alone in "float32" and in "bfloat16"; "casts", seconds in which all their inputs are converted; "timed_frac",
+            the share of these products that was timed, by FLOPs. {} if there are none.
         timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -77,7 +77,7 @@ def _counting_mode() -> Any:
         def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
             before = self.get_total_flops()
             out = super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
-            if func_packet in self.flop_registry and not kwargs:
+            if func_packet in self.flop_registry and all(value is None for value in kwargs.values()):
                 self._products.note(func_packet, args, float(self.get_total_flops() - before))
             return out
 

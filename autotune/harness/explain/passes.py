@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 from typing import Optional
@@ -23,6 +24,8 @@ class Explained:
     """The pass that this trial makes, from the first step to its document."""
 
     def __init__(self, context: TrialContext) -> None:
+        if not faulthandler.is_enabled():  # the program has run without the pass: if it crashes now, its log says where
+            faulthandler.enable(file=2)
         self._context = context
         self._pass = _made(context)
         self._begin_step: Optional[int] = None

@@ -1,4 +1,4 @@
-"""Times the convolutions and matrix products of a step again, each alone, in 32 and in 16 bits.
+"""Times the convolutions, matrix products and attention of a step again, each call alone, in 32 and in 16 bits.
 
 Their ratio says how much faster 16 bits are on this device in the shapes of this program. The device's peaks do not say that,
 because small products are far from them.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
 from .peaks import least_s, untouched
 
-NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")  # operators of ATen
+# Operators of ATen. On a CPU without AMX, the backward pass of attention is three times as slow in 16 bits (torch 2.14), which
+# can cost more than all other products gain.
+ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
+NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", *ATTENTION)
+LOGSUMEXP = 5  # place of the argument of attention's backward pass that stays in 32 bits
 MAX_S = 2.0  # after so long no further product is timed; those with the most FLOPs come first
 
 
@@ -26,7 +30,7 @@ class Described(NamedTuple):
 
 
 class Products:
-    """The products of one step that have their inputs in 32 bits."""
+    """The products and attention of one step that have their inputs in 32 bits."""
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]
@@ -57,18 +61,23 @@ class Products:
 
 
 def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
-    narrow = _narrowed(wide)
+    kept = LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
+    narrow = _narrowed(wide, kept)
     return {
         WIDE: least_s(functools.partial(operator, *wide), device),
         NARROW: least_s(functools.partial(operator, *narrow), device),
-        CASTS: least_s(functools.partial(_narrowed, wide), device),
+        CASTS: least_s(functools.partial(_narrowed, wide, kept), device),
     }
 
 
-def _narrowed(arguments: List[Any]) -> List[Any]:
+def _narrowed(arguments: List[Any], kept: Optional[int]) -> List[Any]:
+    """Returns the arguments with their tensors in 16 bits, except the one at place `kept`."""
     import torch
 
-    return [each.to(torch.bfloat16) if isinstance(each, torch.Tensor) else each for each in arguments]
+    def is_cast(place: int, each: Any) -> bool:
+        return isinstance(each, torch.Tensor) and place != kept
+
+    return [each.to(torch.bfloat16) if is_cast(place, each) else each for place, each in enumerate(arguments)]
 
 
 def _described(argument: Any) -> Any:

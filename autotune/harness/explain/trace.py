@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ..context import TrialContext
 from .base import Pass, mean_step_s
@@ -35,7 +35,9 @@ class TracePass(Pass):
         self._range: Any = None
         self._num_wanted: Optional[int] = None  # None while the first step is traced
         self._num_steps = 0
-        self._begun_s = self._seconds = 0.0
+        self._begun_s = self._step_begun_s = self._seconds = 0.0
+        self._left_out: List[int] = []  # numbers of steps with an evaluation, and how long they took
+        self._left_out_s = 0.0
 
     def begin(self) -> None:
         """See the base class."""
@@ -56,6 +58,12 @@ class TracePass(Pass):
         if not self.is_over:
             self._marks.between_steps = self._next
 
+    def leave_out(self, samples: float, wait_s: float) -> None:
+        """See the base class."""
+        if self._profiler is not None and self._marks.between_steps is None and not self.is_over:
+            self._left_out.append(int(self._profiler.step_num))
+            self._left_out_s += time.perf_counter() - self._step_begun_s
+
     # --- the profiler, started and stopped between two steps ---
 
     def _start(self) -> None:
@@ -68,7 +76,8 @@ class TracePass(Pass):
         with quiet(self.notes):
             self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
             self._profiler.start()
-        self._num_steps, self._begun_s = 0, time.perf_counter()
+        self._num_steps, self._begun_s, self._left_out, self._left_out_s = 0, time.perf_counter(), [], 0.0
+        self._step_begun_s = self._begun_s
 
     def _next(self) -> None:
         self._leave()
@@ -78,11 +87,12 @@ class TracePass(Pass):
             self._stop()
             self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, self._num_events())
             self._start()
-        elif self._num_steps < self._num_wanted and elapsed_s < MAX_S:
+        elif self._num_steps - len(self._left_out) < self._num_wanted and elapsed_s < MAX_S:
             self._profiler.step()
+            self._step_begun_s = time.perf_counter()
         else:
             self._stop()
-            self._seconds, self.is_over = time.perf_counter() - self._begun_s, True
+            self.is_over = True
 
     def _stop(self) -> None:
         if self.context.device == "cuda":
@@ -129,6 +139,7 @@ class TracePass(Pass):
         context = self.context
         is_on_gpu = context.device == "cuda"
         file = self._exported()
+        num_steps = max(1, self._num_steps - len(self._left_out))
         if is_on_gpu and file and not self._saw_kernels():
             self.notes.append(NO_KERNELS.format("the trace holds none"))
         return Traced(
@@ -136,8 +147,9 @@ class TracePass(Pass):
             world_size=context.world_size,
             device=context.device,
             file=file,
-            steps=self._num_steps,
-            step_s=self._seconds / max(1, self._num_steps),
+            steps=num_steps,
+            step_s=(self._seconds - self._left_out_s) / num_steps,
+            left_out=self._left_out,
             plain_step_s=self._plain_step_s,
             peaks=self._peaks() if self.is_over else {},
         )

@@ -1,6 +1,7 @@
 """Trains a small network. Each word on its command line adds something slow for the passes of mode "explain" to find."""
 
 import os
+import signal
 import sys
 import time
 
@@ -82,6 +83,8 @@ def main():
             break
         if "crash" in WORDS and number == 150:
             raise ValueError("in the middle of a pass")
+        if "segfault" in WORDS and number == 150:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if "seen" in WORDS and number == 5:
             print([name for name in sys.modules if name.startswith("_autotune_harness.explain.") and "passes" in name])
 
