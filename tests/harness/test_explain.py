@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +21,7 @@ import torch
 from autotune.explain.trace import read_trace
 from autotune.harness.explain import allocations, compiling, documents, kineto
 from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER
-from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of
+from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of, threads
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
@@ -311,6 +313,51 @@ def test_a_stack_is_read_innermost_first() -> None:
     names = [code.co_name for code, _ in stack]
     assert names.index("stack_of") < names.index("test_a_stack_is_read_innermost_first")
     assert stack_of(1) == []
+
+
+READS_STACKS = """
+import gc, sys, threading, time
+from autotune.harness.explain.sampler import stack_of, threads
+
+def pause(moment, info):
+    if threading.get_ident() != main:
+        time.sleep(0.0002)
+
+def read():
+    while not is_over:
+        stack_of(main), threads()
+
+def calls(depth):
+    return [calls(depth - 1)] if depth else []
+
+main, is_over = threading.get_ident(), False
+gc.set_threshold(15)
+gc.callbacks.append(pause)
+reader = threading.Thread(target=read)
+reader.start()
+end_s = time.perf_counter() + 3
+while time.perf_counter() < end_s:
+    calls(40)
+    [calls(3) for _ in range(20)]
+is_over = True
+reader.join()
+assert gc.isenabled()
+"""
+
+
+def test_reading_stacks_of_a_running_thread_does_not_crash_if_the_collector_runs() -> None:
+    done = subprocess.run([sys.executable, "-c", READS_STACKS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_reading_stacks_leaves_the_collector_as_it_is() -> None:
+    gc.disable()
+    try:
+        assert threading.get_ident() in threads()
+        assert stack_of(threading.get_ident())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_frame_without_a_line_counts_for_its_function() -> None:

@@ -7,7 +7,9 @@ program. Signals and `faulthandler` were tried: they slow programs down, or cras
 
 from __future__ import annotations
 
-import contextlib
+import collections
+import functools
+import gc
 import itertools
 import operator
 import os
@@ -15,7 +17,7 @@ import random
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .documents import MAIN, THREAD, WORKER, Line
 from .sources import HARNESS, OWN, Sources, name_of, text_of
@@ -94,7 +96,7 @@ class LineSampler(threading.Thread):
     def _sample(self, phase: str, elapsed_s: float) -> None:
         self.num_samples += 1
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
-        for thread in list(sys._current_frames()) if self._where == MAIN else [self._thread]:
+        for thread in threads() if self._where == MAIN else [self._thread]:
             if thread == self.ident:
                 continue
             stack = stack_of(thread)
@@ -166,17 +168,40 @@ def most_of_each(lines: List[Line]) -> List[Line]:
 
 
 def stack_of(thread: int) -> List[Tuple[Any, Optional[int]]]:
-    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended. A line may be unknown.
-
-    All of it happens in one call of C code, during which no other thread runs. If the thread went on while its frames are
-    walked, freed memory could be read, because torch.compile runs frames of its own (seen with Python 3.11).
-    """
+    """Returns (code, line) of a thread's frames, innermost first; [] if the thread has ended. A line may be unknown."""
     stack: List[Tuple[Any, Optional[int]]] = []
-    first = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
-    frames = itertools.accumulate(itertools.chain(first, itertools.repeat("f_back")), getattr)
-    with contextlib.suppress(AttributeError, KeyError):  # raised after the outermost frame; if the thread has ended
-        stack.extend(map(_PLACE, frames))
+    innermost = map(operator.methodcaller("get", thread), _frames())
+    frames = itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr)
+    _undisturbed(map(stack.append, map(_PLACE, itertools.takewhile(_IS_FRAME, frames))))
     return stack
 
 
+def threads() -> List[int]:
+    """Returns the threads that run Python code."""
+    found: List[int] = []
+    _undisturbed(map(found.extend, _frames()))
+    return found
+
+
+def _frames() -> Iterator[Dict[int, Any]]:
+    """Yields once: thread -> its innermost frame."""
+    return itertools.islice(iter(sys._current_frames, None), 1)
+
+
+def _undisturbed(looking: Iterator[Any]) -> None:
+    """Consumes an iterator that looks at other threads' frames, in one call of C code, during which no other thread runs.
+
+    If a thread went on while its frames are read, freed memory would be read, and the process might crash. So all steps must be
+    functions written in C, and the garbage collector, which until Python 3.11 may run Python code whenever memory is
+    allocated, is off. It is turned off and on within the same call, because another thread might change it in between.
+    """
+    restore: List[Callable[[], None]] = []
+    was_on = map(_CALL, (gc.isenabled,))
+    steps = (map(restore.append, map(_RESTORING.__getitem__, was_on)), map(_CALL, (gc.disable,)), looking, map(_CALL, restore))
+    collections.deque(itertools.chain.from_iterable(steps), maxlen=0)
+
+
 _PLACE = operator.attrgetter("f_code", "f_lineno")
+_IS_FRAME = functools.partial(operator.is_not, None)
+_CALL = operator.methodcaller("__call__")
+_RESTORING = (gc.disable, gc.enable)  # by `gc.isenabled()`
