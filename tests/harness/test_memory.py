@@ -218,6 +218,32 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
 
 
 @pytest.mark.parametrize(
+    ("device", "there", "has_compiler"),
+    [
+        ("cuda", ("triton", "gcc"), True),
+        ("cuda", ("triton", "clang"), True),
+        ("cuda", ("triton",), False),  # triton compiles its launchers
+        ("cuda", ("gcc",), False),
+        ("cpu", ("g++",), True),
+        ("cpu", ("triton", "gcc"), False),
+    ],
+)
+def test_a_compiler_is_there_if_all_that_it_needs_is(
+    device: str, there: tuple[str, ...], has_compiler: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(process.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(process.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert process.has_compiler(device) is has_compiler
+    (tmp_path / "Python.h").unlink()
+    monkeypatch.setattr(process.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    assert not process.has_compiler(device)
+
+
+@pytest.mark.parametrize(
     ("kind", "before", "after"), [("auto", [500], [500, 500]), ("cpu", [500], [500, 500]), ("cuda", [], [500])]
 )
 def test_the_host_s_memory_is_limited_where_it_is_what_trains(
