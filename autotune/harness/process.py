@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import state
-from .knobs import affinity
+from .knobs import affinity, memory
 from .protocol import whole_number
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
@@ -56,7 +56,7 @@ class MemoryWatch:
             self._cuda, self._index = torch.cuda, index
             if limit_bytes:
                 total = torch.cuda.get_device_properties(index).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), index)
+                memory.limit_device(min(1.0, limit_bytes / total), index)
         elif limit_bytes:
             _limit_data(limit_bytes)
 
