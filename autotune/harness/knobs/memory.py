@@ -53,7 +53,7 @@ class MemoryKnobs(KnobHandler):
 def limit_device(fraction: float, index: Optional[int]) -> None:
     """Limits the share of a GPU's memory that this process may take, see `TrialContext.device_index`.
 
-    The allocator checks the limit only when it asks the driver for memory. So it gives back what the first step has left unused:
+    The allocator checks the limit only when it asks the driver for memory. So it gives back what the first step has left:
     otherwise later steps would be served from that, however much it is.
     """
     import torch
