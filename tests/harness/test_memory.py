@@ -148,7 +148,7 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("allocator", "is_limited"), [("collect_80", True), ("expandable_segments", False)])
-def test_unused_blocks_are_collected_as_torch_does_so_under_a_limit_only(
+def test_collecting_sets_the_limit_without_which_torch_does_not_collect(
     allocator: str, is_limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCuda("")
