@@ -204,7 +204,7 @@ def has_compiler(device: str) -> bool:
 
     Triton compiles its launchers when they are first used (triton/runtime/build.py). Both compilers need Python's headers.
     """
-    names = ("CXX", "g++", "clang++", "c++")
+    names: Tuple[str, ...] = ("CXX", "g++", "clang++", "c++")
     if device == "cuda":
         import importlib.util
 
