@@ -22,6 +22,7 @@ from autotune.log_messages import (
     OOM_CLASSES,
     PARENT_CLASSES,
     PEER_LOST,
+    PINNING,
     SHARED_MEMORY,
     SUSPECTED_OOM,
     TOO_MANY_FILES,
@@ -309,12 +310,22 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
+    if _lacks_pinned_memory(result, facts):
+        return Outcome.host_oom, f"page-locked memory ran out: {line}"
     if worker := error.get("worker"):  # in torch's words for the end of a worker
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)
     text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
     return _of_message(text, line, facts) or (Outcome.error, line)
+
+
+def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
+    """Whether host memory could not be pinned, although the device had memory left for the context that pinning may make."""
+    error = result.error or {}
+    is_pinning = PINNING.search(f"{error.get('message', '')}\n{error.get('traceback', '')}")
+    is_full = (facts.device_used_frac or 0.0) > NEAR_CAP_FRAC
+    return bool(is_pinning and DEVICE_OOM.search(error.get("message", "")) and not is_full)
 
 
 def _raised(result: RankResult) -> str:

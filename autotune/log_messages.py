@@ -12,6 +12,8 @@ DEVICE_OOM = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )
+# A call that pins host memory. CUDA reports the lack of this memory in the same words as that of device memory.
+PINNING = re.compile(r"in pin memory thread|\.pin_memory\(|, in pin_memory$", re.MULTILINE)
 HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
 HOST_OOM = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"

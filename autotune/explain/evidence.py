@@ -20,6 +20,14 @@ from autotune.records import KnobValue, TrialRecord
 GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
 
 
+def phases_of(lines: Lines) -> dict[str, float]:
+    """Returns phase -> seconds per step: as the GPU saw it if the program trains on one, else as the training thread did.
+
+    The training thread runs ahead of a GPU. Where it waits for the GPU says nothing of what the GPU computes then.
+    """
+    return lines.phases_s if lines.device_phases_s is None else lines.device_phases_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operations:
     """What the trace says of the operators of a step, for one rank.
@@ -90,6 +98,11 @@ class Evidence:
         return self.lines[0]
 
     @property
+    def phases_s(self) -> dict[str, float]:
+        """Phase -> seconds of a step on rank 0, see `phases_of`."""
+        return phases_of(self.first)
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step under the pass "lines"."""
         return self.first.seconds / max(1, self.first.steps)
@@ -133,7 +146,7 @@ class Evidence:
     @property
     def input_s(self) -> float:
         """Seconds of a step in the phase "input", of all loaders: the figure that the step's breakdown shows."""
-        return self.first.phases_s.get(INPUT, 0.0)
+        return self.phases_s.get(INPUT, 0.0)
 
     @property
     def wait_s(self) -> float:

@@ -1,7 +1,8 @@
 """Defines the document that explains a study: explanation.json, and `explanation` in its summary.
 
 {"explained": [{"trial", "role": "best|baseline|asked", "passes": {pass: {"trial", "outcome", "reason"}},
-                "phases_s": {phase: seconds per step} | {}, "findings": [as Finding.as_json], "notes": [sentence]}],
+                "phases_s": {phase: seconds per step, by `Evidence.phases_s`} | {}, "findings": [as Finding.as_json],
+                "notes": [sentence]}],
  "checks": [as Check.as_json], "accuracy": {"checked", "held"}, "skipped": why nothing was explained, or ""}
 """
 
@@ -34,7 +35,7 @@ def entry(
         "trial": evidence.record.number,
         "role": role,
         "passes": ran,
-        "phases_s": dict(evidence.first.phases_s) if evidence.lines else {},
+        "phases_s": dict(evidence.phases_s) if evidence.lines else {},
         "findings": [finding.as_json() for finding in findings],
         "notes": list(notes),
     }

@@ -67,7 +67,12 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
 
 
 def documented_peaks(device_name: str) -> Peaks | None:
-    """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it; None if it is not in the table."""
+    """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it.
+
+    Returns None if it is not in the table, or only a slice of a GPU (MIG), which has a part of the peaks.
+    """
+    if " MIG " in device_name:
+        return None
     return next((peaks for pattern, peaks in _DOCUMENTED if re.search(pattern, device_name, re.IGNORECASE)), None)
 
 

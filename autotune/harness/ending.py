@@ -19,6 +19,11 @@ EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0  # how long rank 0 waits for the other ranks' results
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
+# A kernel fails after the call that queued it, so any later call may report this error, and the harness's may be the first.
+FAULT_OF_A_KERNEL = re.compile(
+    r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
+    r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable)"
+)
 
 
 class Ending:
@@ -84,15 +89,18 @@ class Ending:
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
+        is_kernels = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
         with contextlib.suppress(OSError):  # the disk is full
-            sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
+            said = "an earlier kernel of the program failed, seen" if is_kernels else "the harness failed"
+            sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
             return
         context.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
-        what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
-        self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
+        if not is_kernels:
+            what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
+            self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
         try:
             from . import report
 

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import state
-from .knobs import affinity
+from .knobs import affinity, memory
 from .protocol import whole_number
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
@@ -56,7 +56,7 @@ class MemoryWatch:
             self._cuda, self._index = torch.cuda, index
             if limit_bytes:
                 total = torch.cuda.get_device_properties(index).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), index)
+                memory.limit_device(min(1.0, limit_bytes / total), index)
         elif limit_bytes:
             _limit_data(limit_bytes)
 
@@ -200,11 +200,17 @@ def instruction_sets() -> List[str]:
 
 
 def has_compiler(device: str) -> bool:
-    """Returns whether torch.compile finds what it needs for a device: triton on CUDA, a C++ compiler on the CPU."""
+    """Returns whether torch.compile finds what it needs: a C++ compiler for a CPU, triton and a C compiler for CUDA.
+
+    Triton compiles its launchers when they are first used (triton/runtime/build.py). Both compilers need Python's headers.
+    """
+    names: Tuple[str, ...] = ("CXX", "g++", "clang++", "c++")
     if device == "cuda":
         import importlib.util
 
-        return importlib.util.find_spec("triton") is not None
-    header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
-    found = any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
-    return found and os.path.exists(header)
+        if importlib.util.find_spec("triton") is None:
+            return False
+        names = ("CC", "gcc", "clang")
+    found = any(shutil.which(name) for name in (os.environ.get(names[0], ""), *names[1:]) if name)
+    folders = {sysconfig.get_paths()["include"], str(sysconfig.get_config_var("INCLUDEPY"))}
+    return found and any(os.path.exists(os.path.join(folder, "Python.h")) for folder in folders)

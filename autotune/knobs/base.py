@@ -43,7 +43,7 @@ class HostContext:
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         cpu_isa: relevant CPU instruction sets: "avx2", "avx512_bf16", "amx_bf16", ...
-        has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
+        has_compiler: whether torch.compile can work for this device (CPU: a C++ compiler; CUDA: triton and a C compiler).
         observed: knob key -> the program's own value, as observed in the baseline.
         not_applicable: knob key -> why the knob does not apply, as the harness reported in the baseline.
         num_numa_nodes: NUMA nodes that the program's cores belong to.

@@ -58,10 +58,11 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     if gain_frac is None:
         return []
     bound, evidence = f"with an infinitely fast loader at most {signed(gain_frac)}", _evidence(record)
-    if record.data_wait_frac >= HIGH_WAIT_FRAC:
-        return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
+    # On a GPU, the training thread may load data and wait for it while the GPU computes what was queued before.
     if record.data_wait_frac >= MODERATE_WAIT_FRAC and gain_frac < LEAST_GAIN_FRAC:
         return [_finding("device-bound", evidence, f"The step waits for its input, yet {bound}.")]
+    if record.data_wait_frac >= HIGH_WAIT_FRAC:
+        return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
     if record.data_wait_frac >= MODERATE_WAIT_FRAC:
         return [_finding("partly input-bound", evidence, f"The input pipeline still costs time: {bound}.")]
     return [_finding("device-bound", evidence, f"The input pipeline keeps up: {bound}.")]

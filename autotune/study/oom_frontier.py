@@ -13,7 +13,7 @@ BATCH = "loader.batch_size"
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
 # Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
 # among them, since a program may read them.
-ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode"), ("memory.", "parallel.", "env.")
+ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode", "backend.sdpa"), ("memory.", "parallel.", "env.")
 ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 

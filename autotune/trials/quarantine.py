@@ -25,7 +25,8 @@ STICKY = re.compile(
     r"CUDA error: (?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
     r"|misaligned address|an illegal instruction was encountered|invalid program counter|hardware stack error"
     r"|operation not supported on global/shared address space|the launch timed out and was terminated"
-    r"|uncorrectable (?:ECC|NVLink) error[^\n]*|unknown error|no CUDA-capable device is detected)"
+    r"|uncorrectable (?:ECC|NVLink) error[^\n]*|unknown error|no CUDA-capable device is detected"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable)"
     r"|cudaError(?:IllegalAddress|Assert|LaunchFailure|LaunchTimeout|ECCUncorrectable|HardwareStackError|NvlinkUncorrectable)"
     r"|GPU has fallen off the bus|GPU is lost|NVRM: Xid[^\n]*"
 )

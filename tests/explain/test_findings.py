@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.explain import explanation
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.gains import Gain
@@ -424,6 +425,45 @@ def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
     assert gain(0.02) == pytest.approx(1 / 0.7 - 1)
     assert gain(0.09) == pytest.approx(1 / 0.9 - 1)
     assert gain(0.1) == 0.0
+
+
+def test_on_a_gpu_the_phases_are_the_device_s():
+    # The training thread runs ahead, and waits for the GPU in the phase of the optimizer.
+    on_device = {"input": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.004, "other": 0.006}
+    host = made.phases(input=0.01, optimizer=0.08)
+    given = {"host_context": GPU, "domains": ENOUGH, "knobs": {"precision.amp": "off"}}
+
+    def of(**more):
+        return made.evidence(made.lines(FORWARD_LINE, BACKWARD_LINE, phases_s=host, wait_s=0.01, **more), **given)
+
+    seen = of(device_phases_s=on_device)
+    assert causes(seen) == ["32-bit arithmetic"]
+    assert top(seen).evidence.startswith("63 % of the step in float32 products")
+    assert (seen.input_s, seen.wait_s) == (0.0, 0.0)
+    assert explanation.entry(seen, "best", [], passes={}, notes=[])["phases_s"] == on_device
+    assert "unfused optimizer" in causes(of())
+
+
+def test_on_gpus_ranks_are_compared_by_the_phases_of_their_devices():
+    ranks = [
+        made.lines(FORWARD_LINE, rank=rank, world_size=2, phases_s=made.phases(optimizer=0.09), device_phases_s=seconds)
+        for rank, seconds in enumerate(({"forward": 0.02, "backward": 0.08}, {"forward": 0.05, "backward": 0.05}))
+    ]
+    finding = next(one for one in found(made.evidence(*ranks, host_context=GPU)) if one.cause == "rank skew")
+    assert finding.where == "rank 1"
+    assert finding.evidence.startswith("rank 1 needs 30.0 ms")
+
+
+def test_a_blocking_copy_gains_no_more_than_the_gpu_is_idle():
+    copy = made.line("images = images.to(device)", 0.08)
+
+    def gain(busy_s):
+        documents = made.lines(FORWARD_LINE, syncs=[made.site("copy", 1, 0.08, at=copy)])
+        evidence = made.evidence(documents, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
+        return next(one.gain for one in found(evidence) if one.cause == "synchronous copies")
+
+    assert gain(0.5 * made.STEP_S).high == pytest.approx(1.0)
+    assert gain(None).high == pytest.approx(4.0)
 
 
 def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_would_help():

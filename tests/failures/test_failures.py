@@ -233,6 +233,25 @@ def test_an_exception_is_read_by_class_first_and_known_message_second(kind, mess
     assert classify(answered(failed(kind, message)))[0] is outcome
 
 
+PINNED = """Caught AcceleratorError in pin memory thread for device 0.
+Original Traceback (most recent call last):
+  File "/x/torch/utils/data/_utils/pin_memory.py", line 72, in pin_memory
+    return data.pin_memory()
+torch.AcceleratorError: CUDA error: out of memory
+"""
+
+
+def test_pinned_memory_is_the_host_s():
+    by_thread, by_program = failed("torch.AcceleratorError", PINNED), failed("RuntimeError", "CUDA error: out of memory")
+    by_program.error["traceback"] = '  File "train.py", line 9, in main\n    x = x.pin_memory()\n'
+    for one in (by_thread, by_program):
+        outcome, reason = classify(answered(one, device_used_frac=0.4))
+        assert outcome is Outcome.host_oom
+        assert reason.startswith("page-locked memory ran out: ")
+        assert reason.endswith("Error: CUDA error: out of memory")
+        assert classify(answered(one, device_used_frac=0.99))[0] is Outcome.device_oom
+
+
 def test_the_device_s_out_of_memory_is_known_by_its_class_in_a_log():
     # The message of cudaMallocAsync is worded differently.
     said = "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)"

@@ -108,17 +108,24 @@ def test_fused_kernels_are_read_from_the_graph() -> None:
 class FakeRuntime:
     """The functions of the CUDA runtime library that the harness calls. No real library has been tested yet."""
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        self.limits, self._keeps = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps
+    def __init__(self, *, keeps: bool = True, error: int = 0) -> None:
+        self.limits, self._keeps, self._error = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps, error
+        self.last_error = 0  # torch raises it after the next kernel
 
     def cudaDeviceSetLimit(self, limit: int, value: Any) -> int:
         if self._keeps:
             self.limits[limit] = value.value
-        return 0
+        self.last_error = self._error
+        return self._error
 
     def cudaDeviceGetLimit(self, pointer: Any, limit: int) -> int:
         pointer._obj.value = self.limits[limit]
-        return 0
+        self.last_error = self._error
+        return self._error
+
+    def cudaGetLastError(self) -> int:
+        error, self.last_error = self.last_error, 0
+        return error
 
 
 @pytest.mark.parametrize(("keeps", "status", "observed"), [(True, APPLIED, 128), (False, OVERRIDDEN, 64)])
@@ -132,6 +139,16 @@ def test_the_l2_granularity_is_set_and_read_back(
     found = knob.verify()[L2]
     assert (found.status, found.observed) == (status, observed)
     assert knob.observe() == {L2: observed}
+
+
+def test_a_gpu_without_this_limit_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRuntime(error=215)  # cudaErrorUnsupportedLimit
+    monkeypatch.setattr(device, "runtime", lambda: fake)
+    knob = device.DeviceKnobs(context({L2: 128}))
+    knob.on_activate()
+    assert fake.last_error == 0
+    assert knob.verify()[L2].status == NOT_APPLICABLE
+    assert fake.last_error == 0
 
 
 def test_the_l2_granularity_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

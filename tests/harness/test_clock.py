@@ -170,6 +170,22 @@ def test_phases_of_the_device_can_leave_a_step_out(monkeypatch: pytest.MonkeyPat
     assert "left out" not in found
 
 
+def test_a_long_evaluation_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch, "cuda", device)
+    phases = DevicePhases()
+    for number_of_calls in (1, MAX_EVENTS, 1):
+        phases.step_begins()
+        for _ in range(number_of_calls):
+            phases.note("input")
+            phases.note("other")
+        if number_of_calls > 1:
+            phases.leave_out_step()
+    phases.note("other")
+    found = phases.seconds()
+    assert (found["input"], found["other"]) == (pytest.approx(0.02), pytest.approx(0.02))
+
+
 def test_the_host_s_clock_takes_the_wait_off() -> None:
     clock = make_clock("cpu")
     assert isinstance(clock, HostClock)

@@ -89,7 +89,7 @@ class FakeCuda:
     def __init__(self, text: str) -> None:
         asked = dict(part.split(":") for part in text.split(",") if part)
         self.backend = asked.get("backend", "native")
-        self.fraction = 1.0
+        self.fraction, self.is_emptied = 1.0, False
         self.memory = self
         self.settings = {
             "PYTORCH_CUDA_ALLOC_CONF": text,
@@ -113,6 +113,9 @@ class FakeCuda:
     def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
         assert index == INDEX
         self.fraction = fraction
+
+    def empty_cache(self) -> None:
+        self.is_emptied = True
 
     def get_per_process_memory_fraction(self, index: int | None) -> float:
         assert index == INDEX
@@ -138,16 +141,28 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
         knobs = memory.MemoryKnobs(trial)
         knobs.on_activate()
         assert fake.fraction == fraction
+        assert fake.is_emptied, "what is cached is not checked against the limit"
         assert knobs.verify()["memory.fraction"].status == APPLIED
         fake.fraction = 1.0  # as if the program set it
         assert knobs.verify()["memory.fraction"].status == OVERRIDDEN
+
+
+@pytest.mark.parametrize(("allocator", "is_limited"), [("collect_80", True), ("expandable_segments", False)])
+def test_collecting_sets_the_limit_without_which_torch_does_not_collect(
+    allocator: str, is_limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeCuda("")
+    fake.fraction = 0.0  # no limit was set
+    monkeypatch.setattr(torch, "cuda", fake)
+    memory.MemoryKnobs(context({"memory.allocator": allocator}, device_index=INDEX)).on_activate()
+    assert fake.fraction == (1.0 if is_limited else 0.0)
 
 
 class Statistics:
     """A fake of torch.cuda's memory statistics for two GPUs, in bytes. The second GPU trains."""
 
     def __init__(self) -> None:
-        self.reserved, self.retries = [0, 800], 0
+        self.reserved, self.retries, self.num_emptied = [0, 800], 0, 0
         self.limits: list[tuple[float, int | None]] = []
 
     def device_count(self) -> int:
@@ -164,6 +179,9 @@ class Statistics:
 
     def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
         self.limits.append((fraction, index))
+
+    def empty_cache(self) -> None:
+        self.num_emptied += 1
 
     def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
         size = self.reserved[index]
@@ -186,7 +204,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Statistics, MemoryWatch]:
 
 def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, MemoryWatch]) -> None:
     statistics, watch = watched
-    assert statistics.limits == [(0.25, INDEX)]
+    assert (statistics.limits, statistics.num_emptied) == ([(0.25, INDEX)], 1)
     assert watch.summary() == {
         "kind": "cuda",
         "peak_bytes": 400,
@@ -215,6 +233,32 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert process.facts("cuda", INDEX)["device_uuid"] == uuid
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "has_compiler"),
+    [
+        ("cuda", ("triton", "gcc"), True),
+        ("cuda", ("triton", "clang"), True),
+        ("cuda", ("triton",), False),  # triton compiles its launchers
+        ("cuda", ("gcc",), False),
+        ("cpu", ("g++",), True),
+        ("cpu", ("triton", "gcc"), False),
+    ],
+)
+def test_a_compiler_is_there_if_all_that_it_needs_is(
+    device: str, there: tuple[str, ...], has_compiler: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(process.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(process.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert process.has_compiler(device) is has_compiler
+    (tmp_path / "Python.h").unlink()
+    monkeypatch.setattr(process.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    assert not process.has_compiler(device)
 
 
 @pytest.mark.parametrize(

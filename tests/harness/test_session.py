@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.harness import protocol
+from autotune.harness import ending as ending_of_processes
+from autotune.harness import protocol, report
 from autotune.harness.ending import Ending
 from tests.harness.conftest import RULES, SCRIPTS, Trial
 from tests.harness.contexts import context
@@ -184,3 +185,24 @@ def test_a_dead_device_does_not_hide_the_program_s_own_error(error: Any, monkeyp
     with contextlib.nullcontext() if error else pytest.raises(RuntimeError):
         ending._end()
     assert written == (["failed"] if error else [])
+
+
+KERNEL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
+
+
+@pytest.mark.parametrize(("message", "is_program_s"), [(KERNEL, True), ("CUDA error: invalid resource handle", False)])
+def test_a_kernel_that_failed_before_is_no_fault_of_the_harness(
+    message: str, is_program_s: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending = Ending(context(is_applying=False, is_over=False, clock_offset_s=0.0))
+    monkeypatch.setattr(ending_of_processes.os, "_exit", lambda code: None)
+    monkeypatch.setattr(protocol, "write_json", lambda path, document: None)
+    monkeypatch.setattr(report, "bare", lambda *_: None)
+    monkeypatch.setattr(ending, "_path", lambda: "")
+    try:
+        raise RuntimeError(message)
+    except RuntimeError:
+        ending.broke("counting a step")
+    assert ending.error is not None
+    assert ending.error["message"].startswith("CUDA error") is is_program_s
+    assert ("autotune: the harness failed" in capsys.readouterr().err) is not is_program_s

@@ -23,6 +23,12 @@ def test_what_binds_is_told_from_the_time_spent_waiting(wait, finding):
     assert "loader 110" in found["evidence"]
 
 
+def test_a_wait_that_a_gpu_spends_computing_binds_nothing():
+    (found,) = diagnose(trial(data_wait_frac=0.6, device_rate=101.0), device="cuda")
+    assert found["finding"] == "device-bound"
+    assert found["advice"] == "The step waits for its input, yet with an infinitely fast loader at most +1 %."
+
+
 def test_unknown_rates_are_not_guessed():
     assert diagnose(trial(device_rate=None)) == []
     assert diagnose(trial(data_wait_frac=None)) == []

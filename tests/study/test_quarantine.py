@@ -37,6 +37,7 @@ def judge(probe):
         "CUDA error: device-side assert triggered",
         "CUDA error: unspecified launch failure",
         "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "Unable to determine the device handle: GPU has fallen off the bus",
         "NVRM: Xid (PCI:0000:65:00): 79, pid=1234",
         "cudaErrorIllegalAddress",

@@ -225,6 +225,7 @@ def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(b
         ({"loader.batch_size": 64, "precision.amp": "bf16"}, False),
         ({"loader.batch_size": 64, "precision.amp": "off", "memory.activation_checkpointing": True}, False),
         ({"loader.batch_size": 64, "precision.amp": "off", "threads.intra": 1}, True),
+        ({"loader.batch_size": 64, "precision.amp": "off", "backend.sdpa": "flash"}, False),
         ({"precision.amp": "off"}, False),
     ],
 )

@@ -46,7 +46,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     Every call checks the guards of the graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. A forward
     pass without this takes about half as long as the backward pass, which has twice its products.
     """
-    phases = evidence.first.phases_s
+    phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)
     return max(0.0, own_s - 0.5 * phases.get(BACKWARD, 0.0))
 

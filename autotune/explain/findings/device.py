@@ -111,7 +111,7 @@ def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
 
 
 def _computing_s(evidence: Evidence) -> float:
-    return math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in COMPUTING)
+    return math.fsum(evidence.phases_s.get(phase, 0.0) for phase in COMPUTING)
 
 
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
@@ -134,7 +134,7 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the weights are updated one by one although one kernel could do it."""
-    seconds, value = evidence.first.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
+    seconds, value = evidence.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
     if value is None:
         return
     low, mid, high = (seconds * (1 - 1 / times) for times in FASTER_OPTIMIZER)
@@ -170,7 +170,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # only the model is compiled
     busy_s = evidence.step_s - evidence.input_s
     if idle is None and OPTIMIZER not in phases:
-        busy_s -= evidence.first.phases_s.get(OPTIMIZER, 0.0)
+        busy_s -= evidence.phases_s.get(OPTIMIZER, 0.0)
     rows = [row for row in operations.by_operator if row.get("phase") in phases]
     others = [row for row in operations.by_operator if row.get("phase") == OPTIMIZER and OPTIMIZER not in phases]
     count = operations.count - math.fsum(row["count"] for row in others)
@@ -207,7 +207,7 @@ def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: flo
     """
     working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
     work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
-    phases_s = math.fsum(evidence.first.phases_s.get(phase, 0.0) for phase in phases)
+    phases_s = math.fsum(evidence.phases_s.get(phase, 0.0) for phase in phases)
     return min(count * OPERATOR_S, max(0.0, phases_s - work_s))
 
 

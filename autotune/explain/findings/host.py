@@ -131,7 +131,7 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # by the pass, which slows Python down most
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
-        idle_s = max(0.0, evidence.step_s - (_busy_s(evidence) or 0.0))
+        idle_s = _idle_s(evidence)
         return (0.0, min(seconds, idle_s), min(most, idle_s))
     if evidence.num_workers and is_behind(evidence):
         # The training thread waits for the loader: with less work it only waits longer, though the work's cores become free.
@@ -140,9 +140,11 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     return (least, seconds, most)
 
 
-def _busy_s(evidence: Evidence) -> float | None:
+def _idle_s(evidence: Evidence) -> float:
+    """Returns the seconds of a step in which a GPU computes nothing; the whole step if that is not known."""
     # `Lines.device_phases_s` does not say: a phase also holds the time in which the device waits for the phase's first kernel.
-    return max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=None)
+    busy_s = max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=0.0)
+    return max(0.0, evidence.step_s - busy_s)
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
@@ -152,12 +154,14 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     if not (evidence.is_cuda and seconds):
         return
     top = max(sites, key=lambda site: site.seconds)
+    # A blocking copy first waits until the GPU has done all that was queued before, which is no cost of the copy.
+    most_s = min(seconds, _idle_s(evidence))
     yield Finding(
         cause="synchronous copies",
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
-        gain=evidence.gain(0.0, 0.7 * seconds, seconds, "bound"),
-        basis="seconds inside the copies; not measured on a GPU yet",
+        gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
+        basis="seconds inside the copies, or in which the GPU computes nothing if these are fewer; not measured on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from autotune.explain.evidence import Evidence
+from autotune.explain.evidence import Evidence, phases_of
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Saved
 from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
@@ -26,7 +26,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     if excess_s < SKEW_FRAC * evidence.step_s:
         return
     slow, other = evidence.lines[slowest], evidence.lines[own_s.index(max(rest))]
-    phase = max(slow.phases_s, key=lambda name: _more(slow, other, name))
+    phase = max(phases_of(slow), key=lambda name: _more(slow, other, name))
     line = _different_line(slow, other, phase)
     place = f" at {evidence.place_of(line)}" if line else ""
     yield Finding(
@@ -52,14 +52,14 @@ def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: floa
 
 def _own_s(lines: Lines) -> float:
     """Returns the seconds a step that a rank needs by itself, without waiting for others."""
-    own_s = math.fsum(seconds for phase, seconds in lines.phases_s.items() if phase not in WAITING)
+    own_s = math.fsum(seconds for phase, seconds in phases_of(lines).items() if phase not in WAITING)
     exposed_s = lines.communication.get("exposed_s")
-    waiting_s = math.fsum(lines.phases_s.get(phase, 0.0) for phase in WAITING)
+    waiting_s = math.fsum(phases_of(lines).get(phase, 0.0) for phase in WAITING)
     return own_s + (max(0.0, waiting_s - exposed_s) if isinstance(exposed_s, int | float) else 0.0)
 
 
 def _more(slow: Lines, other: Lines, phase: str) -> float:
-    return slow.phases_s.get(phase, 0.0) - other.phases_s.get(phase, 0.0) if phase not in WAITING else -math.inf
+    return -math.inf if phase in WAITING else phases_of(slow).get(phase, 0.0) - phases_of(other).get(phase, 0.0)
 
 
 def _different_line(slow: Lines, other: Lines, phase: str) -> Line | None:

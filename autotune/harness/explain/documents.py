@@ -146,7 +146,7 @@ class Lines:
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
         phases_s: phase of STEP_PHASES -> host seconds per step; they sum to seconds / steps.
-        device_phases_s: phase -> device seconds per step, measured with CUDA events; None on the CPU.
+        device_phases_s: the same as the GPU saw them, by CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
         num_samples: number of samples that the line sampler took of the training thread.

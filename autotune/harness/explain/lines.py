@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..context import TrialContext
 from . import compiling, workers
 from .base import Pass, mean_step_s
-from .documents import LINES, MAIN, Line, Lines, Stage
+from .documents import LINES, MAIN, OTHER, Line, Lines, Stage
 from .marks import DevicePhases, Marks
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
@@ -44,6 +44,14 @@ class Collections:
             self.count += 1
             if threading.get_ident() == self._sampler.ident:
                 self._sampler.collected_s += seconds
+
+
+def samples_of(seen: List[float], num_steps: int) -> float:
+    """Returns the samples of all steps of a pass, from those of the steps that the device had finished before the pass ended.
+
+    A GPU may still have had several of the last steps to do.
+    """
+    return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 
 
 class LinesPass(Pass):
@@ -82,6 +90,8 @@ class LinesPass(Pass):
         self._before = self._now()
         self._syncs.install()
         marks.install()
+        if self._device is not None:
+            self._device.note(marks.now)
         self._began_s = time.perf_counter()
         self._sampler.start()
 
@@ -127,6 +137,8 @@ class LinesPass(Pass):
         self._marks.uninstall()
         self._syncs.uninstall()
         self._stages.uninstall()
+        if self._device is not None:
+            self._device.note(OTHER)  # ends the last phase
         gc.callbacks.remove(self._collections.note)
         after = self._now()
         num_steps = after[0] - self._before[0] - self._marks.num_left_out
@@ -146,7 +158,7 @@ class LinesPass(Pass):
             device=context.device,
             steps=num_steps,
             seconds=seconds,
-            samples=float(sum(samples)) - self._left_out[0],
+            samples=samples_of(samples, after[0] - self._before[0]) - self._left_out[0],
             unit=context.loaders.unit,
             phases_s={phase: each / num_steps for phase, each in self._marks.seconds.items()},
             device_phases_s=self._device_phases(num_steps),

@@ -196,6 +196,7 @@ class DevicePhases:
         self._events: List[Tuple[str, Any]] = []
         self._step_from = 0  # number of the last step's first event
         self._seconds = dict.fromkeys((*STEP_PHASES, LEFT_OUT), 0.0)
+        self._of_step = dict(self._seconds)  # what `_seconds` has of the last step already
 
     def note(self, phase: str) -> None:
         """Records an event where the host begins to queue work of a phase, unless that work is captured for a CUDA graph."""
@@ -212,18 +213,24 @@ class DevicePhases:
     def _read(self, number: int) -> None:
         """Adds up the time until the event of this number, and drops the events before it."""
         self._events[number][1].synchronize()
-        for (phase, begin), (_, end) in zip(self._events[:number], self._events[1:]):  # noqa: B905 (Python 3.9)
-            self._seconds[phase] += begin.elapsed_time(end) / 1e3
+        pairs = zip(self._events[:number], self._events[1:])  # noqa: B905 (Python 3.9)
+        for place, ((phase, begin), (_, end)) in enumerate(pairs):
+            seconds = begin.elapsed_time(end) / 1e3
+            self._seconds[phase] += seconds
+            if place >= self._step_from:
+                self._of_step[phase] += seconds
         del self._events[:number]
         self._step_from = max(0, self._step_from - number)
 
     def step_begins(self) -> None:
         """Notes that the events to come belong to the next step."""
-        self._step_from = len(self._events)
+        self._step_from, self._of_step = len(self._events), dict.fromkeys(self._of_step, 0.0)
 
     def leave_out_step(self) -> None:
         """Takes back the seconds of the step that has just ended."""
         self._events[self._step_from :] = [(LEFT_OUT, event) for _, event in self._events[self._step_from :]]
+        for phase, seconds in self._of_step.items():
+            self._seconds[phase] -= seconds
 
     def seconds(self) -> Dict[str, float]:
         """Returns phase -> device seconds between the first event and the last; waits for the device."""

@@ -175,7 +175,7 @@ class MemoryPass(Pass):
         if self._flops is None:
             return {}
         try:
-            return self._flops.products.timed(self.context.device)
+            return self._flops.products.timed(self.context.device, self.context.device_index)
         except Exception as error:  # for example too little memory
             self.notes.append(NO_PRODUCTS.format(f"{type(error).__name__}: {error}"))
             return {}

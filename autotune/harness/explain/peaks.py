@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from .documents import BYTES, NARROW, WIDE
 
@@ -15,11 +15,11 @@ QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work, and calls, that 
 MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for so long, so many times at most
 
 
-def peaks(device: str) -> Dict[str, float]:
-    """Returns what `Traced.peaks` holds."""
+def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
+    """Returns what `Traced.peaks` holds; see `TrialContext` for device and index."""
     import torch
 
-    with untouched(device):
+    with untouched(device, index):
         found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, NARROW)}
         source = torch.rand(COPIED_BYTES // 4, device=device)
         target = torch.empty_like(source)
@@ -64,9 +64,10 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
 
 
 @contextlib.contextmanager
-def untouched(device: str) -> Iterator[None]:
-    """Computes without autograd and autocast inside the `with` block."""
+def untouched(device: str, index: Optional[int] = None) -> Iterator[None]:
+    """Computes without autograd and autocast inside the `with` block; on a GPU, on the one that trains."""
     import torch
 
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    current: Any = contextlib.nullcontext() if index is None else torch.cuda.device(index)
+    with torch.no_grad(), torch.autocast(device, enabled=False), current:
         yield

@@ -46,11 +46,11 @@ class Products:
         seen[2] += flops
         seen[3] += 1
 
-    def timed(self, device: str) -> Dict[str, float]:
-        """Returns what `Memory.products` holds."""
+    def timed(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
+        """Returns what `Memory.products` holds; see `TrialContext` for device and index."""
         found = {WIDE: 0.0, NARROW: 0.0, CASTS: 0.0, TIMED_FRAC: 0.0}
         whole, ends_s = sum(seen[2] for seen in self._seen.values()), time.perf_counter() + MAX_S
-        with untouched(device):
+        with untouched(device, index):
             for operator, described, flops, count in sorted(self._seen.values(), key=lambda seen: -float(seen[2])):
                 if time.perf_counter() >= ends_s:
                     break

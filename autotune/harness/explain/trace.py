@@ -72,6 +72,9 @@ class TracePass(Pass):
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
+            # Otherwise kineto, by its default or the user's setting, takes CUPTI down after the first step's trace, which may
+            # happen in the middle of the second trace. That one is then left without events of the GPU (pytorch/kineto #1554).
+            os.environ["TEARDOWN_CUPTI"] = "0"
             self._synchronize()
         with quiet(self.notes):
             self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
@@ -156,7 +159,7 @@ class TracePass(Pass):
 
     def _peaks(self) -> Dict[str, float]:
         try:
-            return peaks(self.context.device)
+            return peaks(self.context.device, self.context.device_index)
         except Exception as error:  # for example too little memory
             self.notes.append(f"the device's peaks: not known: {type(error).__name__}: {error}")
             return {}

@@ -27,9 +27,16 @@ def runtime() -> Optional[Any]:
 def granularity_bytes() -> Optional[int]:
     """Returns the maximum number of bytes that a miss fetches into the L2 cache; None if unknown."""
     library, value = runtime(), ctypes.c_size_t()
-    if library is None or library.cudaDeviceGetLimit(ctypes.byref(value), MAX_L2_FETCH_GRANULARITY):
+    if library is None or not _works(library, library.cudaDeviceGetLimit(ctypes.byref(value), MAX_L2_FETCH_GRANULARITY)):
         return None
     return int(value.value)
+
+
+def _works(library: Any, error: int) -> bool:
+    """Returns whether a call has worked. If not, takes its error back, which torch would raise after its next kernel."""
+    if error:
+        library.cudaGetLastError()
+    return not error
 
 
 class DeviceKnobs(KnobHandler):
@@ -42,7 +49,7 @@ class DeviceKnobs(KnobHandler):
         library = runtime() if self.asked and self._context.device == "cuda" else None
         if library is not None:
             with self._on_its_device():
-                library.cudaDeviceSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(int(self.asked[KEY])))
+                _works(library, library.cudaDeviceSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(int(self.asked[KEY]))))
 
     def observe(self) -> Dict[str, Any]:
         """Returns the limit in force, in bytes; {} on the CPU."""

@@ -10,6 +10,7 @@ from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
+COLLECTING = "collect_80"  # torch collects only if a limit is set
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # between a requested and a read-back fraction, because torch stores bytes
@@ -22,15 +23,16 @@ class MemoryKnobs(KnobHandler):
 
     def on_activate(self) -> None:
         """Limits the device's memory; if `device.memory_limit` is also set, the lower limit applies."""
-        if self._context.device != "cuda" or FRACTION not in self.asked:
+        is_asked = FRACTION in self.asked or self.asked.get(ALLOCATOR) == COLLECTING
+        if self._context.device != "cuda" or not is_asked:
             return
         import torch
 
-        fraction, limit_bytes = float(self.asked[FRACTION]), self._context.spec.memory_limit_bytes
+        fraction, limit_bytes = float(self.asked.get(FRACTION, 1.0)), self._context.spec.memory_limit_bytes
         if limit_bytes:
             total = torch.cuda.get_device_properties(self._context.device_index).total_memory
             fraction = min(fraction, limit_bytes / total)
-        torch.cuda.set_per_process_memory_fraction(fraction, self._context.device_index)
+        limit_device(fraction, self._context.device_index)
 
     def observe(self) -> Dict[str, Any]:
         """Returns the host's allocator; the device's settings can only be compared with a requested value."""
@@ -46,6 +48,18 @@ class MemoryKnobs(KnobHandler):
         if self._context.device != "cuda":
             return KnobReport(NOT_APPLICABLE, NO_CUDA)
         return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked, self._context.device_index)
+
+
+def limit_device(fraction: float, index: Optional[int]) -> None:
+    """Limits the share of a GPU's memory that this process may take, see `TrialContext.device_index`.
+
+    The allocator checks the limit only when it asks the driver for memory. So it gives back what the first step has left:
+    otherwise later steps would be served from that, however much it is.
+    """
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(fraction, index)
+    torch.cuda.empty_cache()
 
 
 def host_allocator() -> str:

@@ -13,9 +13,10 @@ from scipy.special import ndtr
 
 from autotune.search.rates.coding import BATCH, Array
 
-# Knobs that change the bytes of a sample or of the model.
+# Knobs that change the bytes of a sample or of the model, or how much of the memory an allocator can use. A kernel of attention
+# that does not accept the inputs leaves them to one that keeps the whole matrix of scores.
 CLASS_KNOBS = (
-    *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
+    *("precision.amp", "compile.mode", "memory.activation_checkpointing", "backend.sdpa", "memory.allocator"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.

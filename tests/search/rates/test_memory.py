@@ -52,6 +52,18 @@ def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
     assert not model.is_known_out(peak(127).params)
 
 
+@pytest.mark.parametrize(("key", "value"), [("backend.sdpa", "flash"), ("memory.allocator", "roundup_8")])
+def test_a_value_that_needs_more_memory_rules_out_no_other_value(key, value):
+    def on_gpu(batch, value):
+        return {"loader.batch_size": batch, key: value}
+
+    out = Peak(params=on_gpu(128, value), peak_bytes=None, is_out=True)
+    model = MemoryModel([Peak(params=on_gpu(32, "default"), peak_bytes=2000.0, is_out=False), out], capacity_bytes=CAPACITY)
+    assert model.is_known_out(on_gpu(256, value))
+    assert not model.is_known_out(on_gpu(256, "default"))
+    assert model.chance(on_gpu(64, "default")) > LEAST_CHANCE
+
+
 def test_unsure_line_forbids_nothing_and_a_sure_one_does():
     """On a CPU, most of the memory may be in use before training, so small batches say little about large ones."""
 

@@ -1,0 +1,88 @@
+"""What the passes of mode "explain" do on a GPU, with fakes of the profiler and of the current device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from autotune.harness.explain import trace
+from autotune.harness.explain.lines import samples_of
+from autotune.harness.explain.peaks import untouched
+from autotune.harness.explain.trace import MIN_STEPS, TracePass
+from tests.harness.contexts import context
+
+STEP_S, START_S, STOP_S = 0.1, 2.0, 7.0
+
+
+class Profiler:
+    """A fake of torch.profiler.profile, on a simulated clock: it takes long to start and to stop."""
+
+    now_s = 0.0
+    teardown: ClassVar[list[str | None]] = []  # what kineto would read in the environment at each start
+    profiler = SimpleNamespace(kineto_results=None)
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        Profiler.teardown.append(os.environ.get("TEARDOWN_CUPTI"))
+        Profiler.now_s += START_S
+
+    def step(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        Profiler.now_s += STOP_S
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> TracePass:
+    """A pass "trace" on the second GPU that has traced as many steps as it wants."""
+    monkeypatch.setattr(Profiler, "now_s", 0.0)
+    monkeypatch.setattr(Profiler, "teardown", [])
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(trace, "time", SimpleNamespace(perf_counter=lambda: Profiler.now_s))
+    made = TracePass(context(device_index=1))
+    made._start()
+    while not made.is_over:
+        Profiler.now_s += STEP_S
+        made._next()
+    return made
+
+
+def test_the_second_trace_is_not_disturbed_by_the_end_of_the_first(traced: TracePass) -> None:
+    assert Profiler.teardown == ["0", "0"]
+
+
+def test_a_profiled_step_takes_as_long_as_the_step_not_the_profiler_s_end(traced: TracePass) -> None:
+    assert traced._num_steps == MIN_STEPS
+    assert traced._seconds == pytest.approx(MIN_STEPS * STEP_S)
+
+
+def test_steps_that_a_gpu_had_not_finished_have_samples_too() -> None:
+    assert samples_of([32.0] * 12, 20) == pytest.approx(640.0)
+    assert samples_of([30.0, 31.0, 33.0], 3) == 94.0
+    assert samples_of([], 3) == 0.0
+
+
+def test_peaks_and_products_are_those_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def current(index: int) -> Iterator[None]:
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    with untouched("cuda", 1):
+        assert not torch.is_grad_enabled()
+    with untouched("cpu"):
+        assert entered == [1]
