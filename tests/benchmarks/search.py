@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.search                                    # machines for developing the search
     python -m tests.benchmarks.search --held-out --seeds 20              # machines for judging the search
-    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
+    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right, too?
     python -m tests.benchmarks.search --own-time                         # CPU seconds of one proposal after 100 to 3,000 trials
     python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with 1, 4 and 16 trials in parallel
     python -m tests.benchmarks.search --held-out --seeds 20 --file FILE  # may be interrupted and called again, to go on
@@ -143,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=None, help="limit studies by simulated minutes instead of trials")
     parser.add_argument("--held-out", action="store_true", help="use the machines for judging, not those for development")
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
-    parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
+    parser.add_argument("--calibration", action="store_true", help="also compare forecasts with the truth; default only")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
     parser.add_argument("--pending", default="1", help="numbers of trials in parallel, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found = _studies(jobs, options.jobs, options.file)
     if options.calibration:
         _print_calibration([forecasts for _, forecasts in found])
-        return 0
+        print()
     by: dict[tuple[int, str], list[Replayed]] = {}
     for job, (made, _) in zip(jobs, found, strict=True):
         by.setdefault((job.machine, job.name), []).append(made)
