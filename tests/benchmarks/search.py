@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.search                                    # machines for developing the search
     python -m tests.benchmarks.search --held-out --seeds 20              # machines for judging the search
-    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
+    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right, too?
     python -m tests.benchmarks.search --own-time                         # CPU seconds of one proposal after 100 to 3,000 trials
     python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with 1, 4 and 16 trials in parallel
+    python -m tests.benchmarks.search --held-out --seeds 20 --file FILE  # may be interrupted and called again, to go on
 
 The machines are in `tests/search/machines.py`. The fraction of the optimum's true rate is given after a number of trials, and
 after the seconds that this number of average trials takes.
@@ -14,17 +15,20 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.replay.figures import at_seconds, at_trials
 from autotune.replay.strategies import strategy
@@ -59,7 +63,7 @@ class Forecasts:
     regret: float | None = None
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One study to simulate."""
 
@@ -107,7 +111,7 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         for place, (params, forecast) in enumerate(zip(asked_of, _forecasts(self, study, asked_of), strict=True)):
             truth, (log_rate, spread, chance_to_fit) = one.truth({**one.reference, **params}), forecast
             if place:
-                found.chances.append((chance_to_fit, truth.peak_frac <= 0.985))
+                found.chances.append((chance_to_fit, bool(truth.peak_frac <= 0.985)))
             if truth.rate:
                 z = (math.log(truth.rate) - log_rate) / spread
                 (found.rates if place else found.proposed).append(z)
@@ -139,10 +143,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=None, help="limit studies by simulated minutes instead of trials")
     parser.add_argument("--held-out", action="store_true", help="use the machines for judging, not those for development")
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
-    parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
+    parser.add_argument("--calibration", action="store_true", help="also compare forecasts with the truth; default only")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
     parser.add_argument("--pending", default="1", help="numbers of trials in parallel, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--file", type=Path, help="keeps finished studies of one version, which are not simulated again")
     options = parser.parse_args(words)
     if options.own_time:
         return _print_own_time()
@@ -156,10 +161,10 @@ def main(words: Sequence[str] | None = None) -> int:
         for pending in map(int, options.pending.split(","))
         for number in range(options.seeds)
     ]
-    found = _studies(jobs, options.jobs)
+    found = _studies(jobs, options.jobs, options.file)
     if options.calibration:
         _print_calibration([forecasts for _, forecasts in found])
-        return 0
+        print()
     by: dict[tuple[int, str], list[Replayed]] = {}
     for job, (made, _) in zip(jobs, found, strict=True):
         by.setdefault((job.machine, job.name), []).append(made)
@@ -167,11 +172,27 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _studies(jobs: Sequence[Job], num_jobs: int) -> list[tuple[Replayed, Forecasts]]:
+def _studies(jobs: Sequence[Job], num_jobs: int, file: Path | None) -> list[tuple[Replayed, Forecasts]]:
+    """Returns each job's study: from the file, or else simulated and added to the file."""
+    found = {}
+    for line in file.read_text().splitlines() if file and file.exists() else []:
+        job, made, forecasts = json.loads(line)
+        found[from_json(job, Job)] = from_json(made, Replayed), from_json(forecasts, Forecasts)
+    new = [job for job in jobs if job not in found]
+    for job, study in zip(new, _simulated(new, num_jobs), strict=True):
+        found[job] = study
+        if file:
+            with file.open("a") as kept:
+                kept.write(json.dumps([asdict(part) for part in (job, *study)]) + "\n")
+    return [found[job] for job in jobs]
+
+
+def _simulated(jobs: Sequence[Job], num_jobs: int) -> Iterator[tuple[Replayed, Forecasts]]:
     if num_jobs == 1:
-        return [study_of(job) for job in jobs]
+        yield from map(study_of, jobs)
+        return
     with ProcessPoolExecutor(max_workers=num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(study_of, jobs, chunksize=max(1, len(jobs) // (16 * num_jobs))))
+        yield from pool.map(study_of, jobs, chunksize=max(1, len(jobs) // (16 * num_jobs)))
 
 
 HEAD = (

@@ -37,6 +37,11 @@ def gain(expected: float, possible: float) -> str:
     return "little gain expected"
 
 
+def risk(chance_to_fit: float) -> str:
+    """Returns what to add to the gain of a proposal that probably runs out of memory."""
+    return f", {chance_to_fit:.0%} likely to fit the memory".replace("%", " %")
+
+
 def _change(key: str, old: Any, new: Any) -> str:
     if old is None or isinstance(new, bool):
         return knob_phrase(key, new)

@@ -11,7 +11,7 @@ import numpy as np
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Features
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel, Scales
-from autotune.search.rates.regime import Machine, combined, device_rate, shared_frac
+from autotune.search.rates.regime import Machine, combined, device_rate, lost_by_waiting, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
@@ -23,6 +23,7 @@ ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.
 REST_USUAL = (0.08, 0.05, 0.03)
 REST_LEVEL = 0.05
 CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
+WAITING_SPREAD = 2.0  # prior spread of the share of `regime.lost_by_waiting` that is not lost
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
 LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
@@ -208,9 +209,13 @@ class Forecast:
     def _made_features(self, side: str, codes: Codes) -> Features:
         """Returns the features for the model of a side. The remainder depends on all knobs and on the sharing of cores."""
         features = self._coding.features(codes, self._weights[ALL if side == REST else side])
-        if side != REST or not self._machine.is_cpu:
+        if side != REST or not self._machine.is_cpu or self._machine.num_cores is None:
             return features
-        return features.with_effect(shared_frac(*self._processes(codes), self._machine) * CROWDING_SPREAD / REST_USUAL[0])
+        device, loader = self._sides(codes)
+        workers, threads = self._processes(codes)
+        crowding = shared_frac(workers, threads, self._machine) * CROWDING_SPREAD
+        waiting = lost_by_waiting(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
+        return features.with_effect(crowding / REST_USUAL[0]).with_effect(waiting * WAITING_SPREAD / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns each trial's D and its noise. If cores were shared, D is derived from the rate. An unknown D is NaN."""

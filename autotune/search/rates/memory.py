@@ -32,7 +32,7 @@ SPARED = {
 }
 FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
 SAFE_CHANCE = 0.75  # minimum chance to fit for an initial configuration
-LEAST_CHANCE = 0.15  # minimum chance to fit for any proposal, however large its gain
+LEAST_CHANCE = 0.15  # configurations with a smaller chance to fit are proposed only if no other one is promising
 SAFE_FRAC = 0.93  # `fills` proposes a batch only if it is likelier to stay within this share of the memory than to exceed it
 NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing

@@ -58,6 +58,26 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
     return np.where(workers > 0, overlapped, in_turn)
 
 
+def lost_by_waiting(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
+    """Returns how much larger the rate would be than `combined` if no thread waited for a worker's core, as a logarithm.
+
+    Then all cores would be busy, and only the core-seconds of a sample would count. How far threads really wait for each other
+    depends on the operators and the scheduler; with many cores and few workers, the difference is large. 0 without workers.
+
+    Args:
+        device: D, samples per second.
+        loader: L, samples per second.
+        workers: number of loader processes.
+        threads: number of the step's threads.
+        machine: a machine whose cores compute the step.
+    """
+    cores = machine.num_cores or np.inf
+    overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
+    ideal = np.minimum(overlapped, 1 / (threads / cores / device + np.minimum(workers, cores) / cores / loader))
+    expected = combined(device, loader, workers=workers, threads=threads, machine=machine)
+    return np.where(workers > 0, np.maximum(np.log(ideal / expected), 0.0), 0.0)
+
+
 def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
     """Returns the share of the loader's workers that must take cores from the step; 0 without workers."""
     busy = np.minimum(workers, machine.num_cores or np.inf)

@@ -25,7 +25,7 @@ from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.regime import Machine
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
-from autotune.search.rates.step import Proposed, Step
+from autotune.search.rates.step import STOP_IMPROVEMENT, Proposed, Step
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
@@ -35,7 +35,6 @@ RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number 
 # Likewise for the memory model, and for the forecast of running trials: one trial among more than 100 hardly changes these.
 # The forecast that decides is always fitted to all trials so far.
 REFIT_TIMES = 1.01
-STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms

@@ -26,6 +26,7 @@ NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain
 MOST_WINNERS = 30  # number of fastest trials among which the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
+STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the mean gain plus this many standard deviations; one in ten changes gains more
@@ -50,6 +51,21 @@ class Proposed:
     why: str
     expected_improvement: float | None = None
     is_fallback: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reference:
+    """The best configuration so far.
+
+    Attributes:
+        codes: its codes, in one row.
+        mean: its expected rate, in logarithms.
+        sides: the sides whose cost slows it down noticeably, the bottleneck first.
+    """
+
+    codes: Codes
+    mean: float
+    sides: Sequence[str]
 
 
 class Step:
@@ -93,17 +109,27 @@ class Step:
         """Returns the proposal; None if no considered configuration is open."""
         tried = self._forecast.expected(self._winners, self._winners[:1])
         order = np.argsort(-tried.mean)
-        best, reference = self._winners[order], self._winners[order[:1]]
+        best, first = self._winners[order], int(order[0])
         codes = self._wanted(best)
         if not len(codes):
             return None
-        works = self._chances_to_work(codes)
-        fits = self._chances_to_fit(codes)
-        self.is_held_back = bool((fits < LEAST_CHANCE).any())
-        kept = fits >= LEAST_CHANCE
-        codes, works, fits = codes[kept], works[kept], fits[kept]
-        expected = self._forecast.expected(codes, reference)
-        means = expected.mean - tried.mean[order[0]]
+        reference = _Reference(codes=best[:1], mean=float(tried.mean[first]), sides=self._sides(tried, first))
+        works, fits = self._chances_to_work(codes), self._chances_to_fit(codes)
+        is_likely = fits >= LEAST_CHANCE
+        self.is_held_back = not is_likely.all()
+        found = self._best_of(codes[is_likely], works[is_likely], fits[is_likely], reference)
+        if found is not None and (found.expected_improvement or 0.0) >= STOP_IMPROVEMENT:
+            return found
+        # The forecast of memory may be wrong. So before a search ends, a large gain is worth a trial that may not fit.
+        is_unlikely = ~is_likely & (fits > 0)
+        return self._best_of(codes[is_unlikely], works[is_unlikely], fits[is_unlikely], reference) or found
+
+    def _best_of(self, codes: Codes, works: Array, fits: Array, reference: _Reference) -> Proposed | None:
+        """Returns the most promising of some candidates; None if none of them is open and worth the risk."""
+        if not len(codes):
+            return None
+        expected = self._forecast.expected(codes, reference.codes)
+        means = expected.mean - reference.mean
         if_fitting = _expected_gains(means, expected.spread) * works
         is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting * fits >= RISK_GAIN)
         self.is_held_back |= not is_worth_the_risk.all()
@@ -116,16 +142,16 @@ class Step:
         worth = {place: gains[place] / cost[place] for place in places}
         # Among candidates about as promising as the best, the one with the fewest changes says most about each change.
         near = [place for place in places if worth[place] >= NEAR_FRAC * max(worth.values())]
-        num_changes = {place: int((codes[place] != reference[0]).sum()) for place in near}
+        num_changes = {place: int((codes[place] != reference.codes[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
-        current = self._coding.decode(reference[0].tolist())
+        current = self._coding.decode(reference.codes[0].tolist())
         possible = math.expm1(float(means[chosen] + POSSIBLE_Z * expected.spread[chosen]))
-        lead = self._lead(params[chosen], current, tried, int(order[0]))
-        why = f"{lead}: {explain.changes(current, params[chosen])}, {explain.gain(math.expm1(float(means[chosen])), possible)}"
+        gain = explain.gain(math.expm1(float(means[chosen])), possible)
+        risk = explain.risk(float(fits[chosen])) if fits[chosen] < LEAST_CHANCE else ""
         return Proposed(
             params=params[chosen],
-            why=why,
-            expected_improvement=self._improvement(reference, codes[places], works[places] * fits[places]),
+            why=f"{_lead(params[chosen], current, reference.sides)}: {explain.changes(current, params[chosen])}, {gain}{risk}",
+            expected_improvement=self._improvement(reference.codes, codes[places], works[places] * fits[places]),
         )
 
     def _wanted(self, best: Codes) -> Codes:
@@ -180,12 +206,6 @@ class Step:
         top = best[:NUM_BEST_TO_COMPILE]
         return np.asarray(is_plain | _are_among(codes, top, costly) | _are_among(codes, top, others))
 
-    def _lead(self, params: Params, best: Params, tried: Expected, place: int) -> str:
-        """Returns what a proposal addresses, in words."""
-        sides = self._sides(tried, place)
-        side = _side_of(params, best, sides)
-        return lead_of(side, sides) if side else "most promising"
-
     def _sides(self, expected: Expected, place: int) -> list[str]:
         """Returns the sides whose cost slows a configuration down noticeably, the bottleneck first."""
         if not self._forecast.is_decomposed:
@@ -206,6 +226,12 @@ def _expected_gains(means: Array, spreads: Array) -> Array:
     spreads = np.maximum(spreads, 1e-6)
     above = ndtr(means / spreads)
     return np.asarray(np.maximum(np.exp(means + spreads**2 / 2) * ndtr(means / spreads + spreads) - above, 0.0))
+
+
+def _lead(params: Params, best: Params, sides: Sequence[str]) -> str:
+    """Returns what a proposal addresses, in words."""
+    side = _side_of(params, best, sides)
+    return lead_of(side, sides) if side else "most promising"
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.rates.explain import changes, gain
+from autotune.search.rates.explain import changes, gain, risk
 
 BEST = {"loader.batch_size": 32, "loader.num_workers": 8, "precision.amp": "off", "loader.pin_memory": False}
 
@@ -35,3 +35,7 @@ def test_many_changes_are_counted_not_listed():
 )
 def test_hope_is_said_so_that_it_makes_sense_to_try(expected, possible, text):
     assert gain(expected, possible) == text
+
+
+def test_chance_to_fit_is_added_to_the_gain():
+    assert gain(0.97, 1.2) + risk(0.104) == "+97 % expected, 10 % likely to fit the memory"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from autotune.plain_json import from_json
-from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate
+from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate, lost_by_waiting
 
 GPU, TWO_CORES = Machine(num_cores=16), Machine(num_cores=2, is_cpu=True)
 
@@ -29,6 +29,26 @@ def test_on_shared_cores_step_and_loader_take_turns_and_lose_a_little():
     assert rate(57, 130, 0, TWO_CORES) == pytest.approx(in_turn)
     assert rate(57, 130, 1, TWO_CORES) == pytest.approx(CROWDED * in_turn)
     assert rate(57, 130, 2, TWO_CORES) == pytest.approx(CROWDED * in_turn), "a worker more makes no core more"
+
+
+@pytest.mark.parametrize(
+    ("workers", "machine", "threads", "rate_without_waiting"),
+    [
+        (1, TWO_CORES, 2.0, 1 / (1 / 57 + 1 / (2 * 130))),
+        (1, Machine(num_cores=16, is_cpu=True), 16.0, 1 / (1 / 57 + 1 / (16 * 130))),
+    ],
+)
+def test_what_waiting_may_cost_is_the_way_to_the_rate_at_which_only_core_seconds_count(
+    workers, machine, threads, rate_without_waiting
+):
+    arrays = np.array([57.0]), np.array([130.0])
+    lost = lost_by_waiting(*arrays, workers=np.array([workers]), threads=np.array([threads]), machine=machine)
+    assert rate(57, 130, workers, machine, threads) * np.exp(lost[0]) == pytest.approx(rate_without_waiting, rel=0.01)
+
+
+def test_without_workers_no_thread_waits():
+    arrays = np.array([57.0]), np.array([130.0])
+    assert lost_by_waiting(*arrays, workers=np.zeros(1), threads=np.full(1, 2.0), machine=TWO_CORES).tolist() == [0.0]
 
 
 def test_worker_without_a_core_costs_a_gpus_step_next_to_nothing():

@@ -77,6 +77,12 @@ def tell(study, trial, params):
     study.tell(trial, rates_of(params)[2])
 
 
+def run_out(study, trial):
+    trial.set_user_attr(MEASURED, {"outcome": "device_oom"})
+    trial.set_constraint("memory", 0.1)
+    study.tell(trial, 1.0)
+
+
 START = {BATCH: 32, WORKERS: 0, AMP: "off", "env.SURPRISE": "a"}
 
 
@@ -202,6 +208,25 @@ def test_a_space_of_which_the_rest_would_not_fit_is_told_from_one_that_is_used_u
     asked(study)
     assert study.sampler.is_exhausted
     assert study.sampler.is_held_back, "64 and 128 are left"
+
+
+def test_large_gain_that_probably_does_not_fit_is_tried_before_the_search_ends_and_not_earlier():
+    """Nobody has measured how much memory bf16 spares, and it would have to spare half of it."""
+    rules = Rules(active=active, is_open=lambda params: (params[BATCH], params[AMP]) in ((32, "off"), (128, "bf16")))
+    machine = Machine(num_cores=16, memory_bytes=3e6 * 57)
+    study = new_study([with_(), with_(batch=16)], machine=machine, rules=rules, options=SamplerOptions())
+    best, risky = [], []
+    while not (study.sampler.has_nothing_more or study.sampler.is_exhausted):
+        trial, params = asked(study)
+        if params[BATCH] == 32:
+            tell(study, trial, params)
+            best.append(study.best_value)
+        else:
+            risky.append((len(best), study.sampler.proposed(trial.number).why))
+            run_out(study, trial)
+    ((num_before, why),) = risky
+    assert "likely to fit the memory" in why
+    assert best[num_before - 1] > 0.97 * best[-1]
 
 
 def test_what_is_as_large_as_what_ran_out_is_never_proposed():

@@ -1,0 +1,29 @@
+"""The benchmark of the search goes on from the studies that its file holds."""
+
+import pytest
+
+from tests.benchmarks import search
+
+WORDS = ["--machines", "3", "--strategies", "random", "--trials", "3", "--jobs", "1"]
+
+
+def test_studies_in_the_file_are_not_simulated_again(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "studies.jsonl"
+    simulated, study_of = [], search.study_of
+    monkeypatch.setattr(search, "study_of", lambda job: simulated.append(job.seed) or study_of(job))
+    printed = []
+    for seeds in ("1", "2", "2"):
+        search.main([*WORDS, "--seeds", seeds, "--file", str(file)])
+        printed.append(capsys.readouterr().out)
+    assert simulated == [0, 1]
+    assert printed[1] == printed[2] != printed[0]
+
+
+def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
+    words = [*WORDS, "--trials", "12", "--seeds", "1", "--calibration", "--file", str(tmp_path / "studies.jsonl")]
+    search.main(words)
+    first = capsys.readouterr().out
+    monkeypatch.setattr(search, "study_of", lambda job: pytest.fail("simulated again"))
+    search.main(words)
+    assert capsys.readouterr().out == first
+    assert "90 % intervals of the rate of proposals" in first
