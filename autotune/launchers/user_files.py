@@ -204,7 +204,7 @@ class Folders:
         """Returns new files and folders, as (made by the trial, of unknown origin).
 
         Args:
-            wrote: files that the trial was seen writing.
+            wrote: files that the trial was seen writing, and folders that it made.
         """
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
@@ -212,8 +212,8 @@ class Folders:
         outermost += sorted(awaited - entries)
         made = [path for path in outermost if any(file.is_relative_to(path) for file in wrote)]
         unknown = [path for path in outermost if path not in made]
-        elsewhere = [file for file in wrote if self._is_elsewhere(file) and not any(file.is_relative_to(path) for path in made)]
-        return (made + elsewhere)[:MAX_LEFT], unknown[:MAX_LEFT]
+        made += self._others(path for path in wrote if not any(path.is_relative_to(known) for known in made))
+        return made[:MAX_LEFT], unknown[:MAX_LEFT]
 
     def sizes(self, paths: list[Path]) -> dict[str, int]:
         """Returns the sizes of files and folders in bytes, by name."""
@@ -222,10 +222,19 @@ class Folders:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
-    def _is_elsewhere(self, file: Path) -> bool:
-        """Whether a file that the trial wrote is outside the study, the known folders and the temporary folders."""
-        places = [self._study, *self._roots, *_temporary_places()]
-        return file.is_file() and not any(file.is_relative_to(place) for place in places)
+    def _others(self, wrote: Iterable[Path]) -> list[Path]:
+        """Returns what a trial made besides the new names: folders anywhere, and files outside of the known folders.
+
+        What is in the study or in a temporary folder, or in a folder that is returned, is left out.
+        """
+        temporary, found = list(_temporary_places()), list[Path]()
+        for path in sorted(wrote):
+            is_inside = any(path.is_relative_to(root) for root in self._roots)
+            is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
+            places = [self._study, *found, *([] if is_inside else temporary)]
+            if (is_new_folder or (path.is_file() and not is_inside)) and not any(map(path.is_relative_to, places)):
+                found.append(path)
+        return found
 
     def _entries(self) -> set[Path]:
         found: set[Path] = set()

@@ -51,14 +51,13 @@ def main() -> int:
         if arguments.inspect:
             failed += _autotune(program, folder, "inspect", *overrides).returncode != 0
             continue
-        top = Path(arguments.checkouts).resolve() / Path(program.folder).parts[0]
-        before = listing(top)
+        before = listing(_repository(folder, arguments.checkouts))
         with Watch(folder, "runs/*/trials/*/std*.log") as watch:
             failed += _autotune(program, folder, "run", *limits, *overrides).returncode != 0
-        summary = _summary(folder)
+        summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
         left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
-        problems = file_problems(before, listing(top), folder=folder, named=left)
-        print("\n".join(["files: " + ("as before, or listed" if not problems else ""), *problems[:20]]), flush=True)
+        problems = file_problems(before, after, folder=folder, named=left)
+        print("\n".join(problems or ["files: as before, or listed"]), flush=True)
         rows.append(_row(program, summary, watch, _real_runs(program, folder, summary)))
         print(f"\n{table(COLUMNS, rows[-1:])}", flush=True)
     if len(rows) > 1:
@@ -73,6 +72,11 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--inspect", action="store_true", help="inspect only")
     return parser.parse_known_args()
+
+
+def _repository(folder: Path, checkouts: str) -> Path:
+    top = Path(checkouts).resolve()
+    return top / folder.relative_to(top).parts[0]
 
 
 def _prepare(program: Program, folder: Path) -> None:
@@ -106,20 +110,11 @@ def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple
         return None, None
     size = ((summary.get("baseline") or {}).get("knobs") or {}).get("loader.batch_size")
     words = shlex.split(program.command.replace("{loader.batch_size=", "").replace("}", ""))
-    apply = [
-        sys.executable,
-        "-m",
-        "autotune",
-        "apply",
-        str(summary["folder"] / "best.yaml"),
-        "--",
-        *shlex.split(program.command),
-    ]
+    best_file = str(summary["folder"] / "best.yaml")
+    apply = [sys.executable, "-m", "autotune", "apply", best_file, "--", *shlex.split(program.command)]
     applied = with_batch(program.clock, best["overrides"], baseline_batch=size)
-    return (
-        own_rate_per_s(program.clock, words, folder=folder, environment=_environment()),
-        own_rate_per_s(applied, apply, folder=folder, environment=_environment()),
-    )
+    without = own_rate_per_s(program.clock, words, folder=folder, environment=_environment())
+    return without, own_rate_per_s(applied, apply, folder=folder, environment=_environment())
 
 
 def _row(program: Program, summary: dict[str, Any], watch: Watch, real: tuple[float | None, float | None]) -> tuple[str, ...]:
@@ -127,8 +122,8 @@ def _row(program: Program, summary: dict[str, Any], watch: Watch, real: tuple[fl
     ratio = f"{speedup['ratio']:.2f} {_interval(speedup['ci'])}" if speedup.get("ratio") else "none"
     compared = list(compare(program.clock, watch)) if program.clock else []
     for found in compared:
-        own = f"{found.own_per_s:.5g} printed ({found.seconds:.1f} of {found.window_s:.1f} s)"
-        print(f"clock: trial {found.trial}: {found.counted_per_s:.5g} counted, {own}")
+        counted = f"{found.counted_per_s:.5g} counted, {found.own_per_s:.5g} printed in {found.seconds:.1f} s"
+        print(f"clock: trial {found.trial}: {counted}; {found.window_per_s:.5g} reported")
     shares = [found.counted_per_s / found.own_per_s for found in compared]
     without, applied = real
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 from tests.benchmarks.third_party_clock import Clock, Watch, marks, rate_per_s
 
-SETTLE_S, MEASURE_S, START_S = 4.0, 12.0, 90.0  # after the first line; from then on; until the first line
+SETTLE_S, MEASURE_S, START_S = 3.0, 10.0, 90.0  # after the first line; from then on; until the first line
 LOOK_EVERY_S = 0.2
 Listing = dict[Path, tuple[int, int]]
 
@@ -44,11 +45,14 @@ def file_problems(before: Listing, after: Listing, *, folder: Path, named: Seque
         folder: the program's working directory.
         named: files and folders that autotune says its trials left, relative to `folder`.
     """
-    ours = {".mlflow.lock", "mlflow.db", ".autotune-data"}
-    changed = [f"changed: {path}" for path, about in before.items() if path.name not in ours and after.get(path) != about]
+    changed = [f"changed: {path}" for path, about in before.items() if not _is_ours(path) and after.get(path) != about]
     known = [(folder / name).resolve() for name in named]
-    new = [path for path in after if path not in before and path.name not in ours and not path.name.startswith("mlflow.db")]
+    new = [path for path in after if path not in before and not _is_ours(path)]
     return changed + [f"not listed: {path}" for path in new if not any(path.is_relative_to(place) for place in known)]
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name in (".mlflow.lock", ".autotune-data") or path.name.removeprefix(".").startswith("mlflow.db")
 
 
 def own_rate_per_s(clock: Clock, command: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> float | None:
@@ -62,19 +66,18 @@ def own_rate_per_s(clock: Clock, command: Sequence[str], *, folder: Path, enviro
     """
     with tempfile.TemporaryDirectory(prefix="third-party-") as place, Watch(Path(place), "*.log") as watch:
         with (Path(place) / "all.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=folder, env=dict(environment), stdout=log, stderr=log, start_new_session=True
-            )  # fmt: skip
+            options = {"cwd": folder, "env": dict(environment), "stdout": log, "stderr": log}
+            process = subprocess.Popen(command, start_new_session=True, **options)
             try:
                 begin_s = _first_s(clock, watch, Path(place), process)
                 end_s = (begin_s or 0.0) + SETTLE_S + MEASURE_S
                 while begin_s and process.poll() is None and time.monotonic() < end_s:
                     time.sleep(LOOK_EVERY_S)
             finally:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        found = begin_s and rate_per_s(clock, watch.lines[Path(place)], begin_s + SETTLE_S, end_s)
-    return found[0] if found else None
+        return rate_per_s(clock, watch.lines[Path(place)], begin_s + SETTLE_S, end_s) if begin_s else None
 
 
 def _first_s(clock: Clock, watch: Watch, place: Path, process: subprocess.Popen[bytes]) -> float | None:

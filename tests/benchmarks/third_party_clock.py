@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 LOOK_EVERY_S = 0.02
 LINE_END = re.compile(rb"[\r\n]")
@@ -36,6 +38,19 @@ class Clock:
     is_steps: bool = False
 
 
+class Span(NamedTuple):
+    """Part of a run, from one line to another."""
+
+    first_s: float
+    last_s: float
+    samples: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Samples per second."""
+        return self.samples / (self.last_s - self.first_s)
+
+
 @dataclass
 class Marks:
     """Progress of one process: when it was printed, in seconds on the monotonic clock, and how far it was, in samples."""
@@ -43,13 +58,13 @@ class Marks:
     times_s: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
 
-    def rate_per_s(self, begin_s: float, end_s: float) -> tuple[float, float] | None:
-        """Returns samples per second and the seconds seen, between the marks nearest to two times; None if these are one."""
+    def span(self, begin_s: float, end_s: float) -> Span | None:
+        """Returns what was done between the marks nearest to two times; None if these are one mark."""
         if not self.times_s:
             return None
         first, last = (min(range(len(self.times_s)), key=lambda i: abs(self.times_s[i] - at_s)) for at_s in (begin_s, end_s))
-        seconds = self.times_s[last] - self.times_s[first]
-        return ((self.done[last] - self.done[first]) / seconds, seconds) if last > first else None
+        done = self.done[last] - self.done[first]
+        return Span(self.times_s[first], self.times_s[last], done) if last > first else None
 
 
 def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
@@ -77,11 +92,10 @@ def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
     return found
 
 
-def rate_per_s(clock: Clock, lines: list[tuple[float, str]], begin_s: float, end_s: float) -> tuple[float, float] | None:
-    """Returns the samples per second of all processes together, and the seconds in which the slowest was seen; None if not."""
-    rates = [mark.rate_per_s(begin_s, end_s) for mark in marks(clock, lines).values()]
-    seen = [rate for rate in rates if rate]
-    return (sum(rate for rate, _ in seen), min(seconds for _, seconds in seen)) if seen and len(seen) == len(rates) else None
+def rate_per_s(clock: Clock, lines: list[tuple[float, str]], begin_s: float, end_s: float) -> float | None:
+    """Returns the samples per second of all processes together, between two times; None if too little was printed."""
+    spans = [mark.span(begin_s, end_s) for mark in marks(clock, lines).values()]
+    return sum(span.rate_per_s for span in spans if span) if spans and all(spans) else None
 
 
 class Watch:
@@ -107,12 +121,16 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
+        self._look_at_all()
 
     def _follow(self) -> None:
         while not self._is_over.wait(LOOK_EVERY_S):
-            for path in self._folder.glob(self._pattern):
-                if path not in self._old:
-                    self._look(path)
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for path in self._folder.glob(self._pattern):
+            if path not in self._old:
+                self._look(path)
 
     def _look(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -128,25 +146,25 @@ class Watch:
 
 @dataclass(frozen=True)
 class Compared:
-    """A trial's rate beside the program's own.
+    """What autotune counted in a trial, beside what the program printed in the same seconds.
 
     Attributes:
         trial: name of the trial's folder.
-        counted_per_s: what autotune says.
-        own_per_s: what the program's output says.
-        seconds: time between the two lines used.
-        window_s: length of autotune's window.
+        counted_per_s: samples that autotune counted.
+        own_per_s: samples that the program's output says.
+        seconds: between the two lines used, those nearest to the beginning and the end of autotune's window.
+        window_per_s: the rate that autotune reports, which is that of its window.
     """
 
     trial: str
     counted_per_s: float
     own_per_s: float
     seconds: float
-    window_s: float
+    window_per_s: float
 
 
 def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
-    """Yields every trial that has a rate and printed its progress in the window.
+    """Yields every trial that has a rate and printed its progress.
 
     Args:
         clock: what the program prints.
@@ -156,11 +174,24 @@ def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
         record, result = (_document(folder / name) for name in ("trial.json", "result.rank0.json"))
         if not record.get("value") or not result.get("window") or _changes_batch(clock, folder):
             continue
-        begin_s = _first_step_s(folder) + ([0.0, *result["steps"]["end_s"]])[result["steps"]["warmup"]]
-        end_s = begin_s + result["window"]["seconds"]
-        own = rate_per_s(clock, lines, begin_s, end_s)
-        if own:
-            yield Compared(folder.name, record["value"], *own, window_s=end_s - begin_s)
+        origin_s, found = _first_step_s(folder), marks(clock, lines)
+        begin_s = origin_s + [0.0, *result["steps"]["end_s"]][result["steps"]["warmup"]]
+        spans = [mark.span(begin_s, begin_s + result["window"]["seconds"]) for mark in found.values()]
+        if not found or not all(spans):
+            continue
+        own = sum(span.rate_per_s for span in spans if span)
+        first_s, last_s = (spans[0].first_s, spans[0].last_s) if spans[0] else (0.0, 0.0)
+        counted = _counted(folder, last_s - origin_s) - _counted(folder, first_s - origin_s)
+        yield Compared(folder.name, counted / (last_s - first_s), own, last_s - first_s, record["value"])
+
+
+def _counted(folder: Path, at_s: float) -> float:
+    """Returns the samples that all processes of a trial had counted some seconds after the first step."""
+    total = 0.0
+    for path in folder.glob("result.*.json"):
+        steps = _document(path)["steps"]
+        total += float(np.interp(at_s, [0.0, *steps["end_s"]], [0.0, *np.cumsum(steps["samples"])]))
+    return total
 
 
 def _changes_batch(clock: Clock, folder: Path) -> bool:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -364,6 +365,20 @@ def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
     code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234')"
     code += "; time.sleep(0.3)"
     assert trial(files, cwd, code, "x").left == {"logs/version_1": 4}
+
+
+def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
+    (cwd / "logs" / "ppo" / "run_1").mkdir(parents=True)
+    (cwd.parent / "data").mkdir()
+    code = HARNESS + "for folder in sys.argv[1:]: os.makedirs(folder); open(folder + '/a', 'w').write('1234')\n"
+    code += "os.mkdir('part'); os.rename('part', 'logs/ppo/run_1/done'); os.mkdir('gone'); os.rmdir('gone')"
+    made = ["logs/ppo/run_2/deep", "../data/set/processed", "../tmp/cache"]
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, code, *made)
+    report = files.end()
+    assert report.left == {"logs/ppo/run_1/done": 0, "logs/ppo/run_2": 4, str(cwd.parent / "data" / "set"): 4}
+    assert report.new == {}
 
 
 def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
