@@ -370,7 +370,8 @@ def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
 def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
     (cwd / "logs" / "ppo" / "run_1").mkdir(parents=True)
-    (cwd.parent / "data").mkdir()
+    for folder in ("data", "tmp"):
+        (cwd.parent / folder).mkdir()
     code = HARNESS + "for folder in sys.argv[1:]: os.makedirs(folder); open(folder + '/a', 'w').write('1234')\n"
     code += "os.mkdir('part'); os.rename('part', 'logs/ppo/run_1/done'); os.mkdir('gone'); os.rmdir('gone')"
     made = ["logs/ppo/run_2/deep", "../data/set/processed", "../tmp/cache"]

@@ -104,8 +104,8 @@ def main():
             time.sleep(float(OPTIONS.get("pause", "0.01")))
         if KIND == "on_itself":
             model.eval()
-            for (x,) in loader:
-                model(x)
+            for x in loader:
+                model(x if torch.is_tensor(x) else x[0])
             model.train()
             time.sleep(float(OPTIONS.get("pause", "0")))
         if KIND == "rebuilt":
