@@ -60,7 +60,7 @@ def test_lines_are_noted_as_they_come(tmp_path: Any) -> None:
     assert [text for _, text in watch.lines[tmp_path]] == ["a", "b"]
 
 
-def test_what_autotune_counted_is_compared_over_the_seconds_between_two_lines(tmp_path: Any) -> None:
+def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_line_and_the_last(tmp_path: Any) -> None:
     result = {"window": {"seconds": 2.0}, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10, 10, 10], "warmup": 1}}
     for name, document in (("trial", {"value": 10.0}), ("result.rank0", result), ("progress", {"time_s": 50.0, "step": 1})):
         (tmp_path / f"{name}.json{'l' * (name == 'progress')}").write_text(json.dumps(document))

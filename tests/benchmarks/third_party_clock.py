@@ -152,8 +152,8 @@ class Compared:
         trial: name of the trial's folder.
         counted_per_s: samples that autotune counted.
         own_per_s: samples that the program's output says.
-        seconds: between the two lines used, those nearest to the beginning and the end of autotune's window.
-        window_per_s: the rate that autotune reports, which is that of its window.
+        seconds: between the two lines used: the first after a step, and the last.
+        window_per_s: the rate that autotune reports, which is that of its window, without evaluations.
     """
 
     trial: str
@@ -175,8 +175,7 @@ def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
         if not record.get("value") or not result.get("window") or _changes_batch(clock, folder):
             continue
         origin_s, found = _first_step_s(folder), marks(clock, lines)
-        begin_s = origin_s + [0.0, *result["steps"]["end_s"]][result["steps"]["warmup"]]
-        spans = [mark.span(begin_s, begin_s + result["window"]["seconds"]) for mark in found.values()]
+        spans = [mark.span(origin_s, lines[-1][0]) for mark in found.values()]
         if not found or not all(spans):
             continue
         own = sum(span.rate_per_s for span in spans if span)
