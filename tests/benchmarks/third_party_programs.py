@@ -146,9 +146,9 @@ PYTORCH = (
     Program(
         name="forward_forward",
         folder="examples/mnist_forward_forward",
-        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000",
+        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000 --log-interval 1",
         prepare=lambda folder: data.mnist(folder / "data"),
-        clock=Clock(r"^Loss: ", 10),
+        clock=Clock(r"^Loss: "),
     ),
     Program(
         name="vae",
