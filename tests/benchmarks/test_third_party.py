@@ -55,9 +55,11 @@ def test_a_clock_that_counts_steps_counts_larger_ones_after_the_batch_was_raised
 
 def test_lines_are_noted_as_they_come(tmp_path: Any) -> None:
     (tmp_path / "old.log").write_text("before\n")
-    with Watch(tmp_path, "*.log") as watch:
-        (tmp_path / "new.log").write_bytes(b"a\rb\nunfini")
-    assert [text for _, text in watch.lines[tmp_path]] == ["a", "b"]
+    with Watch(tmp_path, "**/*.log") as watch:
+        (tmp_path / "new.log").write_bytes(b"a\nunfini")
+        (tmp_path / "bar").mkdir()
+        (tmp_path / "bar" / "new.log").write_bytes(b"\r1/9\r2/9")
+    assert [[text for _, text in watch.lines[folder]] for folder in (tmp_path, tmp_path / "bar")] == [["a"], ["1/9", "2/9"]]
 
 
 def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_line_and_the_last(tmp_path: Any) -> None:

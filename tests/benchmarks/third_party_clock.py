@@ -140,6 +140,8 @@ class Watch:
             now_s = time.monotonic()
             self._read[path] = self._read.get(path, 0) + len(added)
             *whole, self._rest[path] = LINE_END.split(self._rest.get(path, b"") + added)
+            if b"\r" in added:  # a progress bar: its last line is whole, and what ends it comes with the next
+                whole.append(self._rest[path])
             lines = self.lines.setdefault(path.parent, [])
             lines += [(now_s, line.decode(errors="replace")) for line in whole if line]
 
