@@ -42,7 +42,7 @@ NANOGPT = (
     "python train.py config/train_shakespeare_char.py --device=cpu --compile={} --eval_iters=20 --block_size=64 "
     "--batch_size={{loader.batch_size=12}} --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
 )
-WORDS = "python main.py --use-optimizer --lr 0.001 --log-interval 5 --data text --batch_size {loader.batch_size=20}"
+WORDS = "python main.py --use-optimizer --lr 0.001 --log-interval 1 --data text --batch_size {loader.batch_size=20}"
 TRL = (
     "--model_name_or_path tiny --max_length 128 --per_device_train_batch_size 4 --num_train_epochs 100 --eval_strategy steps "
     "--eval_steps 200 --bf16 False --use_cpu --report_to none --output_dir out"
