@@ -370,15 +370,19 @@ def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
 def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
     (cwd / "logs" / "ppo" / "run_1").mkdir(parents=True)
+    (cwd / "logs" / "ppo" / "run_1" / "old.log").write_text("there")
     for folder in ("data", "tmp"):
         (cwd.parent / folder).mkdir()
     code = HARNESS + "for folder in sys.argv[1:]: os.makedirs(folder); open(folder + '/a', 'w').write('1234')\n"
-    code += "os.mkdir('part'); os.rename('part', 'logs/ppo/run_1/done'); os.mkdir('gone'); os.rmdir('gone')"
+    code += "log = open('logs/ppo/run_1/new.log', 'w'); log.write('123'); log.flush()\n"
+    code += "os.mkdir('part'); os.rename('part', 'logs/ppo/run_1/done'); os.mkdir('gone'); os.rmdir('gone')\n"
+    code += "import time; opened = open('logs/ppo/run_1/old.log', 'a'); opened.write('more'); opened.flush(); time.sleep(0.5)"
     made = ["logs/ppo/run_2/deep", "../data/set/processed", "../tmp/cache"]
     files.begin([], str(cwd), place_of(cwd))
     run(cwd, code, *made)
     report = files.end()
-    assert report.left == {"logs/ppo/run_1/done": 0, "logs/ppo/run_2": 4, str(cwd.parent / "data" / "set"): 4}
+    elsewhere = str(cwd.parent / "data" / "set")
+    assert report.left == {"logs/ppo/run_1/done": 0, "logs/ppo/run_1/new.log": 3, "logs/ppo/run_2": 4, elsewhere: 4}
     assert report.new == {}
 
 
