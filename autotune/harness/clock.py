@@ -30,7 +30,7 @@ class HostClock:
     def __init__(self) -> None:
         self._origin_s: Optional[float] = None  # the end of the first step
         self._last_s = 0.0
-        self._waiting: List[Tuple[float, float, float, bool]] = []
+        self._waiting: List[Tuple[float, Optional[float], float, bool]] = []
         self._is_noisy = False
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
@@ -49,6 +49,10 @@ class HostClock:
         self._waiting.append((now_s, samples, wait_s, is_foreign))
         return now_s
 
+    def leave_out(self) -> None:
+        """Leaves out the time since the last step; the next step begins now."""
+        self._waiting.append((time.monotonic(), None, 0.0, False))
+
     def noise(self) -> None:
         """Notes that something was compiled, or memory allocated, in the steps marked since the last call of `finished`."""
         self._is_noisy = True
@@ -62,6 +66,8 @@ class HostClock:
         origin_s, last_s, new = self._origin_s or 0.0, self._last_s, tuple.__new__
         for now_s, samples, wait_s, is_foreign in waiting:
             step_s, last_s = now_s - last_s, now_s
+            if samples is None:
+                continue
             busy_s = step_s - wait_s if step_s > wait_s else 0.0
             # `tuple.__new__` skips the constructor's own call: this runs for every step.
             yield new(Finished, (now_s - origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet))
@@ -121,6 +127,12 @@ class CudaClock:
             self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device never runs dry
         return time.monotonic()
 
+    def leave_out(self) -> None:
+        """Leaves out the time since the last step; the next step begins now."""
+        self._pending.append((self._event(), None, None, 0.0, False))
+        self._begin = None
+        self._num_marked += 1
+
     def noise(self) -> None:
         """Notes that something was compiled, or memory allocated, in the steps marked so far."""
         self._noisy_until = self._num_marked
@@ -138,6 +150,8 @@ class CudaClock:
             self._last = event
             if self.window_is_open:
                 self._gaps_s += step_s
+            if samples is None:
+                continue
             busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
             is_quiet = self._num_finished > self._noisy_until
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)

@@ -18,6 +18,7 @@ from . import protocol
 from .patches import patches
 
 Call = Callable[..., None]
+MAX_FOLDERS = 1000  # maximum number of folders made by one process that are recorded
 
 
 def keep(folder: str) -> None:
@@ -78,6 +79,7 @@ class Kept:
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes to be removed
+        self._folders: Set[str] = set()  # folders that this process has made
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a `torch.save` that leaves guarded files alone and records new files that it is about to make."""
@@ -104,7 +106,7 @@ class Kept:
             if taken is None and source is None and not is_folder:
                 is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-                if is_new and os.path.isfile(target):
+                if is_new and (os.path.isfile(target) or os.path.realpath(origin) in self._folders):
                     _append(self._made, os.path.realpath(target))
                 return
             import shutil  # importing it costs milliseconds, and few programs get here
@@ -145,7 +147,7 @@ class Kept:
         return removed
 
     def making_folders(self, make: Call) -> Call:
-        """Returns an `os.mkdir` that accepts an existing folder whose removal was only pretended."""
+        """Returns an `os.mkdir` that records new folders, and accepts one whose removal was only pretended."""
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""
@@ -153,8 +155,15 @@ class Kept:
                 self._removed.discard(folder)
             else:
                 make(path, mode, dir_fd=dir_fd)
+                self._note_folder(os.path.realpath(_at(path, dir_fd)))
 
         return made
+
+    def _note_folder(self, folder: str) -> None:
+        if len(self._folders) < MAX_FOLDERS:
+            if os.path.dirname(folder) not in self._folders:
+                _append(self._made, folder)
+            self._folders.add(folder)
 
     def _kept(self, path: Any, dir_fd: Optional[int]) -> Optional[str]:
         """Returns the guarded path that `path` refers to; None if it refers to no guarded path."""

@@ -50,6 +50,7 @@ class Loader:
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
+        self._epoch_began = self.steps_per_epoch = 0  # number of steps at the beginning of this epoch, and in the last one
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -92,6 +93,11 @@ class Loader:
         line = startable.main_line()
         if line is not None:
             self.began_lines.add(line)
+
+    def begins_epoch(self, num_steps: int) -> None:
+        """Notes that the program iterates over it anew, after so many steps; an evaluation on it is no epoch."""
+        if num_steps > self._epoch_began:
+            self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
 
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode, possibly on batches of this loader."""

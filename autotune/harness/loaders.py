@@ -28,6 +28,7 @@ from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # a loader that has fed only the first of so many steps, and is not iterated over any more, does not train
+SHORT_EPOCH = 8  # steps of an epoch of which a large share would be left out if its first step were
 
 
 class LoaderWatch:
@@ -89,10 +90,20 @@ class LoaderWatch:
                 self._autotune = watch._current = info = loader.__dict__.get("_autotune")
                 if info is not None:
                     info.begins(self)
+                    watch._begins_epoch(info)
                 start(self, loader)
                 self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
 
             return __init__
+
+        def around_reset(reset: Any) -> Any:
+            def _reset(self: Any, *args: Any, **kwargs: Any) -> None:  # (loader, first_iter=False)
+                is_first = args[1] if len(args) > 1 else kwargs.get("first_iter")
+                if self._autotune is not None and not is_first:  # persistent workers: the iterator stays
+                    watch._begins_epoch(self._autotune)
+                reset(self, *args, **kwargs)
+
+            return _reset
 
         def around_advance(advance: Any) -> Any:
             def __next__(self: Any) -> Any:
@@ -117,8 +128,29 @@ class LoaderWatch:
 
         self._iteration = [
             patches.install(_BaseDataLoaderIter, "__init__", around_start),
+            patches.install(_BaseDataLoaderIter, "_reset", around_reset),
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
         ]
+
+    def _begins_epoch(self, info: Loader) -> None:
+        """Leaves out what came since the last step, if that was an evaluation and epochs are short.
+
+        The first step of an epoch is otherwise left out as a whole, together with the evaluation before it.
+        """
+        try:
+            context, num_steps = self._context, self._context.num_steps
+            info.begins_epoch(num_steps)
+            is_evaluated = context.modules.is_evaluated
+            over = [each for each in self.touched if is_evaluated or (each is not info and each.num_steps_fed * 2 < num_steps)]
+            if info is not self.training or info.steps_per_epoch > SHORT_EPOCH or not (over or is_evaluated):
+                return
+            for each in over:
+                each.take()
+                self.touched.remove(each)
+            context.modules.is_evaluated = False
+            context.clock.leave_out()
+        except Exception:
+            self._context.broke("beginning an epoch")
 
     def uninstall(self) -> None:
         """Stops reading batches and forgets the loaders; loaders made later still get their knobs (mode "apply")."""

@@ -16,7 +16,7 @@ stored document carries `schema`. History of the schema: 1, the first.
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
     spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
-    made.txt              harness -> keeper  files that the program starts to save where none existed, in the same format
+    made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ class Trial:
     def end(self) -> dict[str, Any]:
         """Ends all guards; returns the report."""
         self.look(is_last=True)
+        self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
         for guarded in self._guarded.values():
             guarded.end()
         self._folders.close()

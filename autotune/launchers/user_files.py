@@ -32,7 +32,7 @@ CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is ignored as a data set
 MAX_LEFT = 50  # maximum number of new files that a report lists as written by the trial, and maximum number of unknown origin
 MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
-MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints
+MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
@@ -182,6 +182,7 @@ class Folders:
         self._roots = [path for path in existing if len(_names(path)) < MAX_ENTRIES]
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
+        self._names = {folder: names for root in self._roots for folder, names in _names_below(root)}
 
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
@@ -189,7 +190,7 @@ class Folders:
         Text files are left out: they are configuration, which people edit while a study runs.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
-        there = [path for root in self._roots for path in _checkpoints_below(root)]
+        there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
         files = dict.fromkeys(path.resolve() for path in [*named, *sorted(there, key=_modified_s, reverse=True)])
         return [path for path in files if os.access(path, os.W_OK) and path.is_file()][:MAX_NAMED]
 
@@ -204,7 +205,7 @@ class Folders:
         """Returns new files and folders, as (made by the trial, of unknown origin).
 
         Args:
-            wrote: files that the trial was seen writing.
+            wrote: files that the trial was seen writing, and folders that it made.
         """
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
@@ -212,8 +213,8 @@ class Folders:
         outermost += sorted(awaited - entries)
         made = [path for path in outermost if any(file.is_relative_to(path) for file in wrote)]
         unknown = [path for path in outermost if path not in made]
-        elsewhere = [file for file in wrote if self._is_elsewhere(file) and not any(file.is_relative_to(path) for path in made)]
-        return (made + elsewhere)[:MAX_LEFT], unknown[:MAX_LEFT]
+        made += self._others(path for path in wrote if not any(path.is_relative_to(known) for known in made))
+        return made[:MAX_LEFT], unknown[:MAX_LEFT]
 
     def sizes(self, paths: list[Path]) -> dict[str, int]:
         """Returns the sizes of files and folders in bytes, by name."""
@@ -222,10 +223,20 @@ class Folders:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
-    def _is_elsewhere(self, file: Path) -> bool:
-        """Whether a file that the trial wrote is outside the study, the known folders and the temporary folders."""
-        places = [self._study, *self._roots, *_temporary_places()]
-        return file.is_file() and not any(file.is_relative_to(place) for place in places)
+    def _others(self, wrote: Iterable[Path]) -> list[Path]:
+        """Returns what a trial made besides the new names: folders anywhere, and files outside or deeper in the known folders.
+
+        What is in the study or in a temporary folder, or in a folder that is returned, is left out.
+        """
+        temporary, found = list(_temporary_places()), list[Path]()
+        for path in sorted(wrote):
+            is_inside = any(path.is_relative_to(root) for root in self._roots)
+            is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
+            is_new_file = path.is_file() and (not is_inside or path.name not in self._names.get(path.parent, {path.name}))
+            places = [self._study, *found, *([] if is_inside else temporary)]
+            if (is_new_folder or is_new_file) and not any(map(path.is_relative_to, places)):
+                found.append(path)
+        return found
 
     def _entries(self) -> set[Path]:
         found: set[Path] = set()
@@ -257,13 +268,13 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
     return found[:MAX_FOLDERS]
 
 
-def _checkpoints_below(root: Path) -> Iterator[Path]:
-    """Yields the checkpoints in a folder and below it, within MAX_FOLDERS and MAX_DEPTH."""
+def _names_below(root: Path) -> Iterator[tuple[Path, frozenset[str]]]:
+    """Yields a folder and those below it, within MAX_FOLDERS and MAX_DEPTH, with the names of the files in each."""
     for at, folders, names in itertools.islice(os.walk(root), MAX_FOLDERS):
         is_deep = len(Path(at).relative_to(root).parts) >= MAX_DEPTH
         kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name))]
         folders[:] = [] if is_deep else kept
-        yield from (Path(at, name) for name in names if name.endswith(CHECKPOINTS))
+        yield Path(at), frozenset(names)
 
 
 def _modified_s(path: Path) -> float:

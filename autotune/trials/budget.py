@@ -28,7 +28,9 @@ LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any wind
 # Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
 # would take the time of other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
-WARMUP_MAX_FRAC = 1 / 4  # a program that never becomes steady is still measured within the budget
+# Longest warm-up, and longest wait for cycles, as a share of the budget. A program that never becomes steady, or has random
+# gaps, is still measured within the budget.
+UNSTEADY_MAX_FRAC = 1 / 4
 FINALS_WINDOW_S = 5.0  # window of a cheap trial of the finals; rates vary more between processes than within one process
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
 ATTRIBUTION_TRIALS = 18  # number of ablation trials for which time is reserved: three rounds of a winner with five changes
@@ -145,7 +147,8 @@ class Budget:
             rules,
             max_s=min(rules.max_s, window_s),
             slow_max_s=min(rules.slow_max_s, window_s),
-            warmup_max_s=min(rules.warmup_max_s, max(rules.warmup_min_device_s, WARMUP_MAX_FRAC * self.total_s)),
+            cycles_max_s=min(rules.cycles_max_s, max(window_s, UNSTEADY_MAX_FRAC * self.total_s)),
+            warmup_max_s=min(rules.warmup_max_s, max(rules.warmup_min_device_s, UNSTEADY_MAX_FRAC * self.total_s)),
         )
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:

@@ -3,7 +3,9 @@
     python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect] [KEY=VALUE ...]
 
 DIR holds the repositories, cloned as docs/benchmarks.md says; nothing is downloaded. A program's data are made next to it
-(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would.
+(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would. While
+it trains, the rate is also read from its own output (third_party_clock.py): in the trials, and afterwards without autotune and
+under `autotune apply`. The repository's files are compared with those before.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +22,14 @@ from typing import Any
 
 from autotune.quantities import rate_text
 from tests.benchmarks.reporting import table
+from tests.benchmarks.third_party_checks import file_problems, listing, own_rate_per_s, with_batch
+from tests.benchmarks.third_party_clock import Watch, compare
 from tests.benchmarks.third_party_programs import PROGRAMS, Program
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+COLUMNS = (
+    "program", "baseline", "best", "ratio", "changed", "counted / printed", "applied / best", "applied / without", "left behind"
+)  # fmt: skip
 DONE_FILE = ".autotune-data"  # this file in a program's folder marks that its data were made
 
 
@@ -43,11 +51,17 @@ def main() -> int:
         if arguments.inspect:
             failed += _autotune(program, folder, "inspect", *overrides).returncode != 0
             continue
-        failed += _autotune(program, folder, "run", *limits, *overrides).returncode != 0
-        answer = _autotune(program, folder, "inspect", "--json", is_read=True)
-        rows.append(_row(program, folder, json.loads(answer.stdout) if answer.returncode == 0 else {}))
-    if rows:
-        print("\n" + table(("program", "baseline", "best", "ratio", "changed", "cannot be changed", "left behind"), rows))
+        before = listing(_repository(folder, arguments.checkouts))
+        with Watch(folder, "runs/*/trials/*/std*.log") as watch:
+            failed += _autotune(program, folder, "run", *limits, *overrides).returncode != 0
+        summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
+        left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
+        problems = file_problems(before, after, folder=folder, named=left)
+        print("\n".join(problems or ["files: as before, or listed"]), flush=True)
+        rows.append(_row(program, summary, watch, _real_runs(program, folder, summary)))
+        print(f"\n{table(COLUMNS, rows[-1:])}", flush=True)
+    if len(rows) > 1:
+        print("\n" + table(COLUMNS, rows))
     return 1 if failed else 0
 
 
@@ -60,39 +74,67 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
+def _repository(folder: Path, checkouts: str) -> Path:
+    top = Path(checkouts).resolve()
+    return top / folder.relative_to(top).parts[0]
+
+
 def _prepare(program: Program, folder: Path) -> None:
     if not (folder / DONE_FILE).exists():
         program.prepare(folder)
         (folder / DONE_FILE).touch()
 
 
-def _autotune(program: Program, folder: Path, *words: str, is_read: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs autotune in a program's folder, with this interpreter's environment first on PATH."""
+def _environment() -> dict[str, str]:
+    """Returns this process's variables, with this interpreter's environment first on PATH."""
     paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    offline = {"HF_HUB_OFFLINE": "1"}
-    environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
+    own = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
+    return {**os.environ, **own}
+
+
+def _autotune(program: Program, folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "autotune", *words, "--", *shlex.split(program.command)]
-    output = subprocess.PIPE if is_read else None
-    return subprocess.run(command, cwd=folder, env=environment, check=False, text=True, stdout=output)
+    return subprocess.run(command, cwd=folder, env=_environment(), check=False)
 
 
-def _row(program: Program, folder: Path, found: dict[str, Any]) -> tuple[str, ...]:
+def _summary(folder: Path) -> dict[str, Any]:
     studies = sorted((folder / "runs").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
-    summary = json.loads(studies[-1].read_text()) if studies else {}
+    return {**json.loads(studies[-1].read_text()), "folder": studies[-1].parent} if studies else {}
+
+
+def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Returns the program's own rate without autotune and under `autotune apply`; None where there is nothing to compare."""
+    best = summary.get("best") or {}
+    if not program.clock or not best.get("overrides"):
+        return None, None
+    size = ((summary.get("baseline") or {}).get("knobs") or {}).get("loader.batch_size")
+    words = shlex.split(program.command.replace("{loader.batch_size=", "").replace("}", ""))
+    best_file = str(summary["folder"] / "best.yaml")
+    apply = [sys.executable, "-m", "autotune", "apply", best_file, "--", *shlex.split(program.command)]
+    applied = with_batch(program.clock, best["overrides"], baseline_batch=size)
+    without = own_rate_per_s(program.clock, words, folder=folder, environment=_environment())
+    return without, own_rate_per_s(applied, apply, folder=folder, environment=_environment())
+
+
+def _row(program: Program, summary: dict[str, Any], watch: Watch, real: tuple[float | None, float | None]) -> tuple[str, ...]:
     best, speedup, unit = summary.get("best") or {}, summary.get("speedup") or {}, summary.get("unit", "")
-    ratio = f"{speedup['ratio']:.2f} {_interval(speedup['ci'])} {speedup['verdict']}" if speedup.get("ratio") else "none"
-    refused: dict[str, list[str]] = {}
-    for row in found.get("knobs", []):
-        if not row["can_be_turned"]:
-            refused.setdefault(row["reason"], []).append(row["knob"])
+    ratio = f"{speedup['ratio']:.2f} {_interval(speedup['ci'])}" if speedup.get("ratio") else "none"
+    compared = list(compare(program.clock, watch)) if program.clock else []
+    for found in compared:
+        counted = f"{found.counted_per_s:.5g} counted, {found.own_per_s:.5g} printed in {found.seconds:.1f} s"
+        print(f"clock: trial {found.trial}: {counted}; {found.window_per_s:.5g} reported")
+    shares = [found.counted_per_s / found.own_per_s for found in compared]
+    without, applied = real
     return (
         program.name,
         rate_text((summary.get("baseline") or {}).get("value"), unit),
         rate_text(best.get("value"), unit),
-        ratio,
+        f"{ratio} {speedup.get('verdict', '')}",
         ", ".join(f"{knob}={value}" for knob, value in (best.get("overrides") or {}).items()),
-        "; ".join(f"{', '.join(knobs)}: {reason}" for reason, knobs in refused.items()),
+        f"{statistics.median(shares):.3f} (n {len(shares)})" if shares else "-",
+        f"{applied / best['value']:.2f}" if applied else "-",
+        f"{applied / without:.2f}" if applied and without else "-",
         ", ".join(sorted({item["name"] for item in summary.get("files", {}).get("left", [])})),
     )
 

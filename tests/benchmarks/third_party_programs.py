@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import third_party_data as data
+from tests.benchmarks.third_party_clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Program:
         command: the command as typed after `--`.
         prepare: makes the data in the folder.
         packages: what it imports besides torch and torchvision, as `pip install` takes it.
+        clock: what it prints of its progress; None if it prints none, or only once an epoch.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Program:
     command: str
     prepare: Callable[[Path], None] = lambda folder: None
     packages: str = ""
+    clock: Clock | None = None
 
 
 CLM = (
@@ -39,12 +42,15 @@ NANOGPT = (
     "python train.py config/train_shakespeare_char.py --device=cpu --compile={} --eval_iters=20 --block_size=64 "
     "--batch_size={{loader.batch_size=12}} --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
 )
-WORDS = "python main.py --use-optimizer --lr 0.001 --data text --batch_size {loader.batch_size=20}"
+WORDS = "python main.py --use-optimizer --lr 0.001 --log-interval 1 --data text --batch_size {loader.batch_size=20}"
 TRL = (
     "--model_name_or_path tiny --max_length 128 --per_device_train_batch_size 4 --num_train_epochs 100 --eval_strategy steps "
     "--eval_steps 200 --bf16 False --use_cpu --report_to none --output_dir out"
 )
 ZOO = "python train.py --env CartPole-v1 --n-timesteps 10000000 --eval-freq -1 --device cpu --algo"
+DONE = r"(?P<done>\d+)/(?P<total>\d+)"
+MNIST_LINES = Clock(r"Train Epoch: \d+ \[" + DONE)
+EPOCH_BAR = r"Epoch \d+(?:/\d+)?:.*?" + DONE + r" \["
 HUGGING_FACE = "transformers datasets evaluate accelerate"
 
 
@@ -100,30 +106,70 @@ PYTORCH = (
         folder="examples/imagenet",
         command="python main.py -a shufflenet_v2_x0_5 -b 16 -j 2 --no-accel photos",
         prepare=_photos,
+        clock=Clock(r"Epoch: \[\d+\]\[\s*" + DONE, 16, is_steps=True),
     ),
-    Program(name="word_language_model", folder="examples/word_language_model", command=WORDS, prepare=_words),
+    Program(
+        name="word_language_model",
+        folder="examples/word_language_model",
+        command=WORDS,
+        prepare=_words,
+        clock=Clock(r"\|\s+(?P<done>\d+)/\s*(?P<total>\d+) batches", 20, is_steps=True),
+    ),
     Program(
         name="word_transformer",
         folder="examples/word_language_model",
         command=f"{WORDS} --model Transformer",
         prepare=_words,
+        clock=Clock(r"\|\s+(?P<done>\d+)/\s*(?P<total>\d+) batches", 20, is_steps=True),
     ),
-    Program(name="mnist", folder="examples/mnist", command="python main.py --no-accel", prepare=_digits_above),
-    Program(name="mnist_rnn", folder="examples/mnist_rnn", command="python main.py", prepare=_digits_above),
-    Program(name="hogwild", folder="examples/mnist_hogwild", command="python main.py", prepare=_digits_above),
+    Program(
+        name="mnist",
+        folder="examples/mnist",
+        command="python main.py --no-accel --log-interval 1",
+        prepare=_digits_above,
+        clock=MNIST_LINES,
+    ),
+    Program(
+        name="mnist_rnn",
+        folder="examples/mnist_rnn",
+        command="python main.py --log-interval 1",
+        prepare=_digits_above,
+        clock=MNIST_LINES,
+    ),
+    Program(
+        name="hogwild",
+        folder="examples/mnist_hogwild",
+        command="python main.py --log-interval 1",
+        prepare=_digits_above,
+        clock=Clock(r"(?P<who>\d+)\tTrain Epoch: \d+ \[" + DONE),
+    ),
     Program(
         name="forward_forward",
         folder="examples/mnist_forward_forward",
-        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000",
+        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000 --log-interval 1",
         prepare=lambda folder: data.mnist(folder / "data"),
+        clock=Clock(r"^Loss: "),
     ),
-    Program(name="vae", folder="examples/vae", command="python main.py --no-accel", prepare=_digits_above),
-    Program(name="siamese", folder="examples/siamese_network", command="python main.py --no-accel", prepare=_digits_above),
+    Program(
+        name="vae",
+        folder="examples/vae",
+        command="python main.py --no-accel --log-interval 1",
+        prepare=_digits_above,
+        clock=MNIST_LINES,
+    ),
+    Program(
+        name="siamese",
+        folder="examples/siamese_network",
+        command="python main.py --no-accel --log-interval 1",
+        prepare=_digits_above,
+        clock=MNIST_LINES,
+    ),
     Program(
         name="dcgan",
         folder="examples/dcgan",
         command="python main.py --dataset mnist --dataroot ../data --ngf 16 --ndf 16 --outf out",
         prepare=_dcgan,
+        clock=Clock(r"\[\d+/\d+\]\[" + DONE + r"\] Loss_D", 64, is_steps=True),
     ),
     Program(name="regression", folder="examples/regression", command="python main.py"),
     Program(
@@ -139,13 +185,15 @@ PYTORCH = (
         command="python main.py --upscale_factor 4 --batchSize 16 --nEpochs 100 --threads 1",
         prepare=_super_resolution,
         packages="six",
+        clock=Clock(r"Epoch\[\d+\]\(" + DONE, 16, is_steps=True),
     ),
     Program(
         name="style",
         folder="examples/fast_neural_style",
         command="env TORCH_HOME=home python neural_style/neural_style.py train --dataset photos/train "
-        "--style-image style/0000.jpg --image-size 64 --epochs 100 --save-model-dir out",
+        "--style-image style/0000.jpg --image-size 64 --epochs 100 --log-interval 4 --save-model-dir out",
         prepare=_style,
+        clock=Clock(r"Epoch \d+:\t\[" + DONE),
     ),
     Program(
         name="actor_critic",
@@ -161,6 +209,7 @@ HUBS = (
         command=f"python {CLM}",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
+        clock=Clock(DONE + r" \[", 8, is_steps=True),
     ),
     Program(
         name="trainer-torchrun",
@@ -168,6 +217,7 @@ HUBS = (
         command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
+        clock=Clock(DONE + r" \[", 16, is_steps=True),
     ),
     Program(
         name="accelerate",
@@ -189,6 +239,7 @@ HUBS = (
         command="python train_simcse_from_file.py train.txt",
         prepare=_sentences,
         packages="sentence-transformers datasets accelerate",
+        clock=Clock(DONE + r" \[", 128, is_steps=True),
     ),
     Program(
         name="sft_lora",
@@ -196,6 +247,7 @@ HUBS = (
         command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_target_modules q_proj v_proj {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
+        clock=Clock(DONE + r" \[", 4, is_steps=True),
     ),
     Program(
         name="dpo",
@@ -203,6 +255,7 @@ HUBS = (
         command=f"python trl/scripts/dpo.py --dataset_name preferences --gradient_accumulation_steps 2 {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
+        clock=Clock(DONE + r" \[", 8, is_steps=True),
     ),
     Program(
         name="diffusers",
@@ -211,14 +264,16 @@ HUBS = (
         "--train_batch_size 8 --num_epochs 100 --model_config_name_or_path tiny --output_dir out",
         prepare=_diffusers,
         packages="diffusers datasets accelerate tensorboard",
+        clock=Clock(EPOCH_BAR, 8, is_steps=True),
     ),
     Program(
         name="timm",
         folder="pytorch-image-models",
         command="python train.py --data-dir photos --val-split val --model mobilenetv3_small_100 --num-classes 2 "
-        "--img-size 128 -b 16 -j 2 --device cpu",
+        "--img-size 128 -b 16 -j 2 --device cpu --log-interval 4",
         prepare=_photos,
         packages="huggingface_hub safetensors pyyaml",
+        clock=Clock(r"Train: \d+ \[\s*" + DONE, 16, is_steps=True),
     ),
 )
 FRAMEWORKS = (
@@ -228,20 +283,23 @@ FRAMEWORKS = (
         command="python autoencoder.py --trainer.accelerator cpu",
         prepare=lambda folder: data.mnist(folder / "data", folder.parents[1] / "Datasets"),
         packages="lightning 'jsonargparse[signatures]'",
+        clock=Clock(EPOCH_BAR, 32, is_steps=True),
     ),
     Program(
         name="fabric",
         folder="pytorch-lightning/examples/fabric/image_classifier",
-        command="fabric run --accelerator=cpu --strategy=ddp --devices=2 train_fabric.py",
+        command="fabric run --accelerator=cpu --strategy=ddp --devices=2 train_fabric.py --log-interval 1",
         prepare=_digits_of_fabric,
         packages="lightning torchmetrics",
+        clock=Clock(MNIST_LINES.pattern, 2),
     ),
     Program(
         name="kfold",
         folder="pytorch-lightning/examples/fabric/kfold_cv",
-        command="python train_fabric.py",
+        command="python train_fabric.py --log-interval 1",
         prepare=_digits_of_fabric,
         packages="lightning torchmetrics",
+        clock=MNIST_LINES,
     ),
     Program(
         name="ignite",
@@ -249,18 +307,21 @@ FRAMEWORKS = (
         command="python mnist.py",
         prepare=lambda folder: data.mnist(folder),
         packages="pytorch-ignite tqdm",
+        clock=Clock(r"ITERATION.*?" + DONE, 64, is_steps=True),
     ),
     Program(
         name="skorch",
         folder="skorch/examples/cli",
         command="python train.py net --n_samples=100000 --max_epochs=1000",
         packages="skorch fire numpydoc",
+        clock=Clock(r"^\s+(?P<done>\d+)\s+\S*\d\.\d+", 80_000),
     ),
     Program(
         name="keras",
         folder="keras/examples",
         command="env KERAS_BACKEND=torch python demo_functional.py",
         packages="keras",
+        clock=Clock(r"(?:^|m)\s*" + DONE + r"\b", 32, is_steps=True),
     ),
     Program(
         name="fastai",
@@ -274,6 +335,7 @@ FRAMEWORKS = (
         folder="monai-tutorials/2d_segmentation/torch",
         command="python unet_training_dict.py",
         packages="monai tensorboard matplotlib",
+        clock=Clock(r"^" + DONE + ", train_loss", 2, is_steps=True),
     ),
     Program(
         name="graph_nodes",
@@ -281,6 +343,7 @@ FRAMEWORKS = (
         command="python gcn.py --epochs 100000",
         prepare=data.graphs,
         packages="torch-geometric",
+        clock=Clock(r"Epoch: (?P<done>\d+)", 2_700),
     ),
     Program(
         name="graph_batches",
@@ -288,26 +351,64 @@ FRAMEWORKS = (
         command="python mutag_gin.py --epochs 100000",
         prepare=data.graphs,
         packages="torch-geometric",
+        clock=Clock(r"Epoch: (?P<done>\d+)", 169),
     ),
-    Program(name="zoo_ppo", folder="rl-baselines3-zoo", command=f"{ZOO} ppo", packages="rl_zoo3"),
-    Program(name="zoo_dqn", folder="rl-baselines3-zoo", command=f"{ZOO} dqn", packages="rl_zoo3"),
+    Program(
+        name="zoo_ppo",
+        folder="rl-baselines3-zoo",
+        command=f"{ZOO} ppo",
+        packages="rl_zoo3",
+        clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 256),
+    ),
+    Program(
+        name="zoo_dqn",
+        folder="rl-baselines3-zoo",
+        command=f"{ZOO} dqn",
+        packages="rl_zoo3",
+        clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 64),
+    ),
 )
 PEOPLE = (
-    Program(name="nanogpt", folder="nanoGPT", command=NANOGPT.format("False"), prepare=_characters),
-    Program(name="nanogpt_compiled", folder="nanoGPT", command=NANOGPT.format("True"), prepare=_characters),
-    Program(name="mingpt", folder="minGPT/projects/adder", command="env PYTHONPATH=../.. python adder.py"),
+    Program(
+        name="nanogpt",
+        folder="nanoGPT",
+        command=NANOGPT.format("False"),
+        prepare=_characters,
+        clock=Clock(r"^iter (?P<done>\d+):", 12, is_steps=True),
+    ),
+    Program(
+        name="nanogpt_compiled",
+        folder="nanoGPT",
+        command=NANOGPT.format("True"),
+        prepare=_characters,
+        clock=Clock(r"^iter (?P<done>\d+):", 12, is_steps=True),
+    ),
+    Program(
+        name="mingpt",
+        folder="minGPT/projects/adder",
+        command="env PYTHONPATH=../.. python adder.py",
+        clock=Clock(r"iter (?P<done>\d+): train loss", 64, is_steps=True),
+    ),
     Program(
         name="chargpt",
         folder="minGPT/projects/chargpt",
         command="env PYTHONPATH=../.. python chargpt.py --model.model_type=gpt-micro",
         prepare=lambda folder: data.write(folder / "input.txt", data.text()),
+        clock=Clock(r"iter (?P<done>\d+): train loss", 64, is_steps=True),
     ),
-    Program(name="makemore", folder="makemore", command="python makemore.py", packages="tensorboard"),
+    Program(
+        name="makemore",
+        folder="makemore",
+        command="python makemore.py",
+        packages="tensorboard",
+        clock=Clock(r"^step (?P<done>\d+) \|", 32, is_steps=True),
+    ),
     Program(
         name="wgan_gp",
         folder="PyTorch-GAN/implementations/wgan_gp",
         command="python wgan_gp.py",
         prepare=lambda folder: data.mnist(folder.parents[1] / "data" / "mnist"),
+        clock=Clock(r"\[Batch " + DONE, 64, is_steps=True),
     ),
     Program(
         name="unet",
@@ -315,24 +416,28 @@ PEOPLE = (
         command="env WANDB_MODE=disabled python train.py --scale 0.25 --batch-size 2 --epochs 100",
         prepare=lambda folder: data.masked_photos(folder / "data"),
         packages="wandb tqdm",
+        clock=Clock(EPOCH_BAR),
     ),
     Program(
         name="tutorial_words",
         folder="pytorch-tutorial/tutorials/02-intermediate/language_model",
         command="python main.py",
         prepare=lambda folder: data.word_files(folder / "data"),
+        clock=Clock(r"Step\[" + DONE, 600),
     ),
     Program(
         name="cleanrl_ppo",
         folder="cleanrl",
         command="python cleanrl/ppo.py --total-timesteps 10000000",
         packages="gymnasium[classic-control] tyro tensorboard",
+        clock=Clock("^SPS: ", 2_048),
     ),
     Program(
         name="cleanrl_dqn",
         folder="cleanrl",
         command="env PYTHONPATH=. python cleanrl/dqn.py --learning-starts 1000 --total-timesteps 10000000",
         packages="gymnasium[classic-control] tyro tensorboard",
+        clock=Clock("^SPS: ", 1_280),
     ),
 )
 PROGRAMS = (*PYTORCH, *HUBS, *FRAMEWORKS, *PEOPLE)

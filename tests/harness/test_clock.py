@@ -192,3 +192,26 @@ def test_the_host_s_clock_takes_the_wait_off() -> None:
     for _ in range(3):
         clock.mark(8, 100.0, False)
     assert [step.busy_s for step in clock.finished()] == [0.0, 0.0]
+
+
+def test_what_is_left_out_belongs_to_no_step_of_the_device() -> None:
+    device = Device()
+    clock = clock_of(device)
+    for _ in range(2):
+        clock.mark(8, 0.0, False)
+    device.queued_s += 1.0  # an evaluation
+    clock.leave_out()
+    clock.mark(8, 0.0, False)
+    device.synchronize()
+    assert [(round(step.step_s, 6), round(step.end_s, 6)) for step in clock.finished()] == [(0.01, 0.01), (0.01, 1.03)]
+
+
+def test_what_is_left_out_belongs_to_no_step_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([1.0, 3.0, 10.0, 14.0])
+    monkeypatch.setattr("autotune.harness.clock.time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    clock = HostClock()
+    for _ in range(2):
+        clock.mark(8, 0.0, False)
+    clock.leave_out()
+    clock.mark(8, 1.0, False)
+    assert [(step.step_s, step.busy_s, step.end_s) for step in clock.finished()] == [(2.0, 2.0, 2.0), (4.0, 3.0, 13.0)]

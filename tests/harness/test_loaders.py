@@ -38,6 +38,15 @@ def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> N
     assert min(rates) > 0.08 * max(rates)  # if a block of 20 ms included the evaluation, its rate would be 5 %
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", [("validated",), ("validated", "workers=1"), ("on_itself",)])
+def test_all_steps_of_short_epochs_count_and_no_evaluation_between_them(trial: Trial, words: tuple[str, ...]) -> None:
+    window = trial("loaders.py", *words, "samples=18", "slow=1", "pause=0.4").result().window
+    assert window is not None
+    assert window.samples == pytest.approx(9 * window.steps, rel=0.1)  # 12 and 6
+    assert window.seconds / window.steps < 0.15  # 0.04 to prepare a batch; with the evaluation, it would be 0.25
+
+
 def test_batches_of_the_training_loader_that_are_evaluated_are_not_trained_on(trial: Trial) -> None:
     found = trial("loaders.py", "on_itself", "samples=48").result()
     assert set(found.steps["samples"]) == {12}

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -364,6 +365,25 @@ def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
     code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234')"
     code += "; time.sleep(0.3)"
     assert trial(files, cwd, code, "x").left == {"logs/version_1": 4}
+
+
+def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
+    (cwd / "logs" / "ppo" / "run_1").mkdir(parents=True)
+    (cwd / "logs" / "ppo" / "run_1" / "old.log").write_text("there")
+    for folder in ("data", "tmp"):
+        (cwd.parent / folder).mkdir()
+    code = HARNESS + "for folder in sys.argv[1:]: os.makedirs(folder); open(folder + '/a', 'w').write('1234')\n"
+    code += "log = open('logs/ppo/run_1/new.log', 'w'); log.write('123'); log.flush()\n"
+    code += "os.mkdir('part'); os.rename('part', 'logs/ppo/run_1/done'); os.mkdir('gone'); os.rmdir('gone')\n"
+    code += "import time; opened = open('logs/ppo/run_1/old.log', 'a'); opened.write('more'); opened.flush(); time.sleep(0.5)"
+    made = ["logs/ppo/run_2/deep", "../data/set/processed", "../tmp/cache"]
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, code, *made)
+    report = files.end()
+    elsewhere = str(cwd.parent / "data" / "set")
+    assert report.left == {"logs/ppo/run_1/done": 0, "logs/ppo/run_1/new.log": 3, "logs/ppo/run_2": 4, elsewhere: 4}
+    assert report.new == {}
 
 
 def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):

@@ -127,3 +127,9 @@ def test_finals_windows_shrink_so_that_rounds_fit():
     assert tight.half_width_frac == 0.005
     assert finals_rules(rules, seconds_each=500.0, baseline=trial(10.0)) == rules
     assert finals_rules(rules, seconds_each=1.0, baseline=trial(10.0)).max_s == 2 * rules.min_s
+
+
+@pytest.mark.parametrize(("total_s", "most_s"), [(60.0, 15.0), (480.0, 60.0)])
+def test_a_trial_does_not_wait_for_cycles_until_a_short_budget_is_used(total_s, most_s):
+    rules = Budget(clock=VirtualClock(), total_s=total_s).screening_rules(MeasureRules())
+    assert (rules.cycles_max_s, rules.warmup_max_s) == (most_s, most_s)

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 KIND = sys.argv[1]
 OPTIONS = dict(word.split("=", 1) for word in sys.argv[2:])
 BATCH_S = 0.04
+WORKERS = {"num_workers": 1, "persistent_workers": True} if "workers" in OPTIONS else {}
 
 
 def slow_collate(items):
@@ -79,7 +80,8 @@ def main():
     elif KIND.startswith("iterable"):
         loader = build(Stream(), batch_size=12)
     else:
-        loader = build(data, batch_size=12, worker_init_fn=own_init)
+        collate = slow_collate if "slow" in OPTIONS else None
+        loader = build(data, batch_size=12, worker_init_fn=own_init, collate_fn=collate, **WORKERS)
     held_out = DataLoader(data, batch_size=30)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -102,9 +104,10 @@ def main():
             time.sleep(float(OPTIONS.get("pause", "0.01")))
         if KIND == "on_itself":
             model.eval()
-            for (x,) in loader:
-                model(x)
+            for x in loader:
+                model(x if torch.is_tensor(x) else x[0])
             model.train()
+            time.sleep(float(OPTIONS.get("pause", "0")))
         if KIND == "rebuilt":
             loader = build(data, batch_size=12, worker_init_fn=own_init)
 

@@ -1,0 +1,82 @@
+"""What `third_party` reads from the output of programs and finds in their folders."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.third_party_checks import file_problems, listing, with_batch
+from tests.benchmarks.third_party_clock import Clock, Watch, compare, marks, rate_per_s
+from tests.benchmarks.third_party_programs import DONE, PROGRAMS
+
+# A line of each kind that programs print, and the progress in it.
+PRINTED = {
+    "mnist": ("Train Epoch: 2 [1280/60000 (2%)]\tLoss: 0.5", 1_280),
+    "hogwild": ("123\tTrain Epoch: 1 [640/60000 (1%)]\tLoss: 2.27", 640),
+    "word_transformer": ("| epoch   1 |     5/  172 batches | lr 0.00 | ms/batch 33.20 | loss  9.07", 100),
+    "super_resolution": ("===> Epoch[3](2/8): Loss: 0.0123", 32),
+    "style": ("Thu Nov 26 07:00:00 2026\tEpoch 1:\t[16/512]\tcontent: 1.0", 16),
+    "diffusers": ("Epoch 0:  12%|#2        | 8/64 [00:01<00:07,  7.5it/s, loss=1.1]", 64),
+    "unet": ("Epoch 1/100:  10%|#         | 12/115 [00:03<00:28,  3.6img/s]", 12),
+    "timm": ("Train: 0 [   4/32 ( 13%)]  Loss: 0.6 (0.6)  Time: 0.1s", 64),
+    "monai": ("7/10, train_loss: 0.5", 14),
+    "makemore": ("step 30 | loss 2.5 | step time 8.05ms", 960),
+    "mingpt": ("iter_dt 3.20ms; iter 100: train loss 1.9", 6_400),
+    "zoo_ppo": ("|    n_updates         | 40        |", 10_240),
+    "cleanrl_ppo": ("SPS: 812", 2_048),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_progress_is_read_from_what_a_program_prints(name: str) -> None:
+    line, samples = PRINTED[name]
+    clock = next(program.clock for program in PROGRAMS if program.name == name)
+    assert clock is not None
+    assert [mark.done for mark in marks(clock, [(0.0, line), (1.0, "Test set: 5/10 accurate")]).values()] == [[samples]]
+
+
+def test_progress_goes_on_when_an_epoch_begins_anew() -> None:
+    lines = [(0.0, "[0/100]"), (1.0, "[60/100]"), (1.1, "[60/100]"), (2.0, "[20/100]")]
+    assert marks(Clock(DONE), lines)[""].done == [0, 60, 120]
+    assert rate_per_s(Clock(DONE), lines, 0.9, 5.0) == 60
+
+
+def test_processes_that_print_each_for_itself_are_added_up() -> None:
+    lines = [(0.0, "1 of 0"), (0.1, "2 of 0"), (2.0, "1 of 20"), (2.1, "2 of 40")]
+    assert rate_per_s(Clock(r"(?P<who>\d) of (?P<done>\d+)"), lines, 0.0, 9.0) == pytest.approx(30)
+    assert rate_per_s(Clock(r"(?P<who>\d) of (?P<done>\d+)"), lines[:3], 0.0, 9.0) is None
+
+
+def test_a_clock_that_counts_steps_counts_larger_ones_after_the_batch_was_raised() -> None:
+    assert with_batch(Clock("", 16, is_steps=True), {"loader.batch_size": 64}, baseline_batch=8).samples == 128
+    assert with_batch(Clock("", 16), {"loader.batch_size": 64}, baseline_batch=8).samples == 16
+
+
+def test_lines_are_noted_as_they_come(tmp_path: Any) -> None:
+    (tmp_path / "old.log").write_text("before\n")
+    with Watch(tmp_path, "**/*.log") as watch:
+        (tmp_path / "new.log").write_bytes(b"a\nunfini")
+        (tmp_path / "bar").mkdir()
+        (tmp_path / "bar" / "new.log").write_bytes(b"\r1/9\r2/9")
+    assert [[text for _, text in watch.lines[folder]] for folder in (tmp_path, tmp_path / "bar")] == [["a"], ["1/9", "2/9"]]
+
+
+def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_line_and_the_last(tmp_path: Any) -> None:
+    result = {"window": {"seconds": 2.0}, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10, 10, 10], "warmup": 1}}
+    for name, document in (("trial", {"value": 10.0}), ("result.rank0", result), ("progress", {"time_s": 50.0, "step": 1})):
+        (tmp_path / f"{name}.json{'l' * (name == 'progress')}").write_text(json.dumps(document))
+    watch: Any = SimpleNamespace(lines={tmp_path: [(51.0, "step 2"), (53.0, "step 4")]})
+    (found,) = compare(Clock(r"step (?P<done>\d+)", 12), watch)
+    assert (found.counted_per_s, found.own_per_s, found.seconds, found.window_per_s) == (10.0, 12.0, 2.0, 10.0)
+
+
+def test_changed_files_and_files_that_nobody_named_are_found(tmp_path: Any) -> None:
+    for name in ("kept", "changed"):
+        (tmp_path / name).write_text("")
+    before = listing(tmp_path)
+    (tmp_path / "out" / "__pycache__").mkdir(parents=True)
+    for name in ("changed", "out/a", "b", "out/__pycache__/c", "mlflow.db-wal"):
+        (tmp_path / name).write_text("new")
+    found = file_problems(before, listing(tmp_path), folder=tmp_path, named=["out"])
+    assert found == [f"changed: {tmp_path / 'changed'}", f"not listed: {tmp_path / 'b'}"]

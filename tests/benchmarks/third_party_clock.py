@@ -1,0 +1,210 @@
+"""Reads the rate of a training program from what it prints, to compare it with the rate that autotune counts.
+
+Most programs print how far they are ("[640/60000]", a progress bar), not how fast. `Watch` notes when each of these lines is
+written, so the rate comes from the program's own count and the benchmark's clock, and nothing of autotune's measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LOOK_EVERY_S = 0.02
+LINE_END = re.compile(rb"[\r\n]")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a program prints of its progress.
+
+    Attributes:
+        pattern: regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch;
+            without `done`, each such line stands for one unit of progress. Group `who` names one of several processes that
+            print progress of their own.
+        samples: autotune's units (samples, tokens or steps) in a unit of progress, in all processes that `who` does not name.
+        is_steps: whether progress is counted in steps, so that a unit of it has more samples if the batch size is raised.
+    """
+
+    pattern: str
+    samples: float = 1.0
+    is_steps: bool = False
+
+
+class Span(NamedTuple):
+    """Part of a run, from one line to another."""
+
+    first_s: float
+    last_s: float
+    samples: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Samples per second."""
+        return self.samples / (self.last_s - self.first_s)
+
+
+@dataclass
+class Marks:
+    """Progress of one process: when it was printed, in seconds on the monotonic clock, and how far it was, in samples."""
+
+    times_s: list[float] = field(default_factory=list)
+    done: list[float] = field(default_factory=list)
+
+    def span(self, begin_s: float, end_s: float) -> Span | None:
+        """Returns what was done between the marks nearest to two times; None if these are one mark."""
+        if not self.times_s:
+            return None
+        first, last = (min(range(len(self.times_s)), key=lambda i: abs(self.times_s[i] - at_s)) for at_s in (begin_s, end_s))
+        done = self.done[last] - self.done[first]
+        return Span(self.times_s[first], self.times_s[last], done) if last > first else None
+
+
+def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
+    """Returns the progress of each process. Where the program's count begins again, the epoch's total is added.
+
+    Args:
+        clock: what the program prints.
+        lines: when each line was written, and the line.
+    """
+    found: dict[str, Marks] = {}
+    before: dict[str, tuple[float, float]] = {}  # progress of the epochs that are over, and of this one
+    for at_s, line in lines:
+        for match in re.finditer(clock.pattern, line):
+            groups = match.groupdict()
+            who = groups.get("who") or ""
+            over, last = before.get(who, (0.0, 0.0))
+            done = float(groups["done"]) if "done" in groups else last + 1
+            if done < last:
+                over += float(groups.get("total") or last)
+            before[who] = over, done
+            mark = found.setdefault(who, Marks())
+            if not mark.done or (over + done) * clock.samples > mark.done[-1]:  # another rank may print the same
+                mark.times_s.append(at_s)
+                mark.done.append((over + done) * clock.samples)
+    return found
+
+
+def rate_per_s(clock: Clock, lines: list[tuple[float, str]], begin_s: float, end_s: float) -> float | None:
+    """Returns the samples per second of all processes together, between two times; None if too little was printed."""
+    spans = [mark.span(begin_s, end_s) for mark in marks(clock, lines).values()]
+    return sum(span.rate_per_s for span in spans if span) if spans and all(spans) else None
+
+
+class Watch:
+    """Notes when lines are added to the logs that a folder gets while the `with` block runs.
+
+    Args:
+        folder: where.
+        pattern: glob of the logs; those that are there already are left out.
+    """
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self._folder, self._pattern = folder, pattern
+        self._old, self._rest = set(folder.glob(pattern)), dict[Path, bytes]()
+        self._read: dict[Path, int] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.lines: dict[Path, list[tuple[float, str]]] = {}  # folder of the log -> when, and what
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._look_at_all()
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for path in self._folder.glob(self._pattern):
+            if path not in self._old:
+                self._look(path)
+
+    def _look(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            added = file.read()
+        if added:
+            now_s = time.monotonic()
+            self._read[path] = self._read.get(path, 0) + len(added)
+            *whole, self._rest[path] = LINE_END.split(self._rest.get(path, b"") + added)
+            if b"\r" in added:  # a progress bar: its last line is whole, and what ends it comes with the next
+                whole.append(self._rest[path])
+            lines = self.lines.setdefault(path.parent, [])
+            lines += [(now_s, line.decode(errors="replace")) for line in whole if line]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What autotune counted in a trial, beside what the program printed in the same seconds.
+
+    Attributes:
+        trial: name of the trial's folder.
+        counted_per_s: samples that autotune counted.
+        own_per_s: samples that the program's output says.
+        seconds: between the two lines used: the first after a step, and the last.
+        window_per_s: the rate that autotune reports, which is that of its window, without evaluations.
+    """
+
+    trial: str
+    counted_per_s: float
+    own_per_s: float
+    seconds: float
+    window_per_s: float
+
+
+def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
+    """Yields every trial that has a rate and printed its progress.
+
+    Args:
+        clock: what the program prints.
+        watch: what was written to the logs of the trials.
+    """
+    for folder, lines in sorted(watch.lines.items()):
+        record, result = (_document(folder / name) for name in ("trial.json", "result.rank0.json"))
+        if not record.get("value") or not result.get("window") or _changes_batch(clock, folder):
+            continue
+        origin_s, found = _first_step_s(folder), marks(clock, lines)
+        spans = [mark.span(origin_s, lines[-1][0]) for mark in found.values()]
+        if not found or not all(spans):
+            continue
+        own = sum(span.rate_per_s for span in spans if span)
+        first_s, last_s = (spans[0].first_s, spans[0].last_s) if spans[0] else (0.0, 0.0)
+        counted = _counted(folder, last_s - origin_s) - _counted(folder, first_s - origin_s)
+        yield Compared(folder.name, counted / (last_s - first_s), own, last_s - first_s, record["value"])
+
+
+def _counted(folder: Path, at_s: float) -> float:
+    """Returns the samples that all processes of a trial had counted some seconds after the first step."""
+    total = 0.0
+    for path in folder.glob("result.*.json"):
+        steps = _document(path)["steps"]
+        total += float(np.interp(at_s, [0.0, *steps["end_s"]], [0.0, *np.cumsum(steps["samples"])]))
+    return total
+
+
+def _changes_batch(clock: Clock, folder: Path) -> bool:
+    asked = _document(folder / "spec.json").get("knobs") or {}
+    return clock.is_steps and any("batch" in key or "accumulation" in key for key in asked)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _first_step_s(folder: Path) -> float:
+    """Returns when the first step ended, on the monotonic clock."""
+    lines = map(json.loads, (folder / "progress.jsonl").read_text().splitlines())
+    return next(float(line["time_s"]) for line in lines if line["step"] >= 1)
