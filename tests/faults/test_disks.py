@@ -32,17 +32,17 @@ LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials o
 ROOM = "size=20m,nr_inodes=10000"
 INODES = [f"nr_inodes={number}" for number in (4, 5, 7, 9, 12, 15, 18, 21)]  # a study makes eight files, a trial nine
 BYTES = [f"size={number}k" for number in (4, 8, 16, 28, 44, 64)]  # of 4 KiB each at least
-# The first trial after the baseline fills the disk but for 256 KiB: enough for its record, too little for 512 KiB of its own.
+# The first trial after the baseline fills the disk but for 256 KiB, which is room for its record, and too little for its files.
 FILLS = """
-if spec["trial"]:
-    if not os.path.exists("filled"):
-        open("filled", "w").close()
-        with open("runs/ballast", "wb", buffering=0) as ballast:
-            try:
-                while True:
-                    ballast.write(bytes(4096))
-            except OSError:
-                ballast.truncate(ballast.tell() - (256 << 10))
+def fill():
+    with open("runs/ballast", "wb", buffering=0) as ballast:
+        try:
+            while True:
+                ballast.write(bytes(4096))
+        except OSError:
+            ballast.truncate(ballast.tell() - (256 << 10))
+
+def write():
     own = os.path.join(folder, "own")
     try:
         with open(own, "wb", buffering=0) as file:
@@ -50,7 +50,13 @@ if spec["trial"]:
                 file.write(bytes(4096))
     finally:
         os.unlink(own)
+
+if spec["trial"] and not os.path.exists("filled"):
+    open("filled", "w").close()
+    fill()
 """
+STAYS_FULL = f"{FILLS}\nwrite()\n{PROGRAM}"
+HAS_ROOM_AGAIN = f"{FILLS}\ntry:\n    write()\nexcept OSError:\n    os.unlink('runs/ballast')\n    raise\n{PROGRAM}"
 
 
 def assert_nothing_is_blamed(trials):
@@ -112,7 +118,7 @@ def test_disk_that_is_used_up_at_any_write_loses_no_trial(tmp_path, limit):
 @pytest.mark.thorough
 def test_trial_whose_files_do_not_fit_is_not_recorded_as_failed(tmp_path):
     with in_memory(tmp_path / "runs", "size=8m") as runs:
-        study = QuickStudy(tmp_path, program=f"{FILLS}\n{PROGRAM}")
+        study = QuickStudy(tmp_path, program=STAYS_FULL)
         said = ended(study.start(*LONGER))
         assert "the disk is full" in said
         assert said.endswith("autotune resume s")
@@ -122,6 +128,19 @@ def test_trial_whose_files_do_not_fit_is_not_recorded_as_failed(tmp_path):
         assert_nothing_is_blamed(before)
         (runs / "ballast").unlink()
         goes_on(study, before)
+
+
+@pytest.mark.thorough
+def test_trial_that_failed_while_the_disk_was_full_is_attempted_again_if_there_is_room(tmp_path):
+    with in_memory(tmp_path / "runs", "size=8m"):
+        study = QuickStudy(tmp_path, program=HAS_ROOM_AGAIN)
+        tuner = study.start(*LONGER)
+        _, err = tuner.communicate(timeout=90)
+        assert tuner.returncode == 0, err
+        trials = study.folder.read_trials()
+        assert_nothing_is_blamed(trials)
+        assert trials[1].outcome.has_value
+        assert "No space left on device" in trials[1].evidence["earlier_attempt"]["reason"]
 
 
 def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worker(tmp_path):
