@@ -1,6 +1,6 @@
 """Kills processes of a study again and again and resumes the study: is anything lost, repeated, or left behind?
 
-    python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30]
+    python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30] [--file chaos.jsonl]
     python -m tests.benchmarks.chaos --slurm --kills 40    # trials run on a private Slurm, whose parts are killed as well
 
 Victims and moments are random. A victim is a trial's first process, one of its loader workers, the supervisor, the tuner (which
@@ -12,7 +12,8 @@ SIGTERM. Meanwhile another program saves checkpoints in the same folder. Before 
 unchanged.
 
 When a study reaches its verdict before all kills are done, a new study starts. The last study runs on to its verdict. The exit
-status is 1 if anything is lost, repeated, left behind or spoiled.
+status is 1 if anything is lost, repeated, left behind or spoiled. With --file, the result is kept there; a later call does the
+kills that are left, and prints the sum.
 """
 
 from __future__ import annotations
@@ -131,6 +132,10 @@ class Toll:
         """Whether nothing was lost, repeated, left behind or spoiled, and every study reached a verdict."""
         nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled)
         return nothing and bool(self.verdicts) and all(self.verdicts)
+
+    def __add__(self, other: Toll) -> Toll:
+        """Returns the result of both."""
+        return Toll(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def lines(self) -> list[str]:
         """Returns the table, and below it the names of everything that went wrong."""
@@ -366,6 +371,12 @@ def run(
     return toll
 
 
+def read(file: Path | None) -> list[Toll]:
+    """Returns the results of earlier calls."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file and file.exists() else []
+    return [Toll(**{**made, "kills": Counter(made["kills"])}) for made in map(json.loads, lines)]
+
+
 def _segments() -> set[str]:
     """Returns the names in /dev/shm that belong to no living process.
 
@@ -396,22 +407,30 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
+    parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()
+    earlier = read(asked.file)
+    before = sum(earlier, Toll())
+    kills_left, seed = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier)
     if asked.slurm and (why := why_not()):
         parser.error(f"--slurm: {why}")
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
         with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
             slurm = PrivateSlurm(Path(place)) if asked.slurm else None
             try:
-                toll = run(Path(folder), asked.kills, seed=asked.seed, minutes=asked.minutes, slurm=slurm)
+                toll = run(Path(folder), kills_left, seed=seed, minutes=asked.minutes, slurm=slurm)
             finally:
                 if slurm:
                     slurm.stop()
-        print("\n".join([*machine_lines(), *toll.lines()]))
-        if not toll.is_clean:
+        if asked.file and kills_left:
+            with asked.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(vars(toll)) + "\n")
+        total = before + toll
+        print("\n".join([*machine_lines(), *total.lines()]))
+        if kills_left and not toll.is_clean:
             for log in sorted(Path(folder).glob("*/tuner.log")):
                 print(f"\n{log.parent.name}: the tuner's last words\n{log.read_text(errors='replace')[-2000:]}")
-    return 0 if toll.is_clean and toll.kills.total() == asked.kills else 1
+    return 0 if total.is_clean and total.kills.total() >= asked.kills else 1
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ def test_damaged_input_is_used_or_refused(place, kind):
     assert len(tally.answers) == CASES
 
 
+def test_a_part_that_has_to_end_keeps_its_cases(place):
+    assert fuzz(place, "journals", 5, max_s=0.0).answers == []
+    assert len(fuzz(place, "journals", 5, max_s=60.0).answers) == 5
+
+
 def _write(path):
     with open(path, "w", encoding="utf-8") as file:
         file.write("x")

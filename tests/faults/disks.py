@@ -176,13 +176,11 @@ class FaultyWrites:
         self._switch.unlink()
 
 
-def fill(path: Path, *, spare_bytes: int = 0) -> None:
-    """Writes the file `ballast`, which fills the file system but for `spare_bytes`."""
-    with (path / "ballast").open("wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        file.truncate(max(0, file.tell() - spare_bytes))
+def fill(path: Path) -> None:
+    """Writes the file `ballast`, which fills the file system."""
+    with (path / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def ended(tuner: subprocess.Popen[str], *, within_s: float = 90) -> str:

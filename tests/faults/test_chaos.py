@@ -1,5 +1,8 @@
 """The short version of `python -m tests.benchmarks.chaos`: whatever is killed, nothing is lost, repeated or left behind."""
 
+import json
+from collections import Counter
+
 import pytest
 
 from tests.benchmarks import chaos
@@ -17,3 +20,18 @@ def test_a_toll_that_is_not_clean_is_called_so():
     assert chaos.Toll(verdicts=["faster"]).is_clean
     for harm in ({"lost": ["x"]}, {"repeated": ["x"]}, {"orphans": ["x"]}, {"segments": ["x"]}, {"verdicts": ["faster", ""]}):
         assert not chaos.Toll(**{"verdicts": ["faster"], **harm}).is_clean
+
+
+def test_the_results_of_several_calls_are_summed(tmp_path):
+    parts = [
+        chaos.Toll(kills=Counter(tuner=2), verdicts=["faster"], num_trials=8),
+        chaos.Toll(kills=Counter(tuner=1, trial=4), verdicts=[""], num_trials=3, orphans=["01: process 7"]),
+    ]
+    file = tmp_path / "chaos.jsonl"
+    assert chaos.read(file) == []
+    file.write_text("".join(f"{json.dumps(vars(part))}\n" for part in parts), encoding="utf-8")
+    total = sum(chaos.read(file), chaos.Toll())
+    assert total == chaos.Toll(
+        kills=Counter(tuner=3, trial=4), verdicts=["faster", ""], num_trials=11, orphans=["01: process 7"]
+    )
+    assert not total.is_clean

@@ -24,15 +24,39 @@ from autotune.run_dir import is_study
 from autotune.search.study import begin_study
 from autotune.studies import create
 from autotune.testing.studies import make_study
-from tests.benchmarks import soak
 from tests.faults.disks import DiskInAFile, FaultyWrites, ended, fill, in_memory, remount
-from tests.faults.quick_study import QuickStudy, measured
+from tests.faults.quick_study import PROGRAM, QuickStudy, measured
 
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
 ROOM = "size=20m,nr_inodes=10000"
 INODES = [f"nr_inodes={number}" for number in (4, 5, 7, 9, 12, 15, 18, 21)]  # a study makes eight files, a trial nine
 BYTES = [f"size={number}k" for number in (4, 8, 16, 28, 44, 64)]  # of 4 KiB each at least
+# The first trial after the baseline fills the disk but for 256 KiB, which is room for its record, and too little for its files.
+FILLS = """
+def fill():
+    with open("runs/ballast", "wb", buffering=0) as ballast:
+        try:
+            while True:
+                ballast.write(bytes(4096))
+        except OSError:
+            ballast.truncate(ballast.tell() - (256 << 10))
+
+def write():
+    own = os.path.join(folder, "own")
+    try:
+        with open(own, "wb", buffering=0) as file:
+            for _ in range(128):
+                file.write(bytes(4096))
+    finally:
+        os.unlink(own)
+
+if spec["trial"] and not os.path.exists("filled"):
+    open("filled", "w").close()
+    fill()
+"""
+STAYS_FULL = f"{FILLS}\nwrite()\n{PROGRAM}"
+HAS_ROOM_AGAIN = f"{FILLS}\ntry:\n    write()\nexcept OSError:\n    os.unlink('runs/ballast')\n    raise\n{PROGRAM}"
 
 
 def assert_nothing_is_blamed(trials):
@@ -92,22 +116,31 @@ def test_disk_that_is_used_up_at_any_write_loses_no_trial(tmp_path, limit):
 
 
 @pytest.mark.thorough
-def test_trial_whose_result_does_not_fit_is_not_recorded_as_failed(tmp_path):
+def test_trial_whose_files_do_not_fit_is_not_recorded_as_failed(tmp_path):
     with in_memory(tmp_path / "runs", "size=8m") as runs:
-        study = QuickStudy(tmp_path, program=soak.PROGRAM, flags=())
-        rules = [word for word in soak.OPTIONS if word.startswith("measure.")]
-        tuner = study.start("study.budget.minutes=0.7", "compile.mode=off", *rules)
-        study.wait_for_trial(1, tuner)
-        fill(runs, spare_bytes=12 << 10)  # enough for a record, and too little for what a trial measures
-        said = ended(tuner)
+        study = QuickStudy(tmp_path, program=STAYS_FULL)
+        said = ended(study.start(*LONGER))
+        assert "the disk is full" in said
         assert said.endswith("autotune resume s")
         assert study.none_is_left()
         before = study.folder.read_trials()
-        assert len(before) >= 1
+        assert [trial.number for trial in before if trial.outcome.has_value] == [0]
         assert_nothing_is_blamed(before)
         (runs / "ballast").unlink()
-        assert study.say("resume", "s").returncode == 0
-        assert study.folder.read_trials()[: len(before)] == before
+        goes_on(study, before)
+
+
+@pytest.mark.thorough
+def test_trial_that_failed_while_the_disk_was_full_is_attempted_again_if_there_is_room(tmp_path):
+    with in_memory(tmp_path / "runs", "size=8m"):
+        study = QuickStudy(tmp_path, program=HAS_ROOM_AGAIN)
+        tuner = study.start(*LONGER)
+        _, err = tuner.communicate(timeout=90)
+        assert tuner.returncode == 0, err
+        trials = study.folder.read_trials()
+        assert_nothing_is_blamed(trials)
+        assert trials[1].outcome.has_value
+        assert "No space left on device" in trials[1].evidence["earlier_attempt"]["reason"]
 
 
 def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worker(tmp_path):

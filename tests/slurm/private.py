@@ -171,7 +171,8 @@ class PrivateSlurm:
     def stop(self) -> None:
         """Ends all jobs and daemons."""
         for job in self.jobs() if "slurmctld" in self._processes else []:
-            self.ask("scancel", "--signal=KILL", job.split()[0])
+            with contextlib.suppress(subprocess.CalledProcessError):  # it has ended meanwhile
+                self.ask("scancel", "--signal=KILL", job.split()[0])
         for name, process in reversed(self._processes.items()):
             process.send_signal(signal.SIGKILL if name == "n4" else signal.SIGTERM)  # unshare ignores SIGTERM
         for process in self._processes.values():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from autotune.config.schema import SlurmOptions
@@ -18,7 +19,7 @@ from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
-from tests.slurm.private import FAR
+from tests.slurm.private import FAR, PrivateSlurm, why_not
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
@@ -156,3 +157,14 @@ def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
     assert "Traceback" not in err
     assert study.none_is_left()
     assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_a_private_slurm_whose_job_ends_meanwhile_leaves_no_daemon(tmp_path, monkeypatch):
+    if why := why_not():
+        pytest.skip(why)
+    made = PrivateSlurm(tmp_path)
+    monkeypatch.setattr(made, "jobs", lambda: ["999999 gone"])
+    made.stop()
+    words = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [line for line in words if str(tmp_path) in line] == []

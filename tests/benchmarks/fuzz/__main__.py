@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import resource
 import sys
 import time
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end a kind after so long, with the cases so far")
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--case", help="run this one")
     arguments = parser.parse_args()
@@ -42,7 +44,7 @@ def main() -> None:
         rows, failed = [], 0
         for kind in arguments.kind:
             started_s = time.monotonic()
-            tally = fuzz(place, kind, arguments.cases, arguments.seed)
+            tally = fuzz(place, kind, arguments.cases, arguments.seed, max_s=60 * arguments.minutes)
             print(f"{kind}: {len(tally.answers)} cases in {time.monotonic() - started_s:.0f} s", flush=True)
             show(tally)
             rows.append([kind, *cells(tally)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,17 +34,20 @@ class Tally:
             self.failed.append((case, answer))
 
 
-def fuzz(place: FuzzPlace, kind: str, cases: int, number: int = 0) -> Tally:
-    """Returns the answers to `cases` cases of a kind; `number` is the seed."""
-    tally = Tally()
+def fuzz(place: FuzzPlace, kind: str, cases: int, number: int = 0, *, max_s: float = math.inf) -> Tally:
+    """Returns the answers to `cases` cases of a kind, or to those of the first `max_s` seconds; `number` is the seed."""
+    tally, until_s = Tally(), time.monotonic() + max_s
 
     @seed(number)
     @settings(max_examples=cases, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
     @given(KINDS[kind])
     def each(case: Case) -> None:
+        if time.monotonic() > until_s:
+            raise KeyboardInterrupt  # hypothesis would take another exception for a failed case
         tally.add(case, place.run(case))
 
-    each()
+    with suppress(KeyboardInterrupt):
+        each()
     return tally
 
 
