@@ -149,6 +149,8 @@ class LoaderWatch:
                 self.touched.remove(each)
             context.modules.is_evaluated = False
             context.clock.leave_out()
+            if context.explained is not None:
+                context.explained.leave_out(0.0, 0.0)
         except Exception:
             self._context.broke("beginning an epoch")
 

@@ -74,8 +74,9 @@ def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) ->
     assert site["count"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_steps_with_an_evaluation_are_left_out(trial: Trial) -> None:
-    found = document(explain(trial, LINES, "evaluate"), LINES)
+@pytest.mark.parametrize("words", [("evaluate",), ("evaluate", "epochs")])
+def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
+    found = document(explain(trial, LINES, *words), LINES)
     step_s = found["seconds"] / found["steps"]
     assert step_s < 0.008  # with evaluations of 40 ms after every fourth step, it would be 10 ms or more
     assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
@@ -144,8 +145,9 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     assert run.stderr == ""
 
 
-def test_traced_steps_with_an_evaluation_are_named(trial: Trial) -> None:
-    run = explain(trial, TRACE, "evaluate")
+@pytest.mark.parametrize("words", [("evaluate",), ("evaluate", "epochs")])
+def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[str, ...]) -> None:
+    run = explain(trial, TRACE, *words)
     found = document(run, TRACE)
     trace = read_trace(run.folder / found["file"])
     all_steps = trace.steps()
@@ -153,7 +155,7 @@ def test_traced_steps_with_an_evaluation_are_named(trial: Trial) -> None:
     seconds = (trace.steps()[:, 1] - trace.steps()[:, 0]).tolist()
     assert len(all_steps) > len(seconds) == found["steps"] >= MIN_STEPS
     assert max(seconds) < 0.04 < (all_steps[:, 1] - all_steps[:, 0]).max()  # evaluations take 40 ms
-    assert found["step_s"] == pytest.approx(sum(seconds) / len(seconds), rel=0.3)
+    assert sum(seconds) / len(seconds) <= found["step_s"] < 0.01
 
 
 def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:

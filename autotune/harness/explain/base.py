@@ -38,11 +38,13 @@ class Pass:
         """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called, before `step_done`, when a step ends in which the program evaluated its model.
+        """Called if the program evaluated its model since the last step: what came since then does not count.
+
+        It is called at the end of such a step, before `step_done`, or when an epoch begins after the evaluation.
 
         Args:
-            samples: training samples of that step.
-            wait_s: seconds that it waited for the loader.
+            samples: training samples since the last step.
+            wait_s: seconds that it waited for the loader since then.
         """
 
     def finish(self) -> Any:

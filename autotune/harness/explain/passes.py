@@ -52,7 +52,7 @@ class Explained:
             self._pass.begin()
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called when a step ends that is not training alone, because the program evaluated its model in it."""
+        """Called if the program evaluated its model since the last step: when this step ends, or when the next epoch begins."""
         if self._has_begun:
             self._pass.leave_out(samples, wait_s)
 

@@ -26,7 +26,7 @@ class Pictures(Dataset):
             self.transform = Compose([Halve(), torch.nn.Identity()])
 
     def __len__(self):
-        return 200 if "short" in WORDS else 1_000_000
+        return 200 if "short" in WORDS else 32 if "epochs" in WORDS else 1_000_000
 
     def __getitem__(self, index):
         if "item" in WORDS:
@@ -68,7 +68,8 @@ def main():
     model = torch.nn.parallel.DistributedDataParallel(model) if "ranks" in WORDS else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(Pictures(), batch_size=512 if "wide" in WORDS else 8, num_workers=2 if "workers" in WORDS else 0)
-    for number, batch in enumerate(loader):
+    batches = (batch for _ in range(1000) for batch in loader) if "epochs" in WORDS else loader
+    for number, batch in enumerate(batches):
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
