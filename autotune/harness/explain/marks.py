@@ -90,7 +90,7 @@ class Marks:
         self._since_cpu_s = cpu_s
 
     def leave_out_step(self) -> None:
-        """Takes back what was added since the previous step ended; called when a step has ended."""
+        """Takes back what was added since the previous step ended."""
         self.seconds, self.busy_cpu_s, num_steps = self._step_began
         self.num_left_out += self._context.num_steps - num_steps
         self._since_s, self._since_cpu_s = time.perf_counter(), time.thread_time()
@@ -227,7 +227,7 @@ class DevicePhases:
         self._step_from, self._of_step = len(self._events), dict.fromkeys(self._of_step, 0.0)
 
     def leave_out_step(self) -> None:
-        """Takes back the seconds of the step that has just ended."""
+        """Takes back the seconds since the last step began."""
         self._events[self._step_from :] = [(LEFT_OUT, event) for _, event in self._events[self._step_from :]]
         for phase, seconds in self._of_step.items():
             self._seconds[phase] -= seconds
