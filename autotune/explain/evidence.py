@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
+from autotune.explain.names import converts_layout
 from autotune.explain.tables import MAX_DISTORTION, Tables
 from autotune.explain.trials import Tried
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, Line, Lines, Memory, Site
@@ -37,12 +38,14 @@ class Operations:
         by_operator: rows of the table of operators, the most "seconds" per step first: the GPU's if the program trains on one,
             else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
+        layout_s: seconds a step in kernels that only convert images between layouts; 0 on the CPU.
         is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
 
     count: float
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
+    layout_s: float = 0.0
     is_distorted: bool = False
 
 
@@ -60,6 +63,7 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
         count=math.fsum(row["count"] for row in operators if row["phase"] != INPUT),
         by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
+        layout_s=math.fsum(row["total_s"] for row in tables.rows("kernels", rank) if converts_layout(row["kernel"])),
         is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
     )
 

@@ -51,6 +51,8 @@ _NO_MATRIX = re.compile(
 )  # fmt: skip
 _MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_\w*(mm|conv)", re.IGNORECASE)
 
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)  # kernels that only convert images between layouts
+
 _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("compiled", r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|^triton_|cpp_fused|inductor_wrapper_call"),
     ("collective", r"^c10d::|^(gloo|nccl|mpi|ucc):|record_param_comms"),
@@ -119,6 +121,12 @@ def width_of(kernel: str, types: tuple[str, ...] = ()) -> str:
     return BITS_16 if any(kind.startswith(_TYPES_16) for kind in found) else BITS_32
 
 
+def converts_layout(kernel: str) -> bool:
+    """Returns whether a kernel only converts images between the layouts NCHW and NHWC, as cuDNN names it."""
+    return bool(_LAYOUT.search(kernel))
+
+
+@lru_cache(maxsize=4096)
 def tensor_core_used(kernel: str) -> str:
     """Returns whether a kernel runs on Tensor Cores: YES, NO or UNKNOWN."""
     if _CUDA_CORES.search(kernel):

@@ -365,6 +365,21 @@ def test_a_gpu_that_waits_for_input_is_not_bound_by_launches():
         assert causes(made.evidence(documents, operations=[Operations(count=9, busy_s=busy_s)], **given)) == expected
 
 
+def test_convolutions_that_convert_their_images_are_better_off_in_channels_last():
+    def of(layout_s, domains, **knobs):
+        given = {"operations": [Operations(count=9, busy_s=0.1, layout_s=layout_s)], "host_context": GPU, "domains": domains}
+        return found(made.evidence(made.lines(FORWARD_LINE), knobs=knobs, **given))
+
+    domains = {"layout.channels_last": [False, True]}
+    (finding,) = of(0.02, domains)
+    assert (finding.cause, finding.knob, finding.value) == ("layout conversions", "layout.channels_last", True)
+    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) go to converting images between NCHW and NHWC"
+    assert (finding.gain.low, finding.gain.mid, finding.gain.high) == pytest.approx((1 / 0.9 - 1, 1 / 0.8 - 1, 1 / 0.6 - 1))
+    (finding,) = of(0.02, domains, **{"layout.channels_last": True})
+    assert (finding.knob, finding.code) == ("", "keep model and images in torch.channels_last throughout")
+    assert of(0.0, domains) == []
+
+
 def test_the_recompilation_of_a_whole_model_is_at_the_program_s_line_that_calls_it():
     again = [{"file": "", "line": 0, "function": "", "reason": "0/1: size mismatch", "seconds": 2.0, "count": 3}]
     documents = made.lines(FORWARD_LINE, compiled=Compiled(again, [], 1.0))
@@ -539,7 +554,7 @@ def test_a_findings_document_can_be_read_again():
 
 
 def test_every_rule_has_a_name_of_its_own_and_a_test():
-    assert len(RULES) == 21
+    assert len(RULES) == 22
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])

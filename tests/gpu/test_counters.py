@@ -35,6 +35,6 @@ def test_every_counter_answers_and_moves(
     assert metrics["gpu.utilisation_frac"] > 0.5
     assert metrics["gpu.memory_used_bytes"] > idle_bytes + 2**30
     assert metrics["gpu.energy_j"] > 0
-    assert metrics["gpu.power_w"] == pytest.approx(metrics["gpu.energy_j"] / metrics["gpu.energy_s"])
+    assert metrics["gpu.power_w"] == pytest.approx(metrics["gpu.energy_j"] / metrics["gpu.energy_s"], rel=0.05)
     assert {f"gpu.slowdown_{name}_frac" for name in SLOWDOWN_FIELDS} <= set(metrics)
     assert all(0 <= metrics[f"gpu.slowdown_{name}_frac"] <= 1.01 for name in SLOWDOWN_FIELDS)

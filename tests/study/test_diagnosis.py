@@ -29,6 +29,18 @@ def test_a_wait_that_a_gpu_spends_computing_binds_nothing():
     assert found["advice"] == "The step waits for its input, yet with an infinitely fast loader at most +1 %."
 
 
+def test_a_gpu_that_runs_kernels_for_a_part_of_the_time_waits_for_the_host():
+    def of(busy_frac, device="cuda", wait_frac=0.01):
+        metrics = {} if busy_frac is None else {"gpu.utilisation_frac": busy_frac}
+        return diagnose(trial(data_wait_frac=wait_frac, device_rate=104.0, metrics=metrics), device=device)[0]
+
+    assert of(0.31)["finding"] == "host-bound"
+    assert of(0.31)["evidence"].endswith("waits for input 1 % of a step's time, a kernel runs on the GPU 31 % of the time")
+    assert [of(busy_frac)["finding"] for busy_frac in (0.95, None)] == ["device-bound", "device-bound"]
+    assert of(0.31, device="cpu")["finding"] == "device-bound"
+    assert of(0.31, wait_frac=0.3)["finding"] == "input-bound"
+
+
 def test_unknown_rates_are_not_guessed():
     assert diagnose(trial(device_rate=None)) == []
     assert diagnose(trial(data_wait_frac=None)) == []

@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
     "recompilation": compiling.recompilation,
     "graph breaks": compiling.graph_breaks,
     "32-bit arithmetic": device.low_precision,
+    "layout conversions": device.layout_conversions,
     "unfused optimizer": device.unfused_optimizer,
     "communication": ranks.communication,
     "rank skew": ranks.skew,

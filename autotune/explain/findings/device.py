@@ -15,6 +15,7 @@ from autotune.quantities import percent_text
 from autotune.records import KnobValue
 
 AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
+CHANNELS_LAST = "layout.channels_last"
 PRODUCT_KINDS = ("matmul", "convolution")
 MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
@@ -38,6 +39,9 @@ MEMORY_BOUND_FRAC = 0.1  # of the step, in such operators
 FUSED_FRAC = (0.0, 0.3, 0.8)  # of their seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds of operators
+# Seconds that channels_last saves, as a multiple of those of the conversions: at least, usually, at most. Pooling and
+# normalisation have faster kernels for it, too.
+NOT_CONVERTED = (0.5, 1.0, 2.0)
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 
 
@@ -130,6 +134,25 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
     """Returns rank 0's seconds by operator, as in `Operations.by_operator`; [] if unknown, or distorted by the profiler."""
     operations = evidence.operations[0] if evidence.operations else None
     return [] if operations is None or operations.is_distorted else operations.by_operator
+
+
+def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if convolutions on a GPU convert their images to the layout that Tensor Cores need, and back."""
+    seconds = evidence.operations[0].layout_s if evidence.operations else 0.0
+    if not seconds or evidence.operations[0].is_distorted:
+        return
+    can_set = evidence.may_set(CHANNELS_LAST, True)
+    low, mid, high = (seconds * times for times in NOT_CONVERTED)
+    yield Finding(
+        cause="layout conversions",
+        where="convolutions",
+        evidence=f"{evidence.of_step(seconds)} go to converting images between NCHW and NHWC",
+        gain=evidence.gain(low, mid, high, "predicted"),
+        basis="kernels that convert between layouts; without them, pooling and normalisation are often faster, too",
+        code="" if can_set else "keep model and images in torch.channels_last throughout",
+        knob=CHANNELS_LAST if can_set else "",
+        value=True if can_set else None,
+    )
 
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
