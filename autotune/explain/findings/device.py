@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
-from autotune.explain.gains import Gain
+from autotune.explain.gains import Gain, Kind
 from autotune.explain.names import CUSTOM, operator_kind
 from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW, OPTIMIZER, TIMED_FRAC, WIDE
 from autotune.quantities import percent_text
@@ -27,6 +27,7 @@ OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, i
 # A step is bound by launches if, for this share of it without its input, the GPU has nothing to do or the CPU calls operators.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does work, even under a profiler and on a busy machine
+IDLE_FRAC = 0.2  # with a GPU idle for more of the step, it is not certain that less work for it shortens the step
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # of the time of calling operators, which does not grow with the batch
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # of the time of calling operators, which compiled code saves
@@ -53,7 +54,7 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
     share = _matrix_share(evidence, products)
     has_units = evidence.is_cuda or bool(FAST_16_BIT & evidence.host_context.cpu_isa)
     is_faster = products[NARROW] < products[WIDE] if products else has_units
-    if not is_faster or not share:
+    if not is_faster or not share or _waits_for_host(evidence):
         return
     rate = _flops_per_s(evidence)
     yield Finding(
@@ -82,14 +83,14 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     step_s = evidence.step_s
     if not products:
         low, mid, high = (share * step_s * (1 - 1 / times) for times in FASTER_16_BIT)
-        return evidence.gain(0.5 * low, mid, high, "predicted")
+        return _gain_on_device(evidence, (0.5 * low, mid, high), "predicted")
     left = products[NARROW] / products[WIDE]
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
     computing_s = max(_computing_s(evidence), share * step_s)
     is_around = min(1.0, 2 * share * step_s / computing_s)  # 1 if products are half of the computing or more
     high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
-    return evidence.gain(low, (low + high) / 2, high, "predicted")
+    return _gain_on_device(evidence, (low, (low + high) / 2, high), "predicted")
 
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
@@ -111,7 +112,10 @@ def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
         return min(1.0, products[WIDE] / products.get(TIMED_FRAC, 1.0) / evidence.step_s)
     if not products and not evidence.is_cuda and (rate is None or rate < LEAST_FLOPS_PER_S):
         return 0.0
-    return min(1.0, (MATRIX_FRAC if traced is None else traced) * _computing_s(evidence) / evidence.step_s)
+    computing_s = _computing_s(evidence)
+    if busy_s := evidence.operations[0].busy_s if evidence.operations else None:  # a GPU is idle for part of each phase
+        computing_s = min(computing_s, busy_s)
+    return min(1.0, (MATRIX_FRAC if traced is None else traced) * computing_s / evidence.step_s)
 
 
 def _computing_s(evidence: Evidence) -> float:
@@ -136,10 +140,21 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
     return [] if operations is None or operations.is_distorted else operations.by_operator
 
 
+def _waits_for_host(evidence: Evidence) -> bool:
+    """Returns whether a GPU waits for its host so long that less work for the GPU would not shorten the step."""
+    return (idle_frac(evidence) or 0.0) >= LAUNCH_FRAC
+
+
+def _gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
+    """Returns the gain if the device computes less. Where a GPU is idle for part of the step, less of it shortens the step."""
+    idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
+    return evidence.gain(low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high, kind)
+
+
 def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if convolutions on a GPU convert their images to the layout that Tensor Cores need, and back."""
     seconds = evidence.operations[0].layout_s if evidence.operations else 0.0
-    if not seconds or evidence.operations[0].is_distorted:
+    if not seconds or evidence.operations[0].is_distorted or _waits_for_host(evidence):
         return
     can_set = evidence.may_set(CHANNELS_LAST, True)
     low, mid, high = (seconds * times for times in NOT_CONVERTED)
@@ -147,7 +162,7 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
         cause="layout conversions",
         where="convolutions",
         evidence=f"{evidence.of_step(seconds)} go to converting images between NCHW and NHWC",
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=_gain_on_device(evidence, (low, mid, high), "predicted"),
         basis="kernels that convert between layouts; without them, pooling and normalisation are often faster, too",
         code="" if can_set else "keep model and images in torch.channels_last throughout",
         knob=CHANNELS_LAST if can_set else "",
@@ -265,7 +280,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     """
     bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
     seconds = math.fsum(entry["seconds"] for entry in bound)
-    if not bound or seconds < MEMORY_BOUND_FRAC * evidence.step_s:
+    if not bound or seconds < MEMORY_BOUND_FRAC * evidence.step_s or _waits_for_host(evidence):
         return
     names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -275,7 +290,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
         cause="memory-bound operators",
         where=names[0],
         evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} move memory",
-        gain=evidence.gain(low, mid, high, "bound"),
+        gain=_gain_on_device(evidence, (low, mid, high), "bound"),
         basis="operators at half of the memory's bandwidth or more, by the roofline",
         code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=knob,

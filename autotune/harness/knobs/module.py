@@ -99,7 +99,6 @@ class ModuleKnobs(KnobHandler):
             self._reports[LAYOUT] = KnobReport(APPLIED)
 
     def _compile(self, module: Any, mode: str) -> None:
-        import torch
 
         if _is_compiled(module):
             self._reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
@@ -108,7 +107,7 @@ class ModuleKnobs(KnobHandler):
             dynamic = DYNAMICS[self._knobs.get(DYNAMIC, DEFAULTS[DYNAMIC])]
             with applying(COMPILE):
                 for each in self._compiled_parts(module):
-                    torch.nn.Module.compile(each, mode=None if mode == "default" else mode, dynamic=dynamic)
+                    _compile_in_place(each, mode=None if mode == "default" else mode, dynamic=dynamic)
         self._reports[COMPILE] = KnobReport(APPLIED)
 
     def _compiled_parts(self, module: Any) -> List[Any]:
@@ -300,6 +299,22 @@ def verify_layout(roots: List[Any], asked: bool) -> KnobReport:
     if weights and found != asked:
         return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
     return KnobReport(APPLIED, "", asked)
+
+
+def _compile_in_place(module: Any, **options: Any) -> None:
+    """Compiles a module as `torch.nn.Module.compile` does, which compiles nothing of torch's own classes before torch 2.14.
+
+    Seen with torch 2.11: `nn.Sequential(...).compile()` makes no graph, since Dynamo skips frames of torch's own files.
+    `torch.compile(module)` puts a frame around the call, which Dynamo does not skip; so does this.
+    """
+    import torch
+
+    if not str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn."):
+        torch.nn.Module.compile(module, **options)
+        return
+    from torch._dynamo import external_utils
+
+    module._compiled_call_impl = torch.compile(external_utils.wrap_inline(module._call_impl), **options)
 
 
 def _verify_compile(num_graphs: int, asked: str) -> KnobReport:
