@@ -101,6 +101,8 @@ def _averaged(
     """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
+    # Changes that are reverted together, such as workers and what depends on them, are reverted with their interactions.
+    together, sizes = -contrasts @ design.T, (contrasts**2).sum(axis=1)
     weights, means, variances, priors = [], [], [], []
     centred = logs - logs.mean()
     for effect, interaction, spread in itertools.product(EFFECT_SCALES, INTERACTION_SCALES, NOISE_SCALES):
@@ -108,9 +110,9 @@ def _averaged(
         covariance += np.diag(spread**2 / counts)
         factor = cho_factor(covariance, lower=True)
         weights.append(_log_likelihood(factor, centred) + _log_prior(spread, noise))
-        shared = effect**2 * contrasts @ design.T
+        shared = -(effect**2 * together + interaction**2 * together * (together - 1) / 2)
         means.append(shared @ cho_solve(factor, centred))
-        prior = effect**2 * (contrasts**2).sum(axis=1)
+        prior = effect**2 * sizes + interaction**2 * sizes * (sizes - 1) / 2
         variances.append(prior - np.einsum("ij,ji->i", shared, cho_solve(factor, shared.T)))
         priors.append(prior)
     share = np.exp(np.array(weights) - max(weights))
