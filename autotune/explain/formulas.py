@@ -29,6 +29,7 @@ DTYPES = {
 }  # fmt: skip
 # Kinds of operators whose output counts as being as large as their largest input.
 _WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")
+_WRITES_ONLY = re.compile(r"::(fill|zero)_$")
 _READS_ALL = (*_WRITES_AS_MUCH, "reduction", "pooling")
 _VIEWS = re.compile(
     r"::(view|reshape|_unsafe_view|t|transpose|permute|expand|expand_as|slice|select|detach|as_strided|narrow|split\w*|chunk|"
@@ -67,7 +68,8 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
         return _traffic(name, arguments, sizes)
     if kind not in _READS_ALL:
         return None
-    return float(sum(sizes) + (max(sizes) if kind in _WRITES_AS_MUCH and name.rpartition("::")[2] != "copy_" else 0))
+    is_counted = name.rpartition("::")[2] == "copy_" or bool(_WRITES_ONLY.search(name))  # their output is among their inputs
+    return float(sum(sizes) + (max(sizes) if kind in _WRITES_AS_MUCH and not is_counted else 0))
 
 
 def dtype_of(arguments: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
+MOST_SHARED_BYTES = 48 << 10  # of a block, unless a kernel asks for more, which Kineto's estimate of the occupancy leaves out
 
 COLUMNS = {
     "rank": "rank of the process",
@@ -30,7 +31,7 @@ COLUMNS = {
     "shared_bytes": "shared memory of a block",
     "grid": "blocks",
     "block": "threads of a block",
-    "occupancy_frac": "occupancy as CUPTI estimates it",
+    "occupancy_frac": "occupancy as Kineto estimates it; empty above 48 KiB of shared memory, where it estimates 0",
     "precision": "compute_16bit (16 bits or fewer), compute_32bit (32 bits or more) or compute_unknown",
     "tensor_core_used": "yes, no or unknown, by the kernel's name",
     "tensor_core_eligible": "whether Tensor Cores could do its work: yes, no or unknown",
@@ -83,13 +84,14 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
 
 
 def _launch(arguments: dict[str, Any]) -> Row:
-    occupancy = arguments.get("occupancy_percent")
+    occupancy, shared_bytes = arguments.get("occupancy_percent"), arguments.get("shared_bytes")
+    is_left_out = occupancy == 0 and isinstance(shared_bytes, int | float) and shared_bytes > MOST_SHARED_BYTES
     return {
         "registers": arguments.get("registers"),
-        "shared_bytes": arguments.get("shared_bytes"),
+        "shared_bytes": shared_bytes,
         "grid": _sizes(arguments.get("grid")),
         "block": _sizes(arguments.get("block")),
-        "occupancy_frac": occupancy / 100 if isinstance(occupancy, int | float) else None,
+        "occupancy_frac": occupancy / 100 if isinstance(occupancy, int | float) and not is_left_out else None,
     }
 
 

@@ -40,8 +40,8 @@ _TENSOR_CORE = re.compile(
 )  # fmt: skip
 # Matrix products and convolutions on CUDA cores, which Tensor Cores could do.
 _CUDA_CORES = re.compile(
-    r"sgemm(?!.*(tensorop|1688))|dgemm|simt|scudnn|winograd|fft2d|_alg\d_engine|implicit_convolve_sgemm|conv2d_grouped|"
-    r"(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
+    r"sgemm(?!.*(tensorop|1688))|dgemm|simt|ffma|scudnn|winograd|fft2d|_alg\d_engine|grad_engine|implicit_convolve_sgemm|"
+    r"conv2d_grouped|(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
 )  # fmt: skip
 # Kernels that do no matrix products.
 _NO_MATRIX = re.compile(

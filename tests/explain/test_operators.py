@@ -114,6 +114,7 @@ def test_flops_follow_the_shapes_and_are_unknown_without_them(name: str, argumen
         ("aten::add", [[4, 4], [4, 4]], ["float", "float"], 3 * 64),
         ("aten::relu", [[4, 4]], ["c10::Half"], 2 * 32),
         ("aten::copy_", [[4, 4], [4, 4]], ["float", "c10::BFloat16"], 64 + 32),
+        ("aten::fill_", [[4, 4], []], ["float", "Scalar"], 64),
         ("aten::sum", [[4, 4]], ["float"], 64),
         ("aten::mm", [[3, 4], [4, 5]], ["float", "float"], 4 * (12 + 20 + 15)),
         ("aten::view", [[4, 4]], ["float"], 0),
@@ -147,6 +148,21 @@ def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (first["tensor_core_used"], first["tensor_core_eligible"], first["precision"]) == ("no", "yes", "compute_32bit")
     assert (rows[1]["kernel"], rows[1]["tensor_core_used"]) == ("odd kernel, =1+1", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "percent", "occupancy"), [(231_424, 0, None), (16, 0, 0.0), (1024, 12, 0.12), (65_536, 25, 0.25)]
+)
+def test_an_occupancy_that_kineto_could_not_estimate_is_not_shown_as_0(
+    tmp_path: Path, shared_bytes: int, percent: int, occupancy: float | None
+) -> None:
+    """Seen on an H100: kernels with more shared memory than a block gets by default have an estimate of 0 %."""
+    made = Kineto()
+    made.step(1, 0, 50)
+    made.kernel(GEMM, 11, 2, launched=1, **{"shared memory": shared_bytes, "est. achieved occupancy %": percent})
+    trace = made.trace(tmp_path)
+    (row,), _ = kernel_rows(trace, host_of(trace))
+    assert row["occupancy_frac"] == occupancy
 
 
 @pytest.mark.parametrize(
