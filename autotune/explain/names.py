@@ -28,7 +28,7 @@ _NAMED_16 = re.compile(
     r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)",
     re.IGNORECASE,
 )
-_NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|\bfloat\b|\bdouble\b|fp32|scudnn|_f32|cgemm", re.IGNORECASE)
+_NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|tfloat32|\bfloat\b|\bdouble\b|fp32|scudnn|_f32|cgemm", re.IGNORECASE)
 _TYPES_16 = ("c10::Half", "c10::BFloat16", "c10::Float8", "half", "bfloat16")
 _TYPES_32 = ("float", "double")
 
@@ -134,6 +134,11 @@ def tensor_core_used(kernel: str) -> str:
     if _TENSOR_CORE.search(kernel):
         return YES
     return NO if _NO_MATRIX.search(kernel) else UNKNOWN
+
+
+def computes_in_tf32(kernel: str) -> bool:
+    """Whether a kernel computes products of 32-bit numbers on Tensor Cores, which round them to TF32."""
+    return tensor_core_used(kernel) == YES and width_of(kernel) == BITS_32
 
 
 def tensor_core_eligible(kernel: str, operator: str = "") -> str:

@@ -10,10 +10,10 @@ import numpy as np
 from autotune.explain.formulas import BACKEND, bytes_of, dtype_of, flops_of
 from autotune.explain.host import Host
 from autotune.explain.intervals import Floats, Ints, Mask
-from autotune.explain.names import operator_kind
-from autotune.explain.roofline import Peaks, roof
+from autotune.explain.names import computes_in_tf32, operator_kind
+from autotune.explain.roofline import TF32, WIDE, Peaks, roof
 from autotune.explain.table import Row
-from autotune.explain.trace import KERNEL, OPERATOR, Trace
+from autotune.explain.trace import OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
 
@@ -52,6 +52,7 @@ class Operators:
         groups: for each call, the number of its row in the table, shape (n,).
         flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted at another call.
         device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all launched in it.
+        is_tf32: whether each call launched a kernel that computes in TF32 itself.
         num_steps: number of steps in the trace.
     """
 
@@ -61,6 +62,7 @@ class Operators:
     num_bytes: Floats
     device_self_s: Floats
     device_total_s: Floats
+    is_tf32: Mask
     num_steps: int
 
     def a_step(self, work: Floats) -> float | None:
@@ -75,6 +77,8 @@ def operators_of(trace: Trace, host: Host) -> Operators:
     known = host.launchers >= 0
     np.add.at(device_self, host.launchers[known], trace.seconds[host.device[known]])
     device_total = nesting.summed_up(device_self)
+    is_tf32 = np.zeros(len(nesting.chosen), dtype=bool)
+    is_tf32[host.launchers[known & trace.is_named(computes_in_tf32)[host.device]]] = True
     in_steps = _within(trace.starts_s[nesting.chosen], trace.steps())
     places = np.flatnonzero((trace.categories[nesting.chosen] == OPERATOR) & in_steps)
     events = nesting.chosen[places]
@@ -88,6 +92,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
         num_bytes=num_bytes[places],
         device_self_s=device_self[places],
         device_total_s=device_total[places],
+        is_tf32=is_tf32[places],
         num_steps=max(1, len(trace.steps())),
     )
 
@@ -120,7 +125,7 @@ def operator_rows(
     phases = _main_phases(host, found, num_groups)
     firsts = np.full(num_groups, -1)
     firsts[found.groups[::-1]] = events[::-1]
-    shares, is_tf32 = measured / (float(measured.sum()) or 1.0), uses_tf32(trace)
+    shares, in_tf32 = measured / (float(measured.sum()) or 1.0), a_step(found.is_tf32.astype(float))
     order = np.lexsort((-host_self, -measured))[:MAX_ROWS]
     rows = []
     for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
@@ -132,14 +137,9 @@ def operator_rows(
             "share_frac": float(shares[group]),
             "cumulative_frac": cumulative,
         }
-        rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=is_tf32))
+        rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=in_tf32[group] > 0))
     left_out = num_groups - len(rows)
     return rows, [f"{left_out:,} shorter operators are left out"] if left_out > 0 else []
-
-
-def uses_tf32(trace: Trace) -> bool:
-    """Whether any kernel's name says that it computes in TF32."""
-    return bool((trace.is_of(KERNEL) & trace.is_named(lambda name: "tf32" in name.lower() or "s1688" in name)).any())
 
 
 def _identity(trace: Trace, event: int) -> Row:
@@ -164,7 +164,8 @@ def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: boo
     """Adds flops_per_s, bound and roofline_frac. FLOPs or bytes of 0 mean that nothing is known, so they become None."""
     seconds = row["device_self_s"] if has_device else row["host_self_s"]
     row["flops"], row["bytes"] = row["flops"] or None, row["bytes"] or None
-    over = roof(row["flops"], row["bytes"], peaks.of(row["dtype"], is_tf32=is_tf32) if peaks else None, peaks)
+    dtype = TF32 if is_tf32 and row["dtype"] == WIDE else row["dtype"]
+    over = roof(row["flops"], row["bytes"], peaks.of(dtype) if peaks else None, peaks)
     is_launch_bound = has_device and 0 < row["device_self_s"] < row["host_self_s"]
     row["flops_per_s"] = row["flops"] / seconds if row["flops"] and seconds else None
     row["bound"] = LAUNCH_BOUND if is_launch_bound else over.bound

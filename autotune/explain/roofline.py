@@ -6,14 +6,35 @@ divided by those that the device could have done in the same time.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.explain.names import BITS_32, NO, YES
+from autotune.explain.table import Row, quotient
 from autotune.harness.explain.documents import BYTES
 
 T = 1e12
 G = 1e9
+TF32, WIDE = "tf32", "float32"
+MATRIX_KINDS = ("matmul", "convolution", "attention")  # of operators
+HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # a device that is busy for a smaller share of a step waits for the host
+
+COLUMNS = {
+    "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
+    "dtype": "dtype of most of the matrix work; tf32 if most products of float32 round to it", "flops": "FLOPs of a step",
+    "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
+    "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs per second",
+    "bytes_per_s": "bytes per second", "peak_flops_per_s": "peak of the device in this dtype",
+    "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
+    "mfu_frac": "flops_per_s relative to the peak (MFU)", "bandwidth_frac": "bytes_per_s relative to the peak",
+    "intensity_flops_per_byte": "FLOPs a byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
+    "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
+    "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
+    "busy_frac": "share of the step in which the device computes, communicates or copies",
+    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +51,10 @@ class Peaks:
     bytes_per_s: float | None
     source: str
 
-    def of(self, dtype: str | None, *, is_tf32: bool = False) -> float | None:
-        """Returns the peak of a dtype; for float32, the peak of TF32 if `is_tf32`. None if unknown."""
-        if dtype == "float32" and is_tf32 and "tf32" in self.flops_per_s:
-            return self.flops_per_s["tf32"]
-        return self.flops_per_s.get(dtype or "")
+    def of(self, dtype: str | None) -> float | None:
+        """Returns the peak of a dtype; for "tf32", the one of float32 if only that is known. None if unknown."""
+        found = self.flops_per_s.get(dtype or "")
+        return self.flops_per_s.get(WIDE) if found is None and dtype == TF32 else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +84,80 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
     if not computing and not moving:
         return Roof()
     return Roof(bound="compute" if computing >= moving else "memory", least_s=max(computing, moving))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What is known of a step.
+
+    Attributes:
+        seconds: its duration without a profiler.
+        flops, flops_from: its FLOPs, and their source; None if unknown.
+        num_bytes: least bytes that it moves; None if unknown.
+        busy_s: seconds in which the device works; None on the CPU.
+        operators, kernels: rows of these tables; no kernels on the CPU.
+    """
+
+    seconds: float
+    flops: float | None
+    flops_from: str
+    num_bytes: float | None
+    busy_s: float | None
+    operators: Sequence[Row]
+    kernels: Sequence[Row]
+
+
+def roofline_row(step: Step, peaks: Peaks | None) -> Row:
+    """Returns the columns of a step but its rank and device; the values are None if `peaks` or the work are unknown."""
+    dtype = _main_dtype(step)
+    peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)
+    over = roof(step.flops, step.num_bytes, peak, peaks)
+    flops_per_s, bytes_per_s = quotient(step.flops, step.seconds), quotient(step.num_bytes, step.seconds)
+    # A profiler lengthens what the host does, not the kernels, so their seconds are compared with those of a plain step.
+    busy_frac = None if step.busy_s is None else min(1.0, step.busy_s / step.seconds)
+    return {
+        "step_s": step.seconds,
+        "dtype": dtype,
+        "flops": step.flops,
+        "flops_from": step.flops_from,
+        "bytes": step.num_bytes,
+        "flops_per_s": flops_per_s,
+        "bytes_per_s": bytes_per_s,
+        "peak_flops_per_s": peak,
+        "peak_bytes_per_s": bandwidth,
+        "peak_source": peaks.source if peaks else "",
+        "mfu_frac": quotient(flops_per_s, peak),
+        "bandwidth_frac": quotient(bytes_per_s, bandwidth),
+        "intensity_flops_per_byte": quotient(step.flops, step.num_bytes),
+        "ridge_flops_per_byte": quotient(peak, bandwidth),
+        "bound": HOST_BOUND if busy_frac is not None and busy_frac < MIN_BUSY_FRAC else over.bound,
+        "roofline_frac": quotient(over.least_s, step.seconds),
+        "busy_frac": busy_frac,
+        "tensor_core_frac": _share_of(step.kernels, lambda row: row["tensor_core_used"] == YES),
+    }
+
+
+def _main_dtype(step: Step) -> str | None:
+    """Returns the dtype in which most of the time of matrix products, convolutions and attention is spent."""
+    totals: dict[str, float] = {}
+    for row in step.operators:
+        if row["dtype"] and row["kind"] in MATRIX_KINDS:
+            seconds = row["host_self_s"] if step.busy_s is None else row["device_self_s"]
+            totals[row["dtype"]] = totals.get(row["dtype"], 0.0) + seconds
+    found = max(totals, key=lambda dtype: totals[dtype], default=None)
+    return TF32 if found == WIDE and _is_mostly_tf32(step.kernels) else found
+
+
+def _is_mostly_tf32(kernels: Sequence[Row]) -> bool:
+    """Returns whether products of 32-bit numbers spend more time on Tensor Cores, in TF32, than on CUDA cores."""
+    wide = [row for row in kernels if row["precision"] == BITS_32 and row["tensor_core_eligible"] == YES]
+    known = [row for row in wide if row["tensor_core_used"] in (YES, NO)]
+    return (_share_of(known, lambda row: row["tensor_core_used"] == YES) or 0.0) > 0.5
+
+
+def _share_of(kernels: Sequence[Row], accept: Callable[[Row], bool]) -> float | None:
+    """Returns the share of the kernels' seconds in those that `accept` accepts; None without kernels."""
+    return quotient(math.fsum(row["total_s"] for row in kernels if accept(row)), math.fsum(row["total_s"] for row in kernels))
 
 
 def documented_peaks(device_name: str) -> Peaks | None:

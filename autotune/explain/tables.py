@@ -13,17 +13,18 @@ from pathlib import Path
 
 from autotune.documents import read_json, write_json, write_text
 from autotune.errors import Unreadable
-from autotune.explain.breakdown import MAX_OTHER_FRAC, OTHER, Breakdown, breakdown
+from autotune.explain.breakdown import MAX_OTHER_FRAC, ON_DEVICE, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
 from autotune.explain.host_tables import lines_tables, memory_tables, step_s
 from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
 from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
-from autotune.explain.operators import operator_rows, operators_of, uses_tf32
+from autotune.explain.operators import operator_rows, operators_of
 from autotune.explain.passes import Passes, read_passes
 from autotune.explain.ranks import ranks_table
-from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
-from autotune.explain.table import Row, Table, quotient
+from autotune.explain.roofline import COLUMNS as ROOFLINE_COLUMNS
+from autotune.explain.roofline import Step, documented_peaks, measured_peaks, roofline_row
+from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
@@ -46,18 +47,6 @@ PRIVILEGES_REMEDY = (
 BREAKDOWN_COLUMNS = {
     "rank": "rank of the process", "category": "what the time goes to; if several apply at once, the first counts",
     "seconds": "seconds per step, under the profiler", "share_frac": "seconds relative to the step", "steps": "profiled steps",
-}  # fmt: skip
-ROOFLINE_COLUMNS = {
-    "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
-    "dtype": "dtype of most of the matrix work", "flops": "FLOPs of a step",
-    "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
-    "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs per second",
-    "bytes_per_s": "bytes per second", "peak_flops_per_s": "peak of the device in this dtype",
-    "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
-    "mfu_frac": "flops_per_s relative to the peak (MFU)", "bandwidth_frac": "bytes_per_s relative to the peak",
-    "intensity_flops_per_byte": "FLOPs a byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
-    "bound": "what bounds the step at the device's peaks: compute or memory",
-    "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
 }  # fmt: skip
 TRACE_TABLES = {  # name -> title, columns
     "breakdown": ("Where the time of a step goes", BREAKDOWN_COLUMNS),
@@ -157,8 +146,14 @@ class _OfTraces:
             self._extend("kernels", rank, kernel_rows(trace, host, rank=rank))
         else:
             self._note("kernels", rank, _why_no_kernels(document))
-        work = (operators.a_step(operators.flops), operators.a_step(operators.num_bytes))
-        self._made["roofline"].rows.append(self._roofline(rank, trace, work, peaks))
+        flops, source = self._flops(rank, operators.a_step(operators.flops))
+        step = Step(
+            seconds=self._step_s(rank), flops=flops, flops_from=source, num_bytes=operators.a_step(operators.num_bytes),
+            busy_s=sum(found.seconds[name] for name in ON_DEVICE) if found.is_gpu else None,
+            operators=self._made["operators"].of_rank(rank), kernels=self._made["kernels"].of_rank(rank),
+        )  # fmt: skip
+        row = {"rank": rank, "device": trace.device_name or document.device, **roofline_row(step, peaks)}
+        self._made["roofline"].rows.append(row)
         if not self._found.timeline:
             self._found.timeline, self._found.timeline_rank = timeline(trace, host), rank
 
@@ -213,38 +208,14 @@ class _OfTraces:
         named = f"; the program's slowest line there is {top.file}:{top.line}, {top.self_s * 1e3:.3g} ms" if top else ""
         return f"{found.shares[OTHER]:.1%} of the step is in category other: {where}{named}"
 
-    def _roofline(self, rank: int, trace: Trace, work: tuple[float | None, float | None], peaks: Peaks | None) -> Row:
-        flops, source = self._flops(rank, work[0])
-        seconds, num_bytes = self._step_s(rank), work[1]
-        dtype = _main_dtype(self._made["operators"].of_rank(rank), has_device=trace.has_device)
-        peak = peaks.of(dtype, is_tf32=uses_tf32(trace)) if peaks else None
-        bandwidth = peaks.bytes_per_s if peaks else None
-        over = roof(flops, num_bytes, peak, peaks)
-        return {
-            "rank": rank,
-            "device": trace.device_name or self._passes.traced[rank].device,
-            "step_s": seconds,
-            "dtype": dtype,
-            "flops": flops,
-            "flops_from": source,
-            "bytes": num_bytes,
-            "flops_per_s": quotient(flops, seconds),
-            "bytes_per_s": quotient(num_bytes, seconds),
-            "peak_flops_per_s": peak,
-            "peak_bytes_per_s": bandwidth,
-            "peak_source": peaks.source if peaks else "",
-            "mfu_frac": quotient(quotient(flops, seconds), peak),
-            "bandwidth_frac": quotient(quotient(num_bytes, seconds), bandwidth),
-            "intensity_flops_per_byte": quotient(flops, num_bytes),
-            "ridge_flops_per_byte": quotient(peak, bandwidth),
-            "bound": over.bound,
-            "roofline_frac": quotient(over.least_s, seconds),
-        }
-
     def _step_s(self, rank: int) -> float:
-        """Returns the seconds of a step without a profiler if they are known, else of a profiled step."""
+        """Returns the seconds of a step without a profiler if they are known, else of a profiled step.
+
+        Before its profiler starts, the pass "trace" runs the plain program; the pass "lines" makes Python a bit slower.
+        """
         lines, traced = self._passes.lines.get(rank), self._passes.traced[rank]
-        return (step_s(lines) if lines else 0.0) or traced.plain_step_s or self.breakdowns[rank].step_s
+        known = [seconds for seconds in (step_s(lines) if lines else 0.0, traced.plain_step_s) if seconds]
+        return min(known, default=self.breakdowns[rank].step_s)
 
     def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
         """Returns a step's FLOPs and where they are from: counted by the pass "memory", or else computed from shapes.
@@ -265,16 +236,6 @@ def _why_no_kernels(document: Traced) -> str:
         return "the program ran on the CPU"
     told = next((note for note in document.notes if "CUPTI" in note), "") or "the trace holds no events of the device"
     return told + (f"; {PRIVILEGES_REMEDY}" if PRIVILEGES in told else "")
-
-
-def _main_dtype(rows: list[Row], *, has_device: bool) -> str | None:
-    """Returns the dtype in which most of the time of matrix products, convolutions and attention is spent."""
-    totals: dict[str, float] = {}
-    for row in rows:
-        if row["dtype"] and row["kind"] in ("matmul", "convolution", "attention"):
-            seconds = row["device_self_s"] if has_device else row["host_self_s"]
-            totals[row["dtype"]] = totals.get(row["dtype"], 0.0) + seconds
-    return max(totals, key=lambda dtype: totals[dtype], default=None)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------------

@@ -61,6 +61,20 @@ def test_what_bounds_an_operator_is_told_from_the_devices_peaks(tmp_path: Path) 
     assert by_name(made, tmp_path, peaks=None)["aten::mm"]["bound"] == ""
 
 
+def test_each_operator_is_compared_with_the_peak_of_the_arithmetic_that_its_kernels_do(tmp_path: Path) -> None:
+    """As on an H100 with torch's defaults: convolutions round to TF32, matrix products do not."""
+    made = Kineto()
+    made.step(1, 0, 100)
+    made.operator("aten::mm", 0, 1, [[4096, 4096], [4096, 4096]], ["float"] * 2)
+    made.kernel(GEMM, 2, 10, launched=0.5)
+    made.operator("aten::bmm", 20, 1, [[1, 4096, 4096], [1, 4096, 4096]], ["float"] * 2)
+    made.kernel("void nchwToNhwcKernel<float>", 21, 1, launched=20.2)
+    made.kernel("sm90_xmma_gemm_f32f32_tf32f32_f32_nhwckrsc", 22, 9, launched=20.5)
+    rows = by_name(made, tmp_path)
+    assert rows["aten::mm"]["roofline_frac"] == pytest.approx(2 * 4096**3 / 19.5e12 / 10e-3)
+    assert rows["aten::bmm"]["roofline_frac"] == pytest.approx(2 * 4096**3 / 156e12 / 10e-3)
+
+
 def test_steps_are_averaged_and_work_outside_them_left_out(tmp_path: Path) -> None:
     made = Kineto()
     for step in (0, 1):
@@ -198,4 +212,4 @@ def test_the_roof_is_unknown_without_peaks() -> None:
     assert roof(1e9, 1e6, None, None).least_s is None
     assert A100 is not None
     assert A100.of("float32") == 19.5e12
-    assert A100.of("float32", is_tf32=True) == 156e12
+    assert A100.of("tf32") == 156e12

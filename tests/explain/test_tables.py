@@ -73,6 +73,19 @@ def test_mfu_takes_counted_flops_the_plain_step_and_the_measured_peak(tmp_path: 
     assert (row["dtype"], row["bound"], row["peak_source"]) == ("float32", "compute", "measured")
 
 
+def test_a_step_on_a_gpu_says_how_busy_the_gpu_is_and_which_peak_counts(tmp_path: Path) -> None:
+    write(tmp_path, lines(), traced(device="cuda", plain_step_s=0.05))
+    made = Kineto()
+    made.step(1, 0, 100)  # the profiler doubles the step, not the kernels
+    made.operator("aten::convolution", 0, 5, [[64, 64], [64, 64]], ["float"] * 2)
+    made.kernel("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc", 10, 9, launched=1)
+    made.kernel("void nchwToNhwcKernel<float>", 20, 3, launched=2)
+    made.write(tmp_path / trace_file(0))
+    row = explained([tmp_path]).tables.rows("roofline")[0]
+    assert (row["step_s"], row["busy_frac"], row["tensor_core_frac"]) == (0.05, pytest.approx(0.24), pytest.approx(0.75))
+    assert (row["dtype"], row["peak_flops_per_s"], row["bound"]) == ("tf32", 156e12, "host")
+
+
 def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path) -> None:
     document = memory(fragmentation_frac=0.25, alloc_retries=3, timeline=[[0.0, 10, 20], [0.1, 30, 40]])
     found = explained([write(tmp_path, document)]).tables
