@@ -49,6 +49,12 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def flops_text(per_s: float) -> str:
+    """Returns FLOPs per second in the largest unit that keeps the number above 1: "48.8 TFLOP/s", "3.90 GFLOP/s"."""
+    unit, size = next(((unit, size) for unit, size in (("T", 1e12), ("G", 1e9)) if per_s >= size), ("M", 1e6))
+    return f"{number_text(per_s / size)} {unit}FLOP/s"
+
+
 def step_time_text(seconds: float) -> str:
     """Returns the duration of a step, or of a part of a step: "12.3 ms", "1.2 s"."""
     return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"

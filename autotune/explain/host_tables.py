@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from autotune.explain.table import Row, Table, quotient
 from autotune.harness.explain.documents import WORKER, Compiled, Lines, Memory, Stage
 from autotune.plain_text import one_line
+from autotune.quantities import percent_text
 
 WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
 MAX_TEXT_CHARS = 200
@@ -54,7 +55,7 @@ MODULE_COLUMNS = {
 }  # fmt: skip
 ALLOCATION_COLUMNS = {"rank": "rank of the process", **_PLACE, "bytes": "bytes held at the peak", "count": "allocations"}
 TIMELINE_COLUMNS = {
-    "rank": "rank of the process", "time_s": "seconds since the start of the step", "allocated_bytes": "bytes in tensors",
+    "rank": "rank of the process", "time_s": "seconds since the first of two steps", "allocated_bytes": "bytes in tensors",
     "reserved_bytes": "bytes reserved by the allocator",
 }  # fmt: skip
 
@@ -97,7 +98,7 @@ def memory_tables(found: Mapping[int, Memory]) -> list[Table]:
         _table(found, "memory", "Memory at the peak", MEMORY_COLUMNS, _memory_rows),
         _table(found, "memory_modules", "Memory and FLOPs by module", MODULE_COLUMNS, _module_rows),
         _table(found, "memory_places", "Largest allocations at the peak", ALLOCATION_COLUMNS, _allocation_rows),
-        _table(found, "memory_timeline", "Memory during a step", TIMELINE_COLUMNS, _timeline_rows),
+        _table(found, "memory_timeline", "Memory during two steps", TIMELINE_COLUMNS, _timeline_rows),
     ]
     made[0].notes += [note for rank, document in sorted(found.items()) for note in _capacity_notes(rank, document)]
     return [table for table in made if table.rows or table.name == "memory"]
@@ -197,11 +198,13 @@ def _timeline_rows(document: Memory) -> Iterable[Row]:
 def _capacity_notes(rank: int, document: Memory) -> list[str]:
     notes = []
     if document.fragmentation_frac is not None:
-        notes.append(f"rank {rank}: {document.fragmentation_frac:.1%} of the reserved memory is not allocated at the peak")
+        share = percent_text(document.fragmentation_frac, digits=1)
+        notes.append(f"rank {rank}: {share} of the reserved memory is not allocated at the peak")
     if document.alloc_retries:
         notes.append(f"rank {rank}: the allocator had to free its cache and retry {document.alloc_retries} times")
     if document.capacity_bytes:
-        notes.append(f"rank {rank}: the peak is {document.peak_bytes / document.capacity_bytes:.1%} of the capacity")
+        share = percent_text(document.peak_bytes / document.capacity_bytes, digits=1)
+        notes.append(f"rank {rank}: the peak is {share} of the capacity")
     return notes
 
 

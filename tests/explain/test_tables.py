@@ -93,9 +93,9 @@ def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path)
     total = amounts.pop("total")
     assert sum(amounts.values()) == total == 1000
     notes = " ".join(found.tables["memory"].notes)
-    assert "25.0% of the reserved memory" in notes
+    assert "25.0 % of the reserved memory" in notes
     assert "retry 3 times" in notes
-    assert "25.0% of the capacity" in notes
+    assert "25.0 % of the capacity" in notes
     assert [row["allocated_bytes"] for row in found.rows("memory_timeline")] == [10, 30]
 
 

@@ -404,17 +404,20 @@ def test_history_of_the_gpu_s_allocator_is_reduced_to_its_peak() -> None:
             entry("free_completed", 1, 300, 2_000_000),
             entry("segment_alloc", 9, 500, 2_500_000),
             entry("alloc", 3, 50, 3_000_000, own),
+            entry("alloc", 4, 400, 3_500_000),
         ]
     )
     rows = history.at_peak(Sources())
     assert [(row["file"], row["bytes"], row["count"]) for row in rows] == [
-        (__file__, 300, 1),
+        ("", 400, 1),
         (torch.__file__, 200, 1),
         ("", 100, 0),
+        (__file__, 50, 1),
     ]
+    assert [row["function"] for row in rows if not row["file"]] == [allocations.UNSEEN, allocations.EARLIER]
     assert history.points()[1] == [1.0, 600, 1000]
-    assert history.points()[-1] == [3.0, 350, 1500]
-    assert history.fragmentation_frac == pytest.approx(0.4)
+    assert history.points()[-1] == [3.5, 750, 1500]
+    assert history.fragmentation_frac == pytest.approx(0.5)
 
 
 def test_documents_are_read_back_as_what_they_are(trial: Trial) -> None:

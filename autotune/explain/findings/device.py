@@ -11,7 +11,7 @@ from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain, Kind
 from autotune.explain.names import CUSTOM, operator_kind
 from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW, OPTIMIZER, TIMED_FRAC, WIDE
-from autotune.quantities import percent_text
+from autotune.quantities import flops_text, percent_text
 from autotune.records import KnobValue
 
 AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
@@ -60,7 +60,7 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="32-bit arithmetic",
         where="convolutions and matrix products",
-        evidence=f"{percent_text(share)} of the step in float32 products" + (f", {rate / 1e9:.3g} GFLOP/s" if rate else ""),
+        evidence=f"{percent_text(share)} of the step in float32 products" + (f", {flops_text(rate)}" if rate else ""),
         gain=_gain_of_16_bits(evidence, share, products),
         basis=_basis_of_16_bits(products),
         knob=AMP,

@@ -11,7 +11,7 @@ from .sources import LIBRARY, OWN, Sources
 
 MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history
 MAX_POINTS, MAX_ROWS = 500, 50  # points of the timeline, rows of the table of allocations at the peak
-EARLIER = "allocated before the observed steps"
+EARLIER, UNSEEN = "allocated before the observed steps", "no Python code, as in a backward pass"
 INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
 
 
@@ -84,7 +84,7 @@ class HostAllocations(Allocations):
 
 
 class DeviceAllocations(Allocations):
-    """What CUDA's allocator did, from its own history. Not measured on a GPU yet."""
+    """What CUDA's allocator did, from its own history."""
 
     def __init__(self, index: Optional[int] = None) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class History:
 
 
 def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, str]:
-    """Returns the place of the innermost frame in the program's own code or, if there is none, in a library.
+    """Returns the place of the innermost frame in the program's own code, else in a library; UNSEEN if there is neither.
 
     Args:
         frames: a recorded stack, innermost frame first.
@@ -212,7 +212,7 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
     own = [each for each in known if sources.kind_of_file(each["filename"]) == OWN]
     others = [each for each in known if sources.kind_of_file(each["filename"]) == LIBRARY]
     first = next(iter([*own, *others]), None)
-    return ("", 0, "") if first is None else (first["filename"], int(first["line"]), str(first["name"]))
+    return ("", 0, UNSEEN) if first is None else (first["filename"], int(first["line"]), str(first["name"]))
 
 
 def recorder(device: str, index: Optional[int]) -> Allocations:

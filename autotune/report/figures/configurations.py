@@ -93,7 +93,7 @@ def _ratio(study: Study, trial: dict[str, Any]) -> str:
 
 
 def settings(study: Study) -> Figure:
-    """Returns the rates of the search's trials by the value of each setting, and the settings that were never changed."""
+    """Returns the rates of the search's trials by the value of each setting, and the settings with one value in all trials."""
     title, trials = "What was tried of each setting?", study.configurations
     rates = [float(trial["value"]) for trial in trials if trial.get("value")]
     by_knob = {key: _by_value(study, key, trials) for key in study.space}
@@ -170,9 +170,9 @@ def _marks(study: Study, trials: Trials, scale: Scale) -> list[Markup]:
 
 
 def _unchanged(keys: Sequence[str], by_knob: dict[str, dict[KnobValue, Trials]]) -> list[str]:
-    """Returns a sentence on the settings that the search could have changed and did not."""
+    """Returns a sentence on the settings of the search space that have no second value in any trial."""
     words = []
     for key in keys:
         kept = [value_text(value) for value, trials in by_knob[key].items() if trials]
         words.append(f"{key} ({kept[0]})" if kept else f"{key} (has no effect in these trials)")
-    return [f"In the search space, but never changed: {', '.join(words)}."] if words else []
+    return [f"In the search space, but tried with one value only: {', '.join(words)}."] if words else []

@@ -153,9 +153,8 @@ def method(study: Study) -> Figure:
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
     warm = sum(trial.get("start") == "warm" for trial in study.trials)
     if warm:
-        said.append(
-            f"{warm} trials of the search started as forks of a process that had imported torch; all others were fresh."
-        )
+        trials = f"{warm} trial{'s' * (warm > 1)} of the search"
+        said.append(f"{trials} started as forks of a process that had imported torch; all others were fresh.")
     if cycles := cycles_text(study.records[0].metrics) if 0 in study.records else "":
         said.append(f"{cycles}.")
     goal = objective_names(summary.get("objective") or "throughput")[0]

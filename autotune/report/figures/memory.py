@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ UNITS = (2**40, 2**30, 2**20, 2**10)
 NEAR_FRAC = 0.2  # of the capacity; if no trial used more, the capacity is not drawn, since it would flatten everything else
 TEXT_FRAC = 0.07  # height of a text, as a share of a plot
 MAX_NAMED = 5  # trials that a sentence names
+OTHER = "other, such as workspaces of cuBLAS"
 MAX_MODULES = 40  # rows of the table of modules
 
 
@@ -73,8 +75,8 @@ def memory_by_batch(study: Study) -> Figure:
     says += " Each mark is the peak of one process."
     notes = []
     if found.capacity_bytes and not found.is_near:
-        share = found.peak_bytes / found.capacity_bytes
-        notes.append(f"No trial used more than {100 * share:.0f} % of the capacity, {bytes_text(found.capacity_bytes)}.")
+        most = math.ceil(100 * found.peak_bytes / found.capacity_bytes)
+        notes.append(f"No trial used more than {most} % of the capacity, {bytes_text(found.capacity_bytes)}.")
     rows = [
         [f"{trial['number']:04d}", f"{_batch(trial):g}", bytes_text(trial.get("peak_memory_bytes")), str(trial["outcome"])]
         for trial in (*found.measured, *found.out)
@@ -170,7 +172,8 @@ def memory(study: Study) -> Figure:
     scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
     rows = [
         Row(
-            label=name.replace("_", " "), value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
+            label=OTHER if name == "other" else name.replace("_", " "),
+            value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
             marks=pair({role: found.get(name) for role, found in amounts.items()}, scale),
         )
         for name in names
@@ -198,7 +201,9 @@ def memory_timeline(study: Study) -> Figure:
     title = "How does memory change during a step?"
     rows = study.rows("memory_timeline", study.best)
     if len(rows) < 2:
-        return Figure(key="memory-timeline", title=title, absent="The allocator tells this on CUDA only, in the pass `memory`.")
+        absent = "The allocator tells this on CUDA only, in the pass `memory`."
+        is_on_gpu = (study.summary.get("machine") or {}).get("device") == "cuda"
+        return Figure(key="memory-timeline", title=title, absent=study.why_absent("memory_timeline") if is_on_gpu else absent)
     span = Scale(0.0, max(float(row["time_s"]) for row in rows))
     height = heights(max(float(row["reserved_bytes"]) for row in rows))
     marks = []
@@ -209,4 +214,9 @@ def memory_timeline(study: Study) -> Figure:
         title=title, marks=marks, x=[(0.0, "0"), (1.0, step_time_text(span.high))], y=_byte_axis(height),
         key=[("line:baseline-line", "reserved by the allocator"), ("line:best-line", "allocated by tensors")],
     )  # fmt: skip
-    return Figure(key="memory-timeline", title=title, says="One step of the best trial.", drawing=plot.html())
+    return Figure(
+        key="memory-timeline",
+        title=title,
+        says="Two steps of the best trial, as the host allocates and frees.",
+        drawing=plot.html(),
+    )

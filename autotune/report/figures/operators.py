@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,13 @@ from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more
 SECONDS, SHARE = "seconds", "share"  # stand for the columns with a row's seconds, and with their share of a whole step
+MAX_LABEL_CHARS = 90  # of a label in a chart; the table has the whole name
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
+# Parts of a kernel's name that say little: namespaces and casts of C++, and how a kernel of cuDNN is laid out.
+_OMITTED = re.compile(
+    r"^void |\(anonymous namespace\)::|\b(at::native|at|c10|std|cudnn::engines_precompiled|cudnn)::|\(\w+\)(?=\d)|"
+    r"(?<=\d)_(warpgroupsize|warpsize|stage\d).*"
+)
 
 _Ranked = list[tuple[dict[str, Any], float]]
 
@@ -43,14 +50,22 @@ def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *se
     title, rows = f"Which {table} take the most time?", _ranked(study.rows(table, study.best), *seconds)
     if not rows:
         return Figure(key=table, title=title, absent=study.why_absent(table))
-    step_s = math.fsum(float(row["seconds"]) for row in study.rows("breakdown", study.best)) or math.nan
+    step_s, how = _step(study, is_on_device=any(row.get(seconds[0]) for row, _ in rows))
     cells = [[_cell(row, each_s, column, step_s) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
     if not math.isnan(step_s):
-        says += f" Shares are of a whole step under the profiler, {ms_text(step_s)}."
+        says += f" Shares are of a whole step {how} the profiler, {ms_text(step_s)}."
     return Figure(
         key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns)), step_s).html(),
         grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table), width="wide",
     )  # fmt: skip
+
+
+def _step(study: Study, *, is_on_device: bool) -> tuple[float, str]:
+    """Returns the seconds of a step, nan if unknown, and "under" or "without" for the profiler, which lengthens no kernel."""
+    plain = next((float(row["step_s"]) for row in study.rows("roofline", study.best) if row["step_s"]), 0.0)
+    if is_on_device and plain:
+        return plain, "without"
+    return math.fsum(float(row["seconds"]) for row in study.rows("breakdown", study.best)) or math.nan, "under"
 
 
 def _cell(row: Mapping[str, Any], seconds: float, column: str, step_s: float) -> str:
@@ -73,13 +88,29 @@ def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
 
 
 def _chart(rows: _Ranked, name: str, step_s: float) -> Bars:
-    """Returns the chart of rows with the same name together, whatever their shapes."""
+    """Returns the chart of rows with the same name together, whatever their shapes; kernels have their operator as a note."""
     seconds = defaultdict[str, float](float)
+    launchers = {str(row[name]): str(row["operator"]) for row, _ in reversed(rows)} if name == "kernel" else {}
     for row, row_s in rows:
         seconds[str(row[name])] += row_s
     shown = sorted(seconds.items(), key=lambda pair: -pair[1])[:MAX_SHOWN]
     scale = Scale(0.0, 1.02 * shown[0][1] or 1.0)
     return Bars(rows=[
-        Row(label=each, value=f"{ms_text(each_s)}, {_share_text(each_s, step_s)}", marks=[bar(0, scale(each_s), "best")])
+        Row(
+            label=kernel_label(each) if name == "kernel" else each, note=launchers.get(each, ""),
+            value=f"{ms_text(each_s)}, {_share_text(each_s, step_s)}", marks=[bar(0, scale(each_s), "best")],
+        )
         for each, each_s in shown
     ])  # fmt: skip
+
+
+def kernel_label(name: str) -> str:
+    """Returns a kernel's name without namespaces and parameters, cut to MAX_LABEL_CHARS."""
+    short = _OMITTED.sub("", name)
+    depth = 0
+    for at, letter in enumerate(short):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth and at:
+            short = short[:at]
+            break
+    return short if len(short) <= MAX_LABEL_CHARS else f"{short[: MAX_LABEL_CHARS - 1]}…"

@@ -16,8 +16,9 @@ NAMES = {
     "compute_16bit": "16-bit arithmetic", "compute_32bit": "32-bit arithmetic", "compute_unknown": "other arithmetic",
     "exposed_collective": "waiting for other ranks", "d2h": "copies to the host", "d2d": "copies on the device",
     "h2d": "copies to the device", "input_wait": "waiting for input", "input": "waiting for input",
-    "transfer": "copies to the device", "kernel_launch": "launching kernels", "synchronise": "waiting for the device",
-    "compile": "compiling", "python": "Python", "matmul": "matrix products",
+    "transfer": "copies to the device", "kernel_launch": "GPU idle, host launches kernels",
+    "synchronise": "GPU idle, host waits for it", "host": "GPU idle, host at work", "compile": "compiling",
+    "python": "Python", "matmul": "matrix products",
 }  # fmt: skip
 
 
@@ -71,5 +72,5 @@ def tick_text(value: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal."""
-    return percent_text(share, digits=1)
+    """Returns a share in percent, with one decimal; "under 0.1 %" for one that would be 0.0 %, but is not."""
+    return "under 0.1 %" if share and 0 < share < 0.0005 else percent_text(share, digits=1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.explain.tables import MAX_DISTORTION
-from autotune.quantities import DASH, number_text, step_time_text
+from autotune.quantities import DASH, flops_text, number_text, step_time_text
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ROLES, share_text
 from autotune.report.study import Study
@@ -14,15 +14,21 @@ from autotune.report.study import Study
 METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "step_p50_s": ("a step, median", step_time_text),
     "step_p95_s": ("a step, p95 (95 of 100 are shorter)", step_time_text),
-    "gpu.utilisation_frac": ("time in which a kernel runs on the GPU", share_text),
+    "gpu.utilisation_frac": ("GPU in use, as nvidia-smi counts it", share_text),
     "gpu.sm_clock_frac": ("clock of the GPU, of its default", share_text),
     "gpu.power_w": ("power of the GPU", lambda watts: f"{number_text(watts)} W"),
 }
 ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
-    "flops_per_s": ("arithmetic", lambda rate: f"{number_text(rate / 1e9)} GFLOP/s"),
-    "mfu_frac": ("arithmetic, of the device's peak (MFU)", share_text),
-    "bandwidth_frac": ("memory traffic, of the device's peak", share_text),
+    "busy_frac": ("GPU at work, of a step's time", share_text),
+    "tensor_core_frac": ("Tensor Cores, of the kernels' time", share_text),
+    "flops_per_s": ("arithmetic", flops_text),
 }
+PEAKS: dict[str, tuple[str, str, Callable[[float], str]]] = {
+    "mfu_frac": ("arithmetic, of the device's peak (MFU)", "peak_flops_per_s", flops_text),
+    "bandwidth_frac": (
+        "memory traffic at least, of the device's peak", "peak_bytes_per_s", lambda rate: f"{number_text(rate / 1e9)} GB/s"
+    ),
+}  # fmt: skip
 SIXTEEN, THIRTY_TWO = "compute_16bit", "compute_32bit"
 
 
@@ -54,7 +60,12 @@ def _facts(study: Study, number: int) -> dict[str, str]:
 
 def _against_peaks(study: Study, number: int) -> dict[str, str]:
     row: Mapping[str, Any] = next(iter(study.rows("roofline", number)), {})
-    return {words: text(row[key]) for key, (words, text) in ROOFLINE.items() if row.get(key)}
+    said = {words: text(row[key]) for key, (words, text) in ROOFLINE.items() if row.get(key) is not None}
+    for key, (words, peak, text) in PEAKS.items():
+        if row.get(key):
+            dtype = f", {row['dtype']}" if key == "mfu_frac" and row["dtype"] else ""
+            said[words] = f"{share_text(row[key])} of {text(row[peak])}{dtype}"
+    return said
 
 
 def _sixteen(study: Study, number: int) -> dict[str, str]:

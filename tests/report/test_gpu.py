@@ -1,0 +1,93 @@
+"""What a report says of a study on a GPU, from a made-up trace as a GPU gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.explain.tables import explained
+from autotune.harness.explain.documents import trace_file
+from autotune.report.figures.memory import memory_timeline
+from autotune.report.figures.operators import kernel_label, kernels, operators
+from autotune.report.figures.sides import share_text
+from autotune.report.figures.use import use
+from autotune.report.study import Study, read
+from autotune.testing.studies import make_study
+from tests.explain.kineto import Kineto
+from tests.explain.passes import lines, memory, traced, write
+
+TF32 = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize256x64x32_warpgroupsize1x1x1_g1_execute"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """A study on an H100 whose best trial was explained; the profiler doubled the step of 50 ms."""
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    found = read(folder, {**summary, "machine": {**summary["machine"], "device": "cuda"}})
+    write(tmp_path, lines(), traced(device="cuda", plain_step_s=0.05), memory())
+    made = Kineto("NVIDIA H100 80GB HBM3")
+    made.step(1, 0, 100)
+    made.operator("aten::convolution", 0, 5, [[64, 64], [64, 64]], ["float"] * 2)
+    made.kernel(TF32, 10, 9, launched=1)
+    made.kernel("void nchwToNhwcKernel<float>(float const*)", 20, 3, launched=2)
+    made.write(tmp_path / trace_file(0))
+    found.tables[found.best] = explained([tmp_path]).tables
+    return found
+
+
+def facts(study: Study) -> dict[str, str]:
+    grid = use(study).grid
+    assert grid is not None
+    return {row[0]: row[-1] for row in grid.rows}
+
+
+def test_the_use_of_a_gpu_has_its_busy_time_its_tensor_cores_and_the_peak_that_counts(study: Study) -> None:
+    said = facts(study)
+    assert said["GPU at work, of a step's time"] == "24.0 %"
+    assert said["Tensor Cores, of the kernels' time"] == "75.0 %"
+    assert said["arithmetic"] == "120 GFLOP/s"
+    assert said["arithmetic, of the device's peak (MFU)"] == "under 0.1 % of 495 TFLOP/s, tf32"
+
+
+def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain_step(study: Study) -> None:
+    figure = kernels(study)
+    assert "without the profiler, 50.0 ms" in figure.says
+    assert "9.00 ms, 18.0" in str(figure.drawing)
+    assert "aten::convolution" in str(figure.drawing)
+    assert "float const" not in str(figure.drawing)
+    assert figure.grid is not None
+    assert "float const" in figure.grid.rows[1][0]
+    assert "seconds are longer than in a plain step, those of kernels are not" in operators(study).notes[0]
+
+
+def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study: Study) -> None:
+    study.tables.clear()
+    assert memory_timeline(study).absent.startswith("Not known yet. `autotune explain")
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        (TF32, "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize256x64x32"),
+        (
+            "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, true, (cudnnKernelDataType_t)0>(params<float>)",
+            "nchwToNhwcKernel<float, float, true, 0>",
+        ),
+        ("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, int>(int)", "max_pool_forward_nchw<float, int>"),
+        ("(anonymous namespace)::mine(int)", "mine"),
+        ("triton_poi_fused_relu_0", "triton_poi_fused_relu_0"),
+        ("x" * 200, "x" * 89 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_kernel_s_label_is_what_tells_it_from_others(name: str, label: str) -> None:
+    assert kernel_label(name) == label
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0.0 %"), (0.0001, "under 0.1 %"), (0.0005, "0.1 %"), (1.0, "100.0 %"), (None, "-")]
+)
+def test_a_tiny_share_is_not_called_none(share: float | None, text: str) -> None:
+    assert share_text(share) == text
