@@ -56,7 +56,9 @@ def flops_text(per_s: float) -> str:
 
 
 def step_time_text(seconds: float) -> str:
-    """Returns the duration of a step, or of a part of a step: "12.3 ms", "1.2 s"."""
+    """Returns the duration of a step, or of a part of a step: "12.3 ms", "1.2 s", "2.69 us"."""
+    if 0 < seconds < 1e-4:
+        return f"{number_text(1e6 * seconds)} us"
     return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.names import converts_layout
+from autotune.explain.roofline import TF32
 from autotune.explain.tables import MAX_DISTORTION, Tables
 from autotune.explain.trials import Tried
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, Line, Lines, Memory, Site
@@ -39,6 +40,7 @@ class Operations:
             else the host's.
         busy_s: seconds a step that the device computes; None on the CPU.
         layout_s: seconds a step in kernels that only convert images between layouts; 0 on the CPU.
+        is_tf32: whether most products of float32 round it to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
     """
 
@@ -46,6 +48,7 @@ class Operations:
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
     layout_s: float = 0.0
+    is_tf32: bool = False
     is_distorted: bool = False
 
 
@@ -64,6 +67,7 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
         by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
         layout_s=math.fsum(row["total_s"] for row in tables.rows("kernels", rank) if converts_layout(row["kernel"])),
+        is_tf32=any(row["dtype"] == TF32 for row in tables.rows("roofline", rank)),
         is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
     )
 

@@ -310,6 +310,11 @@ def test_many_small_operators():
     )
 
 
+def test_many_small_operators_on_a_gpu_leave_it_idle():
+    seen = made.evidence(made.lines(FORWARD_LINE), host_context=GPU, operations=[Operations(count=9000, busy_s=0.02)])
+    assert top(seen).evidence == "9000 operators per step; the GPU computes nothing for 80.0 ms of a step's 100 ms (80 %)"
+
+
 def test_many_small_operators_that_no_setting_is_left_for():
     operations = (Operations(count=9000, by_operator=[]),)
     finding = top(made.evidence(made.lines(FORWARD_LINE), operations=operations))
@@ -471,6 +476,8 @@ def test_on_a_gpu_the_phases_are_the_device_s():
     seen = of(device_phases_s=on_device)
     assert causes(seen) == ["32-bit arithmetic"]
     assert top(seen).evidence.startswith("63 % of the step in float32 products")
+    rounded = replace(seen, operations=[Operations(count=9, busy_s=0.09, is_tf32=True)])
+    assert top(rounded).evidence.startswith("63 % of the step in float32 products, as TF32")
     assert (seen.input_s, seen.wait_s) == (0.0, 0.0)
     assert explanation.entry(seen, "best", [], passes={}, notes=[])["phases_s"] == on_device
     assert "unfused optimizer" in causes(of())

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.explain.tables import explained
 from autotune.harness.explain.documents import trace_file
+from autotune.quantities import flops_text, step_time_text
 from autotune.report.figures.memory import memory_timeline
 from autotune.report.figures.operators import kernel_label, kernels, operators
 from autotune.report.figures.sides import share_text
@@ -91,3 +92,10 @@ def test_a_kernel_s_label_is_what_tells_it_from_others(name: str, label: str) ->
 )
 def test_a_tiny_share_is_not_called_none(share: float | None, text: str) -> None:
     assert share_text(share) == text
+
+
+def test_rates_and_durations_have_the_unit_that_fits() -> None:
+    assert [flops_text(rate) for rate in (4.879e13, 3.9e9, 4.2e6)] == ["48.8 TFLOP/s", "3.90 GFLOP/s", "4.20 MFLOP/s"]
+    assert [step_time_text(seconds) for seconds in (0.0, 2.69e-6, 1e-4, 0.0123, 1.2)] == [
+        "0 ms", "2.69 us", "0.100 ms", "12.3 ms", "1.20 s",
+    ]  # fmt: skip

@@ -57,10 +57,11 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
     if not is_faster or not share or _waits_for_host(evidence):
         return
     rate = _flops_per_s(evidence)
+    rounded = ", as TF32" if evidence.operations and evidence.operations[0].is_tf32 else ""
     yield Finding(
         cause="32-bit arithmetic",
         where="convolutions and matrix products",
-        evidence=f"{percent_text(share)} of the step in float32 products" + (f", {flops_text(rate)}" if rate else ""),
+        evidence=f"{percent_text(share)} of the step in float32 products{rounded}" + (f", {flops_text(rate)}" if rate else ""),
         gain=_gain_of_16_bits(evidence, share, products),
         basis=_basis_of_16_bits(products),
         knob=AMP,
@@ -225,10 +226,11 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")
         basis = "compiled code usually saves a tenth to nine tenths of the calls"
+    seen = "calling them takes up to" if idle is None else "the GPU computes nothing for"
     yield Finding(
         cause="launch-bound",
         where=evidence.model_place,
-        evidence=f"{count:.0f} operators per step; calling them takes up to {evidence.of_step(overhead_s)}",
+        evidence=f"{count:.0f} operators per step; {seen} {evidence.of_step(overhead_s)}",
         gain=gain,
         basis=basis,
         code="call fewer and larger operators: a larger batch, fused layers, no loops over small tensors",
