@@ -38,7 +38,7 @@ SYNC_COLUMNS = {
 }  # fmt: skip
 PHASE_COLUMNS = {
     "rank": "rank of the process", "phase": "phase of the step", "host_s": "host seconds per step",
-    "device_s": "device seconds per step, by CUDA events", "share_frac": "host_s relative to the step",
+    "device_s": "device seconds per step, by CUDA events", "share_frac": "device_s (host_s without one) relative to the step",
 }  # fmt: skip
 COMPILE_COLUMNS = {
     "rank": "rank of the process", "kind": "recompilation or graph break", **_PLACE, "reason": "as torch gives it",
@@ -134,7 +134,8 @@ def _line_rows(document: Lines) -> Iterable[Row]:
 def _phase_rows(document: Lines) -> Iterable[Row]:
     for phase, seconds in document.phases_s.items():
         device_s = (document.device_phases_s or {}).get(phase)
-        yield {"phase": phase, "host_s": seconds, "device_s": device_s, "share_frac": quotient(seconds, step_s(document))}
+        share_frac = quotient(seconds if device_s is None else device_s, step_s(document))
+        yield {"phase": phase, "host_s": seconds, "device_s": device_s, "share_frac": share_frac}
 
 
 def _sync_rows(document: Lines) -> Iterable[Row]:

@@ -99,6 +99,13 @@ def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path)
     assert [row["allocated_bytes"] for row in found.rows("memory_timeline")] == [10, 30]
 
 
+def test_a_phase_s_share_is_the_gpu_s_if_there_is_one_as_the_host_runs_ahead(tmp_path: Path) -> None:
+    on_device = {"forward": 0.06, "other": 0.01}
+    for device_phases_s, share in ((None, 0.03 / 0.1), (on_device, 0.06 / 0.1)):
+        rows = explained([write(tmp_path, lines(device_phases_s=device_phases_s))]).tables.rows("phases")
+        assert {row["phase"]: row["share_frac"] for row in rows}["forward"] == pytest.approx(share)
+
+
 # Several ranks -------------------------------------------------------------------------------------------------------------
 
 
