@@ -199,10 +199,10 @@ class _OfTraces:
         if ratio <= MAX_DISTORTION:
             return
         words = f"the profiler makes a step {ratio:.1f} times as long"
-        self._note("breakdown", rank, f"{words}, so the shares of a plain step differ from these")
-        on_gpu = "the host's seconds are longer than in a plain step, those of kernels are not"
+        on_gpu = "the host's seconds are longer than in a plain step, those of the GPU's work are not"
         on_cpu = "the shares of a plain step differ from these"
-        self._note("operators", rank, f"{words}, so {on_gpu if self.breakdowns[rank].is_gpu else on_cpu}")
+        for name in ("breakdown", "operators"):
+            self._note(name, rank, f"{words}, so {on_gpu if self.breakdowns[rank].is_gpu else on_cpu}")
 
     def _other_note(self, rank: int, found: Breakdown) -> str:
         where = "; ".join(f"{seconds * 1e3:.3g} ms {place}" for place, seconds in found.other_parts)

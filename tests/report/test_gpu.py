@@ -12,6 +12,7 @@ from autotune.quantities import flops_text, step_time_text
 from autotune.report.figures.memory import memory_timeline
 from autotune.report.figures.operators import kernel_label, kernels, operators
 from autotune.report.figures.sides import share_text
+from autotune.report.figures.step import categories
 from autotune.report.figures.use import use
 from autotune.report.study import Study, read
 from autotune.testing.studies import make_study
@@ -60,7 +61,15 @@ def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain
     assert "float const" not in str(figure.drawing)
     assert figure.grid is not None
     assert "float const" in figure.grid.rows[1][0]
-    assert "seconds are longer than in a plain step, those of kernels are not" in operators(study).notes[0]
+    assert "seconds are longer than in a plain step, those of the GPU's work are not" in operators(study).notes[0]
+
+
+def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_its_idle_time(study: Study) -> None:
+    figure = categories(study)
+    assert figure.grid is not None
+    assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
+    assert "50.0 ms" in figure.says
+    assert "the rest of a step without it is idle" in figure.says
 
 
 def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study: Study) -> None:

@@ -292,11 +292,12 @@ def test_what_a_gpu_was_measured_to_do_is_shown_for_the_sides_and_the_fastest(tm
     folder = make_study(tmp_path / "runs")
     for record in folder.read_trials():
         if record.number in (0, 5):
-            numbers = {"gpu.utilisation_frac": 0.25 + record.number / 10, "gpu.power_w": 300.0}
+            numbers = {"gpu.utilisation_frac": 0.25 + record.number / 10, "gpu.power_w": 300.0, "gpu.energy_per_sample_j": 0.5}
             folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, **numbers}))
     said, listed = (part(page_of(folder), key) for key in ("use", "fastest"))
     assert "GPU in use, as nvidia-smi counts it 25.0 % 75.0 %" in said.replace("\xa0", " ")
     assert "power of the GPU 300 W 300 W" in said
+    assert "energy of the GPU per sample 0.500 J 0.500 J" in said
     assert "GPU in use" in listed
     assert listed.replace("\xa0", " ").endswith("25.0 %")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from autotune.explain.breakdown import ON_DEVICE
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
 from autotune.harness.explain.documents import INPUT
@@ -32,6 +33,7 @@ KINDS = {
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
 BY_TRACE = "By torch.profiler, under which a step takes longer; each instant counts once."
+BY_GPU = "What the GPU does, by torch.profiler, which slows only the host; the rest of a step without it is idle."
 BY_PHASE = "By phase, without a profiler, as the GPU sees it or, without one, the training thread."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
 Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
@@ -46,18 +48,30 @@ def breakdown(study: Study) -> Figure:
 def categories(study: Study) -> Figure:
     """Returns the seconds of a step by what is computed, under the profiler, of the baseline above those of the best.
 
-    A trace whose profiler slowed the step too much says nothing of the plain program.
+    A trace whose profiler slowed the step too much says of the plain program only what its GPU did.
     """
     traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
+    slowed = [role for role in traced if study.tables[study.sides[role]].distortion.get(0, 1.0) > MAX_DISTORTION]
     seconds = {
-        role: {str(row["category"]): float(row["seconds"]) for row in rows}
+        role: found
         for role, rows in traced.items()
-        if study.tables[study.sides[role]].distortion.get(0, 1.0) <= MAX_DISTORTION
+        if (found := _on_gpu(study, role, rows) if role in slowed else {row["category"]: float(row["seconds"]) for row in rows})
     }
     key, title = "categories", "What is a step made of?"
     if traced and not seconds:
         return Figure(key=key, title=title, absent=" ".join(table_notes(study, "breakdown")))
-    return _parts(study, seconds, key, title, BY_TRACE, "breakdown")
+    return _parts(study, seconds, key, title, BY_GPU if set(slowed) & set(seconds) else BY_TRACE, "breakdown")
+
+
+def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the GPU's part of a breakdown, which no profiler lengthens, and as "idle" the rest of a plain step.
+
+    Returns {} if there is no GPU, or the plain step is not known.
+    """
+    found = {str(row["category"]): float(row["seconds"]) for row in rows if row["category"] in ON_DEVICE}
+    roofline = next(iter(study.rows("roofline", study.sides[role])), {})
+    idle_s = (roofline.get("step_s") or 0.0) - math.fsum(found.values())
+    return {**found, "idle": idle_s} if found and idle_s > 0 else {}
 
 
 def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, table: str) -> Figure:

@@ -16,6 +16,7 @@ METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "step_p95_s": ("a step, p95 (95 of 100 are shorter)", step_time_text),
     "gpu.utilisation_frac": ("GPU in use, as nvidia-smi counts it", share_text),
     "gpu.sm_clock_frac": ("clock of the GPU, of its default", share_text),
+    "gpu.sm_clock_mhz": ("clock of the GPU", lambda clock: f"{number_text(clock)} MHz"),
     "gpu.power_w": ("power of the GPU", lambda watts: f"{number_text(watts)} W"),
 }
 ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -55,6 +56,8 @@ def _facts(study: Study, number: int) -> dict[str, str]:
     if cores := metrics.get("host.own_cores"):
         all_cores = (study.summary.get("machine") or {}).get("num_cores") or "?"
         said["CPU cores in use"] = f"{number_text(cores)} of {all_cores}"
+    if joules := metrics.get("gpu.energy_per_sample_j"):
+        said[f"energy of the GPU per {study.unit.removesuffix('s')}"] = f"{number_text(joules)} J"
     return {**said, **_sixteen(study, number), **_against_peaks(study, number)}
 
 
