@@ -61,6 +61,7 @@ def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain
     assert "float const" not in str(figure.drawing)
     assert figure.grid is not None
     assert "float const" in figure.grid.rows[1][0]
+    assert "By kind: convolution 12.0 ms (24.0" in operators(study).says
     assert "seconds are longer than in a plain step, those of the GPU's work are not" in operators(study).notes[0]
 
 
@@ -69,7 +70,7 @@ def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_it
     assert figure.grid is not None
     assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
     assert "50.0 ms" in figure.says
-    assert "the rest of a step without it is idle" in figure.says
+    assert "The rest of a step without the profiler is idle" in figure.says
 
 
 def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study: Study) -> None:

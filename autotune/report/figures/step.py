@@ -33,7 +33,7 @@ KINDS = {
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
 BY_TRACE = "By torch.profiler, under which a step takes longer; each instant counts once."
-BY_GPU = "What the GPU does, by torch.profiler, which slows only the host; the rest of a step without it is idle."
+BY_GPU = "What the GPU does, by torch.profiler, which slows only the host. The rest of a step without the profiler is idle."
 BY_PHASE = "By phase, without a profiler, as the GPU sees it or, without one, the training thread."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
 Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
