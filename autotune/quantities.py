@@ -88,6 +88,11 @@ def percent_text(fraction: float | None, *, digits: int = 0) -> str:
     return DASH if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
+def share_text(share: float | None) -> str:
+    """Returns a share in percent, with one decimal; "under 0.1 %" for one that would be 0.0 %, but is not."""
+    return "under 0.1 %" if share and 0 < share < 0.0005 else percent_text(share, digits=1)
+
+
 def ratio_text(ratio: float | None) -> str:
     """Returns a speed-up: "2.41x"."""
     return DASH if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{number_text(ratio)}x"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
 from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
-from autotune.quantities import percent_text, step_time_text
+from autotune.quantities import flops_text, percent_text, share_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
@@ -198,13 +199,15 @@ def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
     rows = [Row(f"trial {entry['trial']:04d}{role}", "name")]
     if steps := _step_text(entry["phases_s"]):
         rows.append(Row(steps, indent=2))
+    ran = {name: folder.trial_path(one["trial"]) for name, one in entry["passes"].items() if one["outcome"] == "ok"}
+    if "trace" in ran and (used := _gpu_text(ran["trace"])):
+        rows.append(Row(used, indent=2))
     for number, finding in enumerate(entry["findings"], 1):
         rows += [Row(""), *_finding(number, finding)]
     if not entry["findings"] and entry["phases_s"]:
         rows.append(Row("no finding costs 3 % or more", indent=2))
     rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]
-    ran = {name: one["trial"] for name, one in entry["passes"].items() if one["outcome"] == "ok"}
-    trace = folder.trial_path(ran["trace"]) / trace_file(0) if "trace" in ran else None
+    trace = ran["trace"] / trace_file(0) if "trace" in ran else None
     if trace is not None and trace.is_file():
         rows.append(Row(f"trace: {trace}, opens in https://ui.perfetto.dev", "quiet", 2))
     return rows
@@ -218,6 +221,23 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
     shares = {name: seconds / total_s for name, seconds in phases_s.items() if seconds >= LEAST_PHASE * total_s}
     listed = ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
     return f"a step takes {step_time_text(total_s)}: {listed}"
+
+
+def _gpu_text(folder: Path) -> str:
+    """Returns how well a step uses the GPU, by the tables in a folder; "" without a GPU, or if no table says it."""
+    from autotune.explain.tables import read_tables
+
+    row: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        row = next(iter(read_tables(folder).rows("roofline", 0)), {})
+    if row.get("busy_frac") is None:
+        return ""
+    said = f"the GPU works for {share_text(row['busy_frac'])} of a step"
+    if (on_tensor_cores := row.get("tensor_core_frac")) is not None:
+        said += f", its kernels spend {share_text(on_tensor_cores)} of their time on Tensor Cores"
+    if row.get("mfu_frac"):
+        said += f"; {flops_text(row['flops_per_s'])}, {share_text(row['mfu_frac'])} of its peak in {row['dtype']}"
+    return said
 
 
 def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:

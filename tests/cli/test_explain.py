@@ -10,6 +10,8 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.explain.explanation import empty
+from autotune.explain.table import Table
+from autotune.explain.tables import Tables, write_tables
 from autotune.studies import find
 from autotune.testing.studies import make_study
 from tests.cli.test_golden import Terminal, compare
@@ -89,6 +91,23 @@ def test_screens_of_an_explanation(name, width, here, monkeypatch):
     with contextlib.redirect_stdout(out):
         assert main(["show", "resnet18", *(["--why"] if name == "why" else [])]) == 0
     compare(f"explained-{name}", width, out.getvalue())
+
+
+def test_why_says_how_well_the_gpu_is_used(here):
+    folder = explained()
+    summary = folder.read_summary()
+    summary["explanation"]["explained"][0]["passes"]["trace"] = {"trial": 5, "outcome": "ok", "reason": ""}
+    folder.write_summary(summary)
+    row = {
+        "rank": 0, "busy_frac": 0.97, "tensor_core_frac": 0.287, "flops_per_s": 4.9e13, "mfu_frac": 0.099, "dtype": "tf32",
+    }  # fmt: skip
+    table = Table(name="roofline", title="", columns=dict.fromkeys(row, ""), rows=[row])
+    write_tables(Tables(tables={"roofline": table}), folder.trial_path(5))
+    said = " ".join(said_by(["show", "resnet18", "--why"]).split())
+    assert (
+        "the GPU works for 97.0 % of a step, its kernels spend 28.7 % of their time on Tensor Cores; 49.0 TFLOP/s, "
+        "9.9 % of its peak in tf32"
+    ) in said
 
 
 def test_why_as_json_is_the_document(here):

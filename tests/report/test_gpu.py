@@ -8,10 +8,9 @@ import pytest
 
 from autotune.explain.tables import explained
 from autotune.harness.explain.documents import trace_file
-from autotune.quantities import flops_text, step_time_text
+from autotune.quantities import flops_text, share_text, step_time_text
 from autotune.report.figures.memory import memory_timeline
 from autotune.report.figures.operators import kernel_label, kernels, operators
-from autotune.report.figures.sides import share_text
 from autotune.report.figures.step import categories
 from autotune.report.figures.use import use
 from autotune.report.study import Study, read

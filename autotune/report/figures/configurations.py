@@ -9,11 +9,20 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.quantities import DASH, bytes_text, number_text, rate_text, ratio_text, ratio_with_interval_text, step_time_text
+from autotune.quantities import (
+    DASH,
+    bytes_text,
+    number_text,
+    rate_text,
+    ratio_text,
+    ratio_with_interval_text,
+    share_text,
+    step_time_text,
+)
 from autotune.records import KnobValue, Outcome
 from autotune.report.drawing import CROSS, MAX_TITLED, TRACK_PX, Bars, Row, Scale, dot, interval, line, mark
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import share_text, tick_text
+from autotune.report.figures.sides import tick_text
 from autotune.report.finals import finals_notes, finals_of, processes_text
 from autotune.report.study import BASELINE, Study
 from autotune.wording import changes_phrase, knob_phrase, score_of, side_texts

@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
-from autotune.quantities import DASH, bytes_text, number_text, percent_text, step_time_text
+from autotune.quantities import DASH, bytes_text, number_text, percent_text, share_text, step_time_text
 from autotune.records import Kind, Knobs, TrialRecord, objective_names
 from autotune.report.changes import entries_of
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import sentence, share_text
+from autotune.report.figures.sides import sentence
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
 from autotune.wording import (

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.harness.explain.documents import OPTIMIZER
-from autotune.quantities import DASH, number_text
+from autotune.quantities import DASH, number_text, share_text
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import ms_text, named, share_text, table_notes
+from autotune.report.figures.sides import ms_text, named, table_notes
 from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more

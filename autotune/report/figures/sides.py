@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from autotune.explain.tables import Tables
-from autotune.quantities import DASH, number_text, percent_text, step_time_text
+from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar
 from autotune.report.study import Study
 
@@ -69,8 +69,3 @@ def tick_text(value: float) -> str:
     """Returns a round number of an axis, without zeros at its end: "20", "0.5", "1,500"."""
     words = number_text(value)
     return words.rstrip("0").rstrip(".") if "." in words else words
-
-
-def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal; "under 0.1 %" for one that would be 0.0 %, but is not."""
-    return "under 0.1 %" if share and 0 < share < 0.0005 else percent_text(share, digits=1)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.explain.tables import MAX_DISTORTION
-from autotune.quantities import DASH, flops_text, number_text, step_time_text
+from autotune.quantities import DASH, flops_text, number_text, share_text, step_time_text
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import ROLES, share_text
+from autotune.report.figures.sides import ROLES
 from autotune.report.study import Study
 
 METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
