@@ -93,6 +93,16 @@ def test_screens_of_an_explanation(name, width, here, monkeypatch):
     compare(f"explained-{name}", width, out.getvalue())
 
 
+def test_memory_of_a_pass_is_not_shown_as_if_it_were_the_program_s(here):
+    folder = explained()
+    summary = folder.read_summary()
+    ran = {**summary["trials"][0], "number": 40, "kind": "explain", "value": None, "peak_memory_bytes": 609 << 20}
+    folder.write_summary({**summary, "trials": [*summary["trials"], ran]})
+    said = said_by(["show", "resnet18"])
+    assert "0040" in said
+    assert "609 MiB" not in said
+
+
 def test_why_says_how_well_the_gpu_is_used(here):
     folder = explained()
     summary = folder.read_summary()
