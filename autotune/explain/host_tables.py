@@ -100,7 +100,8 @@ def memory_tables(found: Mapping[int, Memory]) -> list[Table]:
         _table(found, "memory_places", "Largest allocations at the peak", ALLOCATION_COLUMNS, _allocation_rows),
         _table(found, "memory_timeline", "Memory during two steps", TIMELINE_COLUMNS, _timeline_rows),
     ]
-    made[0].notes += [note for rank, document in sorted(found.items()) for note in _capacity_notes(rank, document)]
+    for rank, document in sorted(found.items()):
+        made[0].notes += [f"rank {rank}: {note}" if len(found) > 1 else note for note in _capacity_notes(document)]
     return [table for table in made if table.rows or table.name == "memory"]
 
 
@@ -196,16 +197,16 @@ def _timeline_rows(document: Memory) -> Iterable[Row]:
         yield {"time_s": time_s, "allocated_bytes": int(allocated), "reserved_bytes": int(reserved)}
 
 
-def _capacity_notes(rank: int, document: Memory) -> list[str]:
+def _capacity_notes(document: Memory) -> list[str]:
     notes = []
     if document.fragmentation_frac is not None:
         share = percent_text(document.fragmentation_frac, digits=1)
-        notes.append(f"rank {rank}: {share} of the reserved memory is not allocated at the peak")
+        notes.append(f"{share} of the reserved memory is not allocated at the peak")
     if document.alloc_retries:
-        notes.append(f"rank {rank}: the allocator had to free its cache and retry {document.alloc_retries} times")
+        notes.append(f"the allocator had to free its cache and retry {document.alloc_retries} times")
     if document.capacity_bytes:
         share = percent_text(document.peak_bytes / document.capacity_bytes, digits=1)
-        notes.append(f"rank {rank}: the peak is {share} of the capacity")
+        notes.append(f"the peak is {share} of the capacity")
     return notes
 
 

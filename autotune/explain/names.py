@@ -47,7 +47,7 @@ _CUDA_CORES = re.compile(
 _NO_MATRIX = re.compile(
     r"elementwise|reduce_kernel|softmax|layer_norm|rms_norm|batch_norm|bn_(fw|bw)|multi_tensor_apply|index|gather|scatter|"
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
-    r"all_reduce|triton_(poi|per|red)_", re.IGNORECASE,
+    r"all_reduce|cublasLt::epilogue|triton_(poi|per|red)_", re.IGNORECASE,
 )  # fmt: skip
 _MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_\w*(mm|conv)", re.IGNORECASE)
 

@@ -24,6 +24,7 @@ KERNELS = [  # name, launching operator, used, eligible, width
     ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "aten::add", "no", "no", "compute_32bit"),
     ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2>", "aten::cudnn_batch_norm_backward", "no", "no", "compute_32bit"),
     ("void at::native::elementwise_kernel<128, BinaryFunctor<c10::Half, c10::Half>>", "", "no", "no", "compute_16bit"),
+    ("void cublasLt::epilogue::impl::globalKernel<8, 32, float>(int)", "aten::addmm", "no", "no", "compute_32bit"),
     ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "record_param_comms", "no", "no", "compute_16bit"),
     ("triton_poi_fused_relu_0", "", "no", "no", "compute_unknown"),
     ("my_own_kernel", "", "unknown", "unknown", "compute_unknown"),

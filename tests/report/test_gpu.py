@@ -9,6 +9,7 @@ import pytest
 from autotune.explain.tables import explained
 from autotune.harness.explain.documents import trace_file
 from autotune.quantities import flops_text, share_text, step_time_text
+from autotune.report.figures.memory import memory as what_holds
 from autotune.report.figures.memory import memory_timeline
 from autotune.report.figures.operators import kernel_label, kernels, operators
 from autotune.report.figures.step import categories
@@ -27,7 +28,7 @@ def study(tmp_path: Path) -> Study:
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     found = read(folder, {**summary, "machine": {**summary["machine"], "device": "cuda"}})
-    write(tmp_path, lines(), traced(device="cuda", plain_step_s=0.05), memory())
+    write(tmp_path, lines(), traced(device="cuda", plain_step_s=0.05), memory(other=50, activations=500))
     made = Kineto("NVIDIA H100 80GB HBM3")
     made.step(1, 0, 100)
     made.operator("aten::convolution", 0, 5, [[64, 64], [64, 64]], ["float"] * 2)
@@ -70,6 +71,12 @@ def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_it
     assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
     assert "50.0 ms" in figure.says
     assert "The rest of a step without the profiler is idle" in figure.says
+
+
+def test_what_else_holds_memory_on_a_gpu_is_named(study: Study) -> None:
+    figure = what_holds(study)
+    assert "other, such as workspaces of cuBLAS" in str(figure.drawing)
+    assert "rank 0" not in " ".join(figure.notes)
 
 
 def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study: Study) -> None:

@@ -172,7 +172,7 @@ def memory(study: Study) -> Figure:
     scale = Scale(0.0, 1.02 * max(value for found in amounts.values() for value in found.values()))
     rows = [
         Row(
-            label=OTHER if name == "other" else name.replace("_", " "),
+            label=OTHER if name == "other" and _is_on_gpu(study) else name.replace("_", " "),
             value=" → ".join(bytes_text(found.get(name)) for found in amounts.values()),
             marks=pair({role: found.get(name) for role, found in amounts.items()}, scale),
         )
@@ -182,6 +182,10 @@ def memory(study: Study) -> Figure:
         key="memory", title=title, says="Bytes of the program's tensors, by what they are for.",
         drawing=Bars(rows=rows, key=keys(amounts)).html(), grid=_modules(study), notes=table_notes(study, "memory"),
     )  # fmt: skip
+
+
+def _is_on_gpu(study: Study) -> bool:
+    return (study.summary.get("machine") or {}).get("device") == "cuda"
 
 
 def _modules(study: Study) -> Grid | None:
@@ -202,8 +206,8 @@ def memory_timeline(study: Study) -> Figure:
     rows = study.rows("memory_timeline", study.best)
     if len(rows) < 2:
         absent = "The allocator tells this on CUDA only, in the pass `memory`."
-        is_on_gpu = (study.summary.get("machine") or {}).get("device") == "cuda"
-        return Figure(key="memory-timeline", title=title, absent=study.why_absent("memory_timeline") if is_on_gpu else absent)
+        absent = study.why_absent("memory_timeline") if _is_on_gpu(study) else absent
+        return Figure(key="memory-timeline", title=title, absent=absent)
     span = Scale(0.0, max(float(row["time_s"]) for row in rows))
     height = heights(max(float(row["reserved_bytes"]) for row in rows))
     marks = []
