@@ -1,7 +1,7 @@
 """Tables of a trace that torch.profiler wrote on a GPU: two steps of tests/benchmarks/image_program.py, resnet18 in float32.
 
-NVIDIA H100, torch 2.11, batch 128, 224 pixels. The program waits for the GPU every other step. Events of other steps, strides and
-arrows were cut out of the file. The plain step took 27.8 ms.
+NVIDIA H100, torch 2.11, batch 128, 224 pixels. The program waits for the GPU every other step. Events of other steps, strides
+and arrows were cut out of the file. The plain step took 27.8 ms.
 """
 
 import gzip
