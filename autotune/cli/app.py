@@ -197,7 +197,9 @@ def explain(
     passes: Annotated[
         str, typer.Option("--passes", metavar="PASSES", help="Passes to run, separated by commas: lines, trace, memory.")
     ] = "lines,trace,memory",
-    minutes: Annotated[float, typer.Option("--minutes", metavar="M", min=0.0, help="Time for checking findings.")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
+    ] = 2.0,
     is_fixed: Annotated[
         bool, typer.Option("--fixed", help="Measure the command after -- against the study's program, in turn.")
     ] = False,

@@ -52,7 +52,7 @@ class Wanted:
     Attributes:
         trial: number of the trial; None for the best.
         passes: passes to run, unless they have run before.
-        minutes: wall time after which no check begins.
+        minutes: time for checks, after the passes; no check begins that would not fit.
         fixed: a fixed version of the program, to measure against the study's program; None for none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
@@ -60,7 +60,7 @@ class Wanted:
 
     trial: int | None = None
     passes: tuple[str, ...] = PASSES
-    minutes: float = 1.0
+    minutes: float = 2.0
     fixed: CommandTemplate | None = None
     finding: int = 1
     pairs: int = 2
@@ -163,12 +163,11 @@ class Explaining:
         if wanted.fixed:
             self._compare(wanted.fixed, wanted, record)
             return
-        ends_s = session.inputs.clock.monotonic() + wanted.minutes * 60
         is_slowed = LINES in before and _slowed(self._evidence(record, self._read(record, LINES)))
         for which in wanted.passes:
             if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
                 self._run_pass(record, which, ends_s=None)
-        self.explain(record, role, ends_s=ends_s)
+        self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60)
 
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
         """Finds what costs time in a trial, from the passes that ran, and tries findings while there is time."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotune.explain import checks
 from autotune.explain.evidence import Evidence, Operations
 from autotune.explain.findings import found
 from autotune.explain.gains import Gain
-from autotune.explain.trials import Tried
+from autotune.explain.trials import Tried, noise_known
 from autotune.harness.explain.documents import FORWARD
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
@@ -33,6 +35,15 @@ BATCH, WORKERS, AMP, OPTIMIZER = list(BASELINE)[:4]
 def trial(number: int, rate: float | None, changed: dict[str, Any], outcome: Outcome = Outcome.ok) -> TrialRecord:
     kind = Kind.search if number else Kind.baseline
     return TrialRecord(number=number, kind=kind, knobs={**BASELINE, **changed}, changed=changed, outcome=outcome, value=rate)
+
+
+@pytest.mark.parametrize(("spread", "least"), [(0.02, 0.97), (0.04, 0.93), (0.06, 0.88)])
+def test_intervals_of_two_pairs_hold_for_a_machine_whose_spread_is_not_known(spread, least):
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        pairs = [tuple(np.exp(spread * rng.normal(size=2) + [math.log(1.3), 0.0])) for _ in range(2)]
+        held += checks.measured_gain(pairs, noise_known([], None)).holds(0.3)
+    assert held >= least * 400
 
 
 BEST = trial(9, 28131.0, {BATCH: 16, OPTIMIZER: "fused"})

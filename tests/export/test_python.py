@@ -22,6 +22,7 @@ ALL = {
     "loader.persistent_workers": True,
     "precision.amp": "bf16",
     "precision.matmul": "high",
+    "precision.float8": "off",
     "layout.channels_last": True,
     "compile.mode": "reduce-overhead",
     "compile.dynamic": "auto",

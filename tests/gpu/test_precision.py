@@ -28,3 +28,14 @@ def test_a_format_takes_effect(recipe: Make, knobs: Knobs, record_property: Call
         assert measured.result.scaling
         record_property("scaling", measured.result.scaling)
         assert measured.result.scaling["scale"] >= 1
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_linear_layers_compute_in_float8(recipe: Make, scaling: str, record_property: Callable[[str, object], None]) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed: what float8 gains is not known")
+    pytest.importorskip("transformers", reason="transformers is not installed: there is no model of linear layers")
+    sizes = ("model.num_layers=4", "model.hidden_size=1024", "model.vocab_size=1024", "data.sequence_length=512")
+    trials = recipe("model=gpt2_small", "data=synthetic", *sizes)
+    rates = [trials.works({"precision.amp": "bf16", "compile.mode": "default", **more}).rate_per_s
+             for more in ({}, {"precision.float8": scaling})]  # fmt: skip
+    record_property("samples/s", " -> ".join(f"{rate:.0f}" for rate in rates if rate))

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from typing import Iterator, List
 
 CHATTER = re.compile(rb"^(\[rank\d+\]:)?(USDT:|(INFO|WARNING|ERROR|STAGE|VERBOSE)[: ]|\[W\d|\S*\s*\S*ActivityProfiler)")
@@ -16,14 +17,19 @@ NO_KERNELS = "GPU kernels are not known: {}"
 
 @contextlib.contextmanager
 def quiet(notes: List[str]) -> Iterator[None]:
-    """Holds back standard error, then passes on what is not kineto's; notes an error of CUPTI, which it needs for kernels."""
+    """Holds back standard error, then passes on what is not kineto's; notes an error of CUPTI, which it needs for kernels.
+
+    Drops Python's warnings, too: torch 2.11 warns that its profiler forgets the events of earlier cycles.
+    """
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)

@@ -1,4 +1,4 @@
-"""Applies knobs to the training modules: precision, memory layout, compilation, activation checkpointing.
+"""Applies knobs to the training modules: precision, memory layout, compilation, activation checkpointing, float8.
 
 Autocast is entered around the `__call__` of a training root (modules.py), outside whatever is compiled. Half-precision outputs
 are converted to float32, so that the program's own loss gets the type it had before. Layout and compilation are set on the
@@ -17,15 +17,16 @@ from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, Checkpointing, blocks, can_be_checkpointed
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
-from .base import KnobHandler, applying
+from . import float8
+from .base import KnobHandler, applying, compared
 
 if TYPE_CHECKING:
     from ..context import TrialContext
 
 AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
-CHECKPOINTING = "memory.activation_checkpointing"
-KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
+CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
+KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 NO_MODULE = "no module that was called owns parameters of the optimizer"
@@ -50,6 +51,8 @@ def observe(module: Any) -> Dict[str, Any]:
         found[COMPILE] = "default"
     found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
     found["has_blocks"], found["repeats"] = can_be_checkpointed(module), bool(blocks(module))
+    found.update(float8.observe(module))
+    found[FLOAT8] = "tensorwise" if found["is_float8"] else "off"
     return found
 
 
@@ -67,7 +70,9 @@ class ModuleKnobs(KnobHandler):
     # --- setting ---
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
-        """Sets checkpointing, layout and compilation of a module that has not been called yet; `observed` is from `observe`."""
+        """Sets the knobs of a module that has not been called yet, autocast excepted; `observed` is from `observe`."""
+        if self._knobs.get(FLOAT8, "off") != "off":
+            self._compute_in_float8(module, self._knobs[FLOAT8], observed)
         is_compiled = self._knobs.get(COMPILE, "off") != "off" or observed[COMPILE] != "off"
         if CHECKPOINTING in self._knobs:  # must come before compilation
             self._checkpoint(module, self._knobs[CHECKPOINTING], is_watched=not is_compiled)
@@ -75,6 +80,16 @@ class ModuleKnobs(KnobHandler):
             self._lay_out(module, self._knobs[LAYOUT], observed)
         if COMPILE in self._knobs:
             self._compile(module, self._knobs[COMPILE])
+
+    def _compute_in_float8(self, module: Any, asked: str, observed: Dict[str, Any]) -> None:
+        is_in_bf16 = "bf16" in (self._knobs.get(AMP), observed[AMP], *observed["parameter_dtypes"])
+        problem = _float8_problem(observed) or (float8.NOT_IN_BF16 if asked == "rowwise" and not is_in_bf16 else None)
+        if problem:
+            self._reports.setdefault(FLOAT8, KnobReport(NOT_APPLICABLE, problem, "off"))
+            return
+        with applying(FLOAT8):
+            float8.convert(module, asked)
+        self._reports[FLOAT8] = KnobReport(APPLIED)
 
     def _checkpoint(self, module: Any, asked: bool, *, is_watched: bool) -> None:
         how = self.checkpointing
@@ -193,6 +208,8 @@ class ModuleKnobs(KnobHandler):
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         report, modules = self._reports.get(key), self._context.modules
+        if key == FLOAT8 and asked == "off" and modules.roots:
+            return compared(self.observe()[FLOAT8], asked)
         if report is None:
             return KnobReport(NOT_APPLICABLE, NO_MODULE)
         if report.status != APPLIED:
@@ -203,6 +220,8 @@ class ModuleKnobs(KnobHandler):
             return _verify_compile(modules.num_graphs(), asked)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
+        if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
+            return KnobReport(OVERRIDDEN, "the program has replaced its linear layers since", "off")
         return KnobReport(APPLIED, "", asked)
 
     def applicability(self) -> Dict[str, str]:
@@ -227,6 +246,9 @@ class ModuleKnobs(KnobHandler):
             reasons[SCOPE] = NO_BLOCKS
         if not any(o["has_blocks"] for o in observed):
             reasons[CHECKPOINTING] = NO_BLOCKS
+        problems = [_float8_problem(o) for o in observed]
+        if all(problems):
+            reasons[FLOAT8] = str(problems[0])
         return reasons
 
 
@@ -299,6 +321,19 @@ def verify_layout(roots: List[Any], asked: bool) -> KnobReport:
     if weights and found != asked:
         return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
     return KnobReport(APPLIED, "", asked)
+
+
+def _float8_problem(observed: Dict[str, Any]) -> Optional[str]:
+    """Returns why the layers of a module cannot be computed in float8; None if they can."""
+    if observed["is_float8"]:
+        return float8.IN_FLOAT8
+    if not observed["has_linear"]:
+        return float8.NO_LINEAR
+    if observed["is_sharded"]:
+        return "the parameters are sharded over the ranks already"
+    if observed[COMPILE] != "off":
+        return "the program compiles its modules itself"
+    return None if float8.is_installed() else float8.NO_TORCHAO
 
 
 def _compile_in_place(module: Any, **options: Any) -> None:

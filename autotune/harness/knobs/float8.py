@@ -1,0 +1,62 @@
+"""Computes linear layers in float8, by torchao.
+
+Each nn.Linear is replaced by a Float8Linear that holds the same parameters, so the optimizer, checkpoints and the program's own
+references to weights stay as they are. Weights, activations and gradients are rounded to 8 bits just before each product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import Any, Dict
+
+from .. import members
+
+MULTIPLE = 16  # float8 products need inner sizes that are multiples of this; torchao pads the batch
+CONVERTED = "Float8Linear"
+NO_TORCHAO = "torchao is not installed in the program's environment (pip install torchao)"
+NO_LINEAR = f"the module that trains contains no nn.Linear whose sizes are multiples of {MULTIPLE}"
+IN_FLOAT8 = "the program computes its linear layers in float8 itself"
+NOT_IN_BF16 = "rowwise scaling computes results in bf16: give precision.amp=bf16 as well"
+
+
+def observe(module: Any) -> Dict[str, bool]:
+    """Returns whether the module computes layers in float8, and whether it has layers that could be."""
+    layers = [each for _, each in members.named_modules(module)]
+    return {"is_float8": any(_is_converted(each) for each in layers), "has_linear": any(_fits(each) for each in layers[1:])}
+
+
+def is_installed() -> bool:
+    """Returns whether torchao can be imported here."""
+    return importlib.util.find_spec("torchao") is not None
+
+
+def convert(module: Any, scaling: str) -> None:
+    """Replaces the linear layers below a module.
+
+    Args:
+        module: a module that has not been called yet.
+        scaling: torchao's name of the recipe, "tensorwise" or "rowwise".
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(scaling), pad_inner_dim=True)
+    convert_to_float8_training(module, config=config, module_filter_fn=lambda layer, name: bool(name) and _fits(layer))
+
+
+def is_in_float8(module: Any) -> bool:
+    """Returns whether a layer of the module computes in float8."""
+    return any(_is_converted(each) for each in members.modules(module))
+
+
+def _is_converted(module: Any) -> bool:
+    return any(kind.__name__ == CONVERTED for kind in type(module).__mro__)
+
+
+def _fits(module: Any) -> bool:
+    """Whether a layer can be replaced: a plain nn.Linear without hooks, which the new layer would not have."""
+    from torch.nn import Linear
+
+    if type(module) is not Linear or module.in_features % MULTIPLE or module.out_features % MULTIPLE:
+        return False
+    return not any(value for name, value in vars(module).items() if name.endswith("_hooks") and isinstance(value, dict))

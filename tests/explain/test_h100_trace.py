@@ -1,0 +1,66 @@
+"""Tables of a trace that torch.profiler wrote on a GPU: two steps of tests/benchmarks/image_program.py, resnet18 in float32.
+
+NVIDIA H100, torch 2.11, batch 128, 224 pixels. The program waits for the GPU every other step. Events of other steps, strides
+and arrows were cut out of the file. The plain step took 27.8 ms.
+"""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.explain.breakdown import breakdown
+from autotune.explain.host import host_of
+from autotune.explain.kernels import kernel_rows
+from autotune.explain.names import converts_layout
+from autotune.explain.operators import operator_rows, operators_of
+from autotune.explain.trace import read_trace
+
+FILE = Path(__file__).parents[1] / "data" / "traces" / "h100-resnet18-float32.json.gz"
+STEPS, PLAIN_STEP_S = 2, 0.0278
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    events = json.loads(gzip.decompress(FILE.read_bytes()))["traceEvents"]
+    return [event for event in events if event.get("cat") == "kernel"]
+
+
+@pytest.fixture(scope="module")
+def read():
+    trace = read_trace(FILE)
+    return trace, host_of(trace)
+
+
+def seconds_of(events):
+    return sum(event["dur"] for event in events) * 1e-6 / STEPS
+
+
+def test_the_step_is_the_plain_one_and_its_kernels_fill_it(read, kernels):
+    found = breakdown(*read)
+    computing_s = sum(seconds for name, seconds in found.seconds.items() if name.startswith("compute"))
+    assert found.is_gpu
+    assert found.step_s == pytest.approx(PLAIN_STEP_S, rel=0.02)
+    assert sum(found.seconds.values()) == pytest.approx(found.step_s, rel=0.001)
+    assert computing_s == pytest.approx(seconds_of(kernels), rel=0.002)  # kernels of one stream do not overlap
+    assert found.seconds["compute_16bit"] == 0
+
+
+def test_every_kernel_has_its_operator_and_those_that_convert_layouts_are_known(read, kernels):
+    rows, _ = kernel_rows(*read)
+    assert all(row["operator"] for row in rows)
+    converting_s = sum(row["total_s"] for row in rows if converts_layout(row["kernel"]))
+    named = [kernel for kernel in kernels if re.search("nchwToNhwc|nhwcToNchw", kernel["name"])]
+    assert converting_s == pytest.approx(seconds_of(named))
+    assert converting_s / PLAIN_STEP_S == pytest.approx(0.19, abs=0.01)
+    assert {row["tensor_core_used"] for row in rows if "tf32f32" in row["kernel"]} == {"yes"}
+
+
+def test_the_seconds_of_operators_are_those_of_their_kernels(read, kernels):
+    trace, host = read
+    rows, _ = operator_rows(trace, host, operators_of(trace, host))
+    assert sum(row["device_self_s"] for row in rows) == pytest.approx(seconds_of(kernels), rel=0.01)
+    convolutions = [row for row in rows if row["kind"] == "convolution" and row["device_self_s"]]
+    assert {row["phase"] for row in convolutions} == {"forward", "backward"}

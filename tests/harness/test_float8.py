@@ -1,0 +1,72 @@
+"""Linear layers are computed in float8 by torchao, with the program's own parameters."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.harness.knobs import float8
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from tests.harness.conftest import Trial
+
+KEY = "precision.float8"
+LINEAR, CONVERTED = "Linear", "Float8Linear"
+
+
+@pytest.fixture
+def runs(trial: Trial) -> Any:
+    def run(value: str, *words: str, **knobs: Any) -> Any:
+        found = trial("float8.py", *words, knobs={KEY: value, **knobs}, mode="parity", seed=1, max_steps=20)
+        return found.result(), json.loads((found.folder / "seen.json").read_text())
+
+    return run
+
+
+def skip_without_rowwise() -> None:
+    """Skips a test if this torch cannot multiply in float8 with a scale for each row on a CPU: torch 2.11 cannot."""
+    layers = nn.Sequential(nn.Linear(32, 32))
+    float8.convert(layers, "rowwise")
+    try:
+        layers(torch.zeros(16, 32, dtype=torch.bfloat16))
+    except RuntimeError as error:
+        pytest.skip(f"torch {torch.__version__} on a CPU: {error}")
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_layers_of_fitting_sizes_are_replaced_and_learn_as_before(runs: Any, scaling: str) -> None:
+    if scaling == "rowwise":
+        skip_without_rowwise()
+    (plain, told), (found, seen) = runs("off"), runs(scaling)
+    assert (plain.knobs[KEY].status, plain.knobs[KEY].observed) == (APPLIED, "off")
+    assert (found.knobs[KEY].status, found.knobs[KEY].observed) == (APPLIED, scaling)
+    assert told["layers"] == [LINEAR, "ReLU", LINEAR, "ReLU", LINEAR]
+    assert seen["layers"] == [CONVERTED, "ReLU", CONVERTED, "ReLU", LINEAR]  # the last one has ten outputs
+    assert seen["is_same_weight"]
+    assert seen["names"] == told["names"]
+    assert seen["losses"] != told["losses"]
+    assert seen["losses"] == pytest.approx(told["losses"], rel=0.05)
+    assert seen["losses"][-1] < 0.95 * seen["losses"][0]
+
+
+def test_rowwise_scaling_needs_bf16(runs: Any) -> None:
+    found, seen = runs("rowwise", "plain")
+    assert (found.knobs[KEY].status, found.knobs[KEY].reason) == (NOT_APPLICABLE, float8.NOT_IN_BF16)
+    assert CONVERTED not in seen["layers"]
+    skip_without_rowwise()
+    found, seen = runs("rowwise", "plain", **{"precision.amp": "bf16"})
+    assert found.knobs[KEY].status == APPLIED
+    assert CONVERTED in seen["layers"]
+
+
+def test_a_model_without_fitting_layers_is_told_from_one_that_is_in_float8(trial: Trial) -> None:
+    assert trial("basic.py", mode="inspect").result().applicability[KEY] == float8.NO_LINEAR
+    hooked = nn.Linear(32, 32)
+    hooked.register_forward_hook(lambda *_: None)
+    assert float8.observe(nn.Sequential(hooked, nn.Linear(30, 32))) == {"is_float8": False, "has_linear": False}
+    model = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(32, 2))
+    assert float8.observe(model) == {"is_float8": False, "has_linear": True}
+    float8.convert(model, "tensorwise")
+    assert type(model[1].out_proj).__name__ != CONVERTED  # its weight is used without calling it
+    assert float8.observe(model) == {"is_float8": True, "has_linear": False}
