@@ -16,6 +16,7 @@ from autotune.explain.host import host_of
 from autotune.explain.kernels import kernel_rows
 from autotune.explain.names import converts_layout
 from autotune.explain.operators import operator_rows, operators_of
+from autotune.explain.roofline import documented_peaks
 from autotune.explain.trace import read_trace
 
 FILE = Path(__file__).parents[1] / "data" / "traces" / "h100-resnet18-float32.json.gz"
@@ -64,3 +65,20 @@ def test_the_seconds_of_operators_are_those_of_their_kernels(read, kernels):
     assert sum(row["device_self_s"] for row in rows) == pytest.approx(seconds_of(kernels), rel=0.01)
     convolutions = [row for row in rows if row["kind"] == "convolution" and row["device_self_s"]]
     assert {row["phase"] for row in convolutions} == {"forward", "backward"}
+
+
+def test_no_operator_is_faster_than_the_gpu_can_be(read):
+    trace, host = read
+    rows, _ = operator_rows(trace, host, operators_of(trace, host), peaks=documented_peaks(trace.device_name))
+    known = [row for row in rows if row["roofline_frac"] and row["bytes"] > 1e8 * row["count"]]  # more than the cache holds
+    assert len(known) > 20
+    assert 0.9 < max(row["roofline_frac"] for row in known) < 1.0
+
+
+def test_an_occupancy_of_0_is_that_of_a_kernel_with_few_threads_and_a_quarter_of_the_time_is_on_tensor_cores(read):
+    rows, _ = kernel_rows(*read)
+    for row in rows:
+        assert row["occupancy_frac"] != 0 or row["mean_s"] < 10e-6
+    assert {row["occupancy_frac"] for row in rows if row["shared_bytes"] > 200_000} == {None}
+    on_tensor_cores = sum(row["share_frac"] for row in rows if row["tensor_core_used"] == "yes")
+    assert on_tensor_cores == pytest.approx(0.287, abs=0.01)
