@@ -402,6 +402,15 @@ def test_less_work_for_a_gpu_that_waits_for_its_host_is_no_gain():
         assert partly[cause].mid < full[cause].mid
 
 
+def test_many_launches_on_a_gpu_become_a_cuda_graph():
+    def of(*modes):
+        given = {"operations": [Operations(count=2000, busy_s=0.01)], "host_context": GPU, "domains": {"compile.mode": modes}}
+        return top(made.evidence(made.lines(FORWARD_LINE), **given)).value
+
+    assert of("off", "default", "reduce-overhead") == "reduce-overhead"
+    assert of("off", "default") == "default"
+
+
 def test_the_recompilation_of_a_whole_model_is_at_the_program_s_line_that_calls_it():
     again = [{"file": "", "line": 0, "function": "", "reason": "0/1: size mismatch", "seconds": 2.0, "count": 3}]
     documents = made.lines(FORWARD_LINE, compiled=Compiled(again, [], 1.0))

@@ -255,7 +255,9 @@ def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
     """Returns the setting that makes fewer or larger operators: a larger batch, else compilation; ("", None) for none."""
     if larger := evidence.larger(BATCH, evidence.batch, LARGER_BATCH * evidence.batch):
         return BATCH, larger
-    return (COMPILE, "default") if evidence.may_set(COMPILE, "default") else ("", None)
+    modes = ("reduce-overhead", "default") if evidence.is_cuda else ("default",)  # CUDA graphs launch many kernels at once
+    mode = next((mode for mode in modes if evidence.may_set(COMPILE, mode)), None)
+    return (COMPILE, mode) if mode else ("", None)
 
 
 def idle_frac(evidence: Evidence) -> float | None:
