@@ -55,12 +55,14 @@ class Forecasts:
         proposed: error of the forecast rate of each proposal, in standard deviations of the forecast.
         rates: the same for configurations that were not tried.
         regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
+        tried_regret: the same if the best of the tried configurations were known. The rest of the regret is due to noise.
     """
 
     chances: list[tuple[float, bool]] = field(default_factory=list)
     proposed: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     regret: float | None = None
+    tried_regret: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
     run = functools.partial(replay, one.table(), one.grid(), strategy(job.strategy), **how)
     made = _asking(run, world, found, job.seed) if job.is_asked else run()
     if "no improvement is expected" in made.reason:
-        found.regret = 1 - made.steps[-1].fraction
+        found.regret, found.tried_regret = 1 - made.steps[-1].fraction, 1 - world.best_tried
     return made, found
 
 
@@ -248,9 +250,14 @@ def _print_calibration(found: Sequence[Forecasts]) -> None:
             f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; "
             f"median z {_median(z):+.2f}"
         )
-    regrets = [one.regret for one in found if one.regret is not None]
-    small = statistics.mean(regret <= 0.01 for regret in regrets) if regrets else math.nan
-    print(f"stopped for want of improvement: {len(regrets)} of {len(found)} studies; regret at most 1 % in {100 * small:.0f} %")
+    stopped = [one for one in found if one.regret is not None]
+    own, tried = (_share_near([getattr(one, name) for one in stopped]) for name in ("regret", "tried_regret"))
+    print(f"stopped for want of improvement: {len(stopped)} of {len(found)} studies; regret at most 1 % in {own}, "
+          f"{tried} if the best of the tried were known")  # fmt: skip
+
+
+def _share_near(regrets: Sequence[float]) -> str:
+    return f"{100 * statistics.mean(regret <= 0.01 for regret in regrets):.0f} %" if regrets else "none"
 
 
 def _print_own_time() -> int:

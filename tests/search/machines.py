@@ -520,6 +520,7 @@ class SimulatedWorld(World):
     Attributes:
         optimum: the fastest configuration that works.
         serves: the purpose of the measurements that it returns now.
+        best_tried: the largest true rate that the search has tried, as a fraction of the optimum's.
 
     Args:
         machine: the machine.
@@ -527,7 +528,7 @@ class SimulatedWorld(World):
     """
 
     def __init__(self, machine: Machine, *, seed: int) -> None:
-        self.machine, self.serves = machine, Use.search
+        self.machine, self.serves, self.best_tried = machine, Use.search, 0.0
         self._rng = random.Random(f"simulated {machine.seed} {seed}")
         self._phase, self._num_served = self._rng.uniform(0, 2 * math.pi), 0
         self._compiled: set[tuple[KnobValue | None, ...]] = set()
@@ -537,6 +538,7 @@ class SimulatedWorld(World):
     def serve(self, key: Key) -> Measurement:
         """Runs another trial of a configuration; returns its measurement."""
         knobs = self.machine.full(key)
+        self.best_tried = max(self.best_tried, self.fraction(key)) if self.serves is Use.search else self.best_tried
         self._num_served += 1
         graphs = tuple(knobs.get(name) for name in (COMPILE, BATCH, AMP, LAYOUT, CHECKPOINTING, SDPA, MATMUL))
         is_cached = graphs in self._compiled

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Features
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel, Scales
-from autotune.search.rates.regime import Machine, combined, device_rate, lost_by_waiting, shared_frac
+from autotune.search.rates.regime import Machine, combined, device_rate, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
@@ -23,7 +24,6 @@ ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.
 REST_USUAL = (0.08, 0.05, 0.03)
 REST_LEVEL = 0.05
 CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
-WAITING_SPREAD = 2.0  # prior spread of the share of `regime.lost_by_waiting` that is not lost
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
 LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
@@ -60,11 +60,13 @@ class Forecast:
             rate is learned.
         spread: leave-one-out error of the rates, in logarithms.
         scales: spreads that each model uses, by the model's name.
+        evidence: logarithm of the probability density of the rates, given the forecasts of D and L, up to a constant.
 
     Args:
         coding: the levels of the knobs.
         trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
+        waiting: how much threads wait for workers' cores, see `regime.combined`.
         may_decompose: whether to learn D and L separately.
         gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
         spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
@@ -77,12 +79,13 @@ class Forecast:
         trials: Sequence[Seen],
         machine: Machine,
         *,
+        waiting: float = 1.0,
         may_decompose: bool = True,
         gains: Mapping[str, Mapping[Any, float]] | None = None,
         spreads: Mapping[str, float] | None = None,
         scales: Mapping[str, Scales] | None = None,
     ) -> None:
-        self._coding, self._machine, self._gains = coding, machine, gains or {}
+        self._coding, self._machine, self._waiting, self._gains = coding, machine, waiting, gains or {}
         self._latest: dict[str, tuple[Codes, Features]] = {}
         known = scales or {}
         spreads = spreads or {}
@@ -104,7 +107,7 @@ class Forecast:
             beside_usual = np.log(rates) - self._usual_device(codes)
             self._device = LinearModel(self._features(ALL, codes), beside_usual, noise=rough, scales=known.get(ALL))
             self.spread = _rms(self._device.left_out_errors())
-            self.scales = {ALL: self._device.scales}
+            self.scales, self.evidence = {ALL: self._device.scales}, self._device.evidence
             return
         self._device = LinearModel(
             self._features(DEVICE, codes[has_device]),
@@ -129,6 +132,7 @@ class Forecast:
             scales=known.get(REST),
         )
         self.spread = _rms(self._rest.left_out_errors())
+        self.evidence = self._rest.evidence
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
@@ -166,18 +170,9 @@ class Forecast:
         loaders = self._loader.draws(self._features(LOADER, codes), num=num, rng=rng) + self._usual_loader(codes)[:, None]
         return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
 
-    def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as trials that were measured with the expected result."""
-        codes = self._coding.encode(configurations)
-        device, loader = self._sides(codes)
-        mean = device
-        if self._rest is not None:
-            mean = self._together(codes, device, loader) + self._rest.mean(self._features(REST, codes))
-        rows = zip(configurations, *(np.exp(values).tolist() for values in (mean, device, loader)), strict=True)
-        return [
-            Seen(params=params, rate=rate, device_rate=one, loader_rate=other if np.isfinite(other) else None)
-            for params, rate, one, other in rows
-        ]
+    def is_shared(self, codes: Codes) -> NDArray[np.bool_]:
+        """Returns whether the step and the loader of each configuration compute on the same cores."""
+        return np.asarray(shared_frac(*self._processes(codes), self._machine) > 0) & self._machine.is_cpu
 
     def _sides(self, codes: Codes) -> tuple[Array, Array]:
         """Returns the expected logarithms of D and L; if not decomposed, the logarithm of the rate, and infinity."""
@@ -197,7 +192,9 @@ class Forecast:
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
         """Returns the log rates that result from log D and log L, with a row per configuration."""
         workers, threads = (values.reshape(-1, *[1] * (device.ndim - 1)) for values in self._processes(codes))
-        rates = combined(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
+        rates = combined(
+            *(np.exp(device), np.exp(loader)), workers=workers, threads=threads, machine=self._machine, waiting=self._waiting
+        )
         return np.asarray(np.log(rates))
 
     def _features(self, side: str, codes: Codes) -> Features:
@@ -211,11 +208,9 @@ class Forecast:
         features = self._coding.features(codes, self._weights[ALL if side == REST else side])
         if side != REST or not self._machine.is_cpu or self._machine.num_cores is None:
             return features
-        device, loader = self._sides(codes)
         workers, threads = self._processes(codes)
         crowding = shared_frac(workers, threads, self._machine) * CROWDING_SPREAD
-        waiting = lost_by_waiting(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
-        return features.with_effect(crowding / REST_USUAL[0]).with_effect(waiting * WAITING_SPREAD / REST_USUAL[0])
+        return features.with_effect(crowding / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns each trial's D and its noise. If cores were shared, D is derived from the rate. An unknown D is NaN."""
@@ -225,8 +220,9 @@ class Forecast:
         if is_hidden.any():
             workers, threads = self._processes(codes[is_hidden])
             found, factor = device_rate(
-                rates[is_hidden], loader[is_hidden], workers=workers, threads=threads, machine=self._machine
-            )
+                *(rates[is_hidden], loader[is_hidden]),
+                workers=workers, threads=threads, machine=self._machine, waiting=self._waiting,
+            )  # fmt: skip
             device[is_hidden] = np.where(factor < UNSURE, found, np.nan)
             noise[is_hidden] = READ_OFF_NOISE * np.maximum(factor, 1.0)
         return device, noise

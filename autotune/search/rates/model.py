@@ -32,6 +32,7 @@ class LinearModel:
 
     Attributes:
         scales: the spreads in use.
+        evidence: logarithm of the probability density of all measurements before they were known, up to a constant.
 
     Args:
         features: features of the measured configurations.
@@ -62,6 +63,7 @@ class LinearModel:
         self.scales = scales or self._likely(own, relative, usual)
         self._lower = self._factored(own, self.scales, relative)
         self._solved = cho_solve((self._lower, True), self._y)
+        self.evidence = -0.5 * float(self._y @ self._solved) - float(np.log(np.diag(self._lower)).sum())
 
     def _factored(self, own: tuple[Array, Array], scales: Scales, relative: Array) -> Array:
         """Returns the Cholesky factor of the measurements' covariance."""

@@ -35,12 +35,13 @@ class Machine:
     threads: float | None = None
 
 
-def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
+def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine, waiting: float = 1.0) -> Array:
     """Returns the rates that result from D and L.
 
-    Without workers, step and loader take turns. With workers on separate cores, the slower of the two decides. A worker
-    that takes a core from a thread stalls the whole step, because the threads wait for each other after every operator. If all
-    workers take cores from threads, step and loader again take turns: 1/rate = 1/L + 1/D, with a small additional loss.
+    Without workers, step and loader take turns. With workers on separate cores, the slower of the two decides. What a worker
+    costs that takes a core from a thread depends on the operators and the scheduler. If it stalls the whole step, because the
+    threads wait for each other after every operator, step and loader again take turns: 1/rate = 1/L + 1/D, with a small
+    additional loss. If no thread waits, all cores are busy, and only the core-seconds of a sample count.
 
     Args:
         device: D, samples per second with a loader that costs nothing.
@@ -48,34 +49,18 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
         workers: number of loader processes.
         threads: number of the step's threads, if it computes on the CPU.
         machine: number of cores, and whether the step computes on them.
+        waiting: how much threads wait for workers' cores: 1 if every worker stalls the whole step, 0 if no thread waits.
     """
     in_turn = 1 / (1 / device + 1 / loader)
     overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
     if machine.num_cores is not None:
         sharing = shared_frac(workers, threads, machine)
         lost = CROWDED**sharing if machine.is_cpu else 1.0
-        overlapped = np.minimum(overlapped, lost / (1 / loader + sharing / device))
+        stalled = np.minimum(overlapped, lost / (1 / loader + sharing / device))
+        busy = threads / machine.num_cores / device + np.minimum(workers / machine.num_cores, 1.0) / loader
+        unstalled = np.maximum(stalled, np.minimum(overlapped, 1 / busy)) if machine.is_cpu else stalled
+        overlapped = stalled**waiting * unstalled ** (1 - waiting)
     return np.where(workers > 0, overlapped, in_turn)
-
-
-def lost_by_waiting(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
-    """Returns how much larger the rate would be than `combined` if no thread waited for a worker's core, as a logarithm.
-
-    Then all cores would be busy, and only the core-seconds of a sample would count. How far threads really wait for each other
-    depends on the operators and the scheduler; with many cores and few workers, the difference is large. 0 without workers.
-
-    Args:
-        device: D, samples per second.
-        loader: L, samples per second.
-        workers: number of loader processes.
-        threads: number of the step's threads.
-        machine: a machine whose cores compute the step.
-    """
-    cores = machine.num_cores or np.inf
-    overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
-    ideal = np.minimum(overlapped, 1 / (threads / cores / device + np.minimum(workers, cores) / cores / loader))
-    expected = combined(device, loader, workers=workers, threads=threads, machine=machine)
-    return np.where(workers > 0, np.maximum(np.log(ideal / expected), 0.0), 0.0)
 
 
 def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
@@ -85,15 +70,17 @@ def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
     return np.asarray(np.where(workers > 0, 1 - np.minimum(busy, free) / np.maximum(busy, 1.0), 0.0))
 
 
-def device_rate(rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> tuple[Array, Array]:
-    """Returns the D that explains a rate, given L, and the factor by which D is less certain than the rate.
+def device_rate(
+    rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine, waiting: float = 1.0
+) -> tuple[Array, Array]:
+    """Returns the D that explains a rate, given L and `waiting`, and the factor by which D is less certain than the rate.
 
     D is found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone limits the rate, any
     large D explains it, and the factor is large.
     """
 
     def together(device: Array) -> Array:
-        return combined(device, loader, workers=workers, threads=threads, machine=machine)
+        return combined(device, loader, workers=workers, threads=threads, machine=machine, waiting=waiting)
 
     low, high = np.log(rate), np.log(rate) + np.log(MOST_TIMES)
     for _ in range(30):

@@ -17,8 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autotune.plain_json import from_json
+from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
-from autotune.search.rates.forecast import Forecast
 from autotune.search.rates.history import History, Seen, thinned
 from autotune.search.rates.memory import MemoryModel
 from autotune.search.rates.model import Scales
@@ -102,12 +102,13 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
         self._history = History()
         self._levels: tuple[Any, ...] = ()
-        self._scales: dict[str, Scales] = {}  # spreads of the models, found when the study had `_num_scaled` trials
+        # Spreads of the models, found when the study had `_num_scaled` trials.
+        self._scales: dict[float, Mapping[str, Scales]] = {}
         self._num_scaled = 0
         self._pool: Pool | None = None
         self._last_coding: Coding | None = None
         self._memory_model: _Recent[MemoryModel] = _Recent()
-        self._supposing: _Recent[Forecast] = _Recent()
+        self._supposing: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
         self._asked = -1, ""  # number of the last trial, and why this sampler could not help with it
         self.is_exhausted = self.is_held_back = False
@@ -281,7 +282,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
         return self._memory_model.get(known, fitted, machine=machine)
 
-    def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+    def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
         """Returns the forecast. Running trials count as if they had ended as expected, so that they are not proposed again."""
         running = [one.params for one in known if one.is_running]
         if not running:
@@ -295,7 +296,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _basis(self) -> str:
         return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
 
-    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         num_rates = sum(one.rate is not None for one in known)
@@ -312,9 +313,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = "device and loader do not explain them"
         return alone
 
-    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> Forecast:
+    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> AveragedForecast:
         kept = thinned([one for one in known if one.rate is not None], most=MOST_TRIALS)
-        fitted = Forecast(
+        fitted = AveragedForecast(
             coding,
             kept,
             machine,
@@ -325,5 +326,6 @@ class RatesSampler(optuna.samplers.BaseSampler):
         )
         if len(known) >= RESCALE_TIMES * self._num_scaled:
             self._num_scaled, self._scales = len(known), {}
-        self._scales |= fitted.scales
+        for waiting, found in fitted.scales.items():
+            self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
         return fitted

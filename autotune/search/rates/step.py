@@ -11,9 +11,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from autotune.search.rates import explain
+from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
 from autotune.search.rates.failure_model import FailureModel
-from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
+from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, scale
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
@@ -87,7 +88,7 @@ class Step:
         *,
         coding: Coding,
         pool: Pool,
-        forecast: Forecast,
+        forecast: AveragedForecast,
         memory: MemoryModel | None,
         known: Sequence[Seen],
         rules: Rules,

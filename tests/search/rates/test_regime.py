@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 
 from autotune.plain_json import from_json
-from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate, lost_by_waiting
+from autotune.search.rates.regime import CROWDED, Machine, combined, device_rate
 
 GPU, TWO_CORES = Machine(num_cores=16), Machine(num_cores=2, is_cpu=True)
 
 
-def rate(device, loader, workers, machine, threads=2.0):
+def rate(device, loader, workers, machine, threads=2.0, waiting=1.0):
     arrays = [np.array([float(value)]) for value in (device, loader)]
-    return float(combined(*arrays, workers=np.array([workers]), threads=np.array([threads]), machine=machine)[0])
+    processes = {"workers": np.array([workers]), "threads": np.array([threads])}
+    return float(combined(*arrays, **processes, machine=machine, waiting=waiting)[0])
 
 
 def test_without_workers_step_and_loader_take_turns():
@@ -38,17 +39,14 @@ def test_on_shared_cores_step_and_loader_take_turns_and_lose_a_little():
         (1, Machine(num_cores=16, is_cpu=True), 16.0, 1 / (1 / 57 + 1 / (16 * 130))),
     ],
 )
-def test_what_waiting_may_cost_is_the_way_to_the_rate_at_which_only_core_seconds_count(
-    workers, machine, threads, rate_without_waiting
-):
-    arrays = np.array([57.0]), np.array([130.0])
-    lost = lost_by_waiting(*arrays, workers=np.array([workers]), threads=np.array([threads]), machine=machine)
-    assert rate(57, 130, workers, machine, threads) * np.exp(lost[0]) == pytest.approx(rate_without_waiting, rel=0.01)
+def test_if_no_thread_waits_only_core_seconds_count(workers, machine, threads, rate_without_waiting):
+    assert rate(57, 130, workers, machine, threads, waiting=0.0) == pytest.approx(rate_without_waiting, rel=0.01)
+    halfway = np.sqrt(rate_without_waiting * rate(57, 130, workers, machine, threads))
+    assert rate(57, 130, workers, machine, threads, waiting=0.5) == pytest.approx(halfway, rel=0.01)
 
 
 def test_without_workers_no_thread_waits():
-    arrays = np.array([57.0]), np.array([130.0])
-    assert lost_by_waiting(*arrays, workers=np.zeros(1), threads=np.full(1, 2.0), machine=TWO_CORES).tolist() == [0.0]
+    assert rate(57, 130, 0, TWO_CORES, waiting=0.0) == rate(57, 130, 0, TWO_CORES)
 
 
 def test_worker_without_a_core_costs_a_gpus_step_next_to_nothing():
@@ -59,11 +57,13 @@ def test_one_thread_of_two_cores_leaves_one_to_the_worker():
     assert rate(30, 130, 1, TWO_CORES, threads=1.0) == pytest.approx(30, rel=0.02)
 
 
-def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_decides():
+@pytest.mark.parametrize("waiting", [0.0, 1.0])
+def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_decides(waiting):
     devices, loaders, workers = np.array([57.0, 300.0]), np.array([260.0, 40.0]), np.array([2.0, 2.0])
     threads = np.array([2.0, 2.0])
-    rates = combined(devices, loaders, workers=workers, threads=threads, machine=TWO_CORES)
-    found, factor = device_rate(rates, loaders, workers=workers, threads=threads, machine=TWO_CORES)
+    how = {"workers": workers, "threads": threads, "machine": TWO_CORES, "waiting": waiting}
+    rates = combined(devices, loaders, **how)
+    found, factor = device_rate(rates, loaders, **how)
     assert found[0] == pytest.approx(57, rel=0.02)
     assert 1 <= factor[0] < 2
     assert factor[1] > 5

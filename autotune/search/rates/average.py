@@ -1,0 +1,110 @@
+"""Averages forecasts over what is not known about shared cores: how much a step's threads wait for the loader's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.search.rates.coding import Array, Codes, Coding
+from autotune.search.rates.forecast import Expected, Forecast
+from autotune.search.rates.history import Seen
+from autotune.search.rates.model import Scales
+from autotune.search.rates.regime import Machine
+
+WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally probable before the trials
+
+
+class AveragedForecast:
+    """Forecasts with each value of WAITING, weighted by how well each explains the rates.
+
+    On shared cores D cannot be observed, so each value implies another D. If a single value were assumed, the trials would seem
+    to confirm it, because the implied D explains their rates. Where step and loader share no cores, there is only one forecast.
+
+    Attributes:
+        is_decomposed: see `Forecast`.
+        spread: leave-one-out error of the most probable forecast, in logarithms.
+        scales: spreads that each model uses, by value of `waiting` and model.
+
+    Args:
+        coding: the levels of the knobs.
+        trials: past trials, at least one of them with a rate.
+        machine: cores, and whether the step computes on them.
+        may_decompose: whether to learn D and L separately.
+        scales: spreads from an earlier forecast; {} to find the most likely ones.
+        priors: further arguments of `Forecast`.
+    """
+
+    def __init__(
+        self,
+        coding: Coding,
+        trials: Sequence[Seen],
+        machine: Machine,
+        *,
+        may_decompose: bool = True,
+        scales: Mapping[float, Mapping[str, Scales]] | None = None,
+        **priors: Any,
+    ) -> None:
+        self._coding, self._machine = coding, machine
+        is_open = may_decompose and machine.is_cpu and machine.num_cores is not None
+        found = {
+            waiting: Forecast(
+                coding,
+                trials,
+                machine,
+                waiting=waiting,
+                may_decompose=may_decompose,
+                scales=(scales or {}).get(waiting),
+                **priors,
+            )
+            for waiting in (WAITING if is_open else WAITING[:1])
+        }
+        first = found[WAITING[0]]
+        self.is_decomposed = first.is_decomposed
+        self._forecasts = [one for one in found.values() if one.is_decomposed] if self.is_decomposed else [first]
+        self.scales = {waiting: one.scales for waiting, one in found.items()}
+        evidence = np.array([one.evidence for one in self._forecasts])
+        self._weights = np.exp(evidence - evidence.max()) / np.exp(evidence - evidence.max()).sum()
+        self.spread = self._forecasts[int(np.argmax(evidence))].spread
+
+    def expected(self, codes: Codes, reference: Codes) -> Expected:
+        """Returns the forecasts for configurations, beside a reference in a single row."""
+        if len(self._forecasts) == 1:
+            return self._forecasts[0].expected(codes, reference)
+        parts = [one.expected(np.vstack([codes, reference]), reference) for one in self._forecasts]
+        means = np.array([one.mean for one in parts])
+        mean, ratios = self._weights @ means, means - means[:, -1:]
+        within, between = np.array([one.spread for one in parts]) ** 2, (ratios - self._weights @ ratios) ** 2
+        own, own_between = np.array([one.own_spread for one in parts]) ** 2, (means - mean) ** 2
+        return Expected(
+            mean=mean[:-1],
+            spread=np.sqrt(self._weights @ (within + between))[:-1],
+            own_spread=np.sqrt(self._weights @ (own + own_between))[:-1],
+            device=(self._weights @ np.array([one.device for one in parts]))[:-1],
+            loader=(self._weights @ np.array([one.loader for one in parts]))[:-1],
+        )
+
+    def draws(self, codes: Codes, *, num: int, rng: np.random.Generator) -> Array:
+        """Returns joint posterior samples of the rates, [configuration, draw]; for at most a few hundred configurations."""
+        counts = rng.multinomial(num, self._weights)
+        return np.hstack(
+            [one.draws(codes, num=int(count), rng=rng) for one, count in zip(self._forecasts, counts, strict=True) if count]
+        )
+
+    def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
+        """Returns configurations as trials that were measured with the expected result. On shared cores D stays unknown."""
+        codes = self._coding.encode(configurations)
+        expected = self.expected(codes, codes[:1])
+        is_shared = self._forecasts[0].is_shared(codes).tolist()
+        rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)
+        return [
+            Seen(
+                params=params,
+                rate=rate,
+                device_rate=None if shares else device,
+                loader_rate=loader if np.isfinite(loader) else None,
+                is_shared=shares,
+            )
+            for params, shares, rate, device, loader in rows
+        ]
