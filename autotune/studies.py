@@ -49,11 +49,13 @@ def create(runs: Path, name: str) -> StudyFolder:
 
 
 def check_output(file: Path, option: str) -> None:
-    """Checks that a file to write replaces nothing that a study or the tracking store has recorded.
+    """Checks that a file to write is a path, and replaces nothing that a study or the tracking store has recorded.
 
     Raises:
-        BadInput: it does.
+        BadInput: it is none, or it does.
     """
+    if "\0" in str(file):
+        raise BadInput(f"{option}: a path holds no zero byte, got {str(file)!r}. Give another file.")
     file = file.resolve()
     place = next((folder for folder in file.parents if is_study(folder)), None)
     own = place and file.relative_to(place).parts[0]

@@ -1,26 +1,32 @@
-"""Records when this command began. A budget covers all the time that the user waits, including imports."""
+"""Begins a command: records when, because a budget covers all that the user waits, and forgets impossible terminal sizes."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 # Python itself starts in less time than this. A process that is older when autotune begins ran another program first, such as
 # a shell that called `exec`.
 STARTING_S = 5.0
+# rich and typer fail on sizes such as a superscript 2, 10**20 or letters, and print nothing at all into 0 columns.
+SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")
 
 _began_s: float | None = None
 
 
 def begin(*, is_process: bool) -> None:
-    """Records that a command begins.
+    """Records that a command begins, and unsets variables whose terminal size is impossible.
 
     Args:
         is_process: whether this process runs only this command; the command then began when the process started.
     """
     global _began_s
     _began_s = time.monotonic() - (_age_s() if is_process else 0.0)
+    for name in SIZES:
+        if not SIZE.fullmatch(os.environ.get(name, "1")):
+            del os.environ[name]
 
 
 def began_s() -> float:

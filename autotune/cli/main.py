@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None for `sys.argv`.
     """
     begin(is_process=argv is None)
+    _print_anything()
     arguments, command = split(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
@@ -66,6 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say([_fault(error)])
         return AutotuneError.exit_code
+
+
+def _print_anything() -> None:
+    """Makes standard output escape what its encoding lacks, such as the bytes of a file name that is not UTF-8."""
+    if getattr(sys.stdout, "errors", "") == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def _write_nowhere(stream: TextIO) -> None:

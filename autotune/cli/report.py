@@ -66,7 +66,14 @@ def report(asked: Asked, *, as_json: bool) -> int:
     wrote = write(text, file)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
-        print_json({"studies": [folder.name for folder in folders], "file": str(file), "bytes": len(text.encode()), **picture})
+        print_json(
+            {
+                "studies": [folder.name for folder in folders],
+                "file": str(file),
+                "bytes": len(text.encode("utf-8", "backslashreplace")),
+                **picture,
+            }
+        )
     else:
         print(*(plain(line) for line in (wrote, f"wrote {asked.picture}" if asked.picture else "") if line), sep="\n")
     if asked.is_opened and not webbrowser.open(file.resolve().as_uri()):

@@ -96,4 +96,5 @@ def outcome_style(outcome: str) -> str:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output, without styles."""
-    print(escaped_document(json.dumps(document, indent=2, ensure_ascii=False)))
+    is_ascii = not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(escaped_document(json.dumps(document, indent=2, ensure_ascii=is_ascii)))

@@ -131,7 +131,7 @@ class Processes:
                 environment = file.read().split(b"\0")
         except OSError:
             return False
-        return any(entry.startswith(f"{MARK_VARIABLE}={self.prefix}".encode()) for entry in environment)
+        return any(entry.startswith(os.fsencode(f"{MARK_VARIABLE}={self.prefix}")) for entry in environment)
 
 
 def _parent(pid: int) -> int:

@@ -61,7 +61,7 @@ def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> Non
 
 def _is_training(study: Path) -> bool:
     """Whether any process carries the mark of one of the study's trials."""
-    mark = f"{protocol.MARK_VARIABLE}={study.resolve()}:".encode()
+    mark = os.fsencode(f"{protocol.MARK_VARIABLE}={study.resolve()}:")
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environment.read_bytes().split(b"\0")

@@ -1,10 +1,12 @@
 """`autotune export` as users run it: the file, and on standard error the settings that it cannot express."""
 
 import json
+import os
 
 import pytest
 import yaml
 
+from autotune.cli.main import main
 from autotune.testing.studies import make_study
 
 
@@ -76,6 +78,28 @@ def test_a_folder_that_does_not_exist_is_refused_and_not_made_a_file(cli, comman
     )
     assert "--output: no file, got ''" in cli.refused(command, "resnet18", "-o", "")
     assert not (cli.cwd / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["export", "-o"], ["report", "-o"]])
+def test_a_file_with_a_zero_byte_is_refused(monkeypatch, tmp_path, capsys, words):
+    make_study(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "a\0b"]) == 2
+    assert capsys.readouterr().err == "autotune: --output: a path holds no zero byte, got 'a\\x00b'. Give another file.\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_names_that_the_terminal_cannot_show_are_escaped(cli, encoding):
+    cli.cwd /= os.fsdecode(b"caf\xe9")
+    make_study(cli.cwd / "runs")
+    cli.environment["PYTHONIOENCODING"] = encoding
+    name = os.fsdecode("ü".encode() + b"\xff.html")
+    shown = "wrote \\xfc\\udcff.html\n" if encoding == "ascii:strict" else "wrote ü\\udcff.html\n"
+    assert [(ended.returncode, ended.stdout, ended.stderr) for ended in [cli("report", "-o", name)]] == [(0, shown, "")]
+    assert (cli.cwd / name).exists()
+    assert json.loads(cli("report", "-o", name, "--json").stdout)["file"] == name
+    assert cli("sync", "--uri", "none").returncode == 0
 
 
 def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):

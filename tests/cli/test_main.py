@@ -57,6 +57,20 @@ def test_every_example_of_a_help_has_a_line_of_its_own(capsys, monkeypatch):
         assert example in [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.parametrize("words", [["list"], ["list", "--help"]])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("COLUMNS", "\u00b2"), ("COLUMNS", "0"), ("COLUMNS", "9" * 20), ("LINES", "\u00b280"), ("TERMINAL_WIDTH", "a")],
+)
+def test_an_impossible_size_of_the_terminal_counts_as_none(cli, name, size, words):
+    del cli.environment["COLUMNS"]
+    ended = cli(*words)
+    cli.environment[name] = size
+    again = cli(*words)
+    assert (ended.returncode, ended.stderr, bool(ended.stdout)) == (0, "", True)
+    assert (again.returncode, again.stderr, again.stdout) == (0, "", ended.stdout)
+
+
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["show", "--help"]])
 def test_help_and_list_load_no_heavy_library(cli, words):
     code = (

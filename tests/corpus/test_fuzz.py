@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -27,9 +28,39 @@ def test_damaged_input_is_used_or_refused(place, kind):
     assert len(tally.answers) == CASES
 
 
-def test_a_part_that_has_to_end_keeps_its_cases(place):
-    assert fuzz(place, "journals", 5, max_s=0.0).answers == []
-    assert len(fuzz(place, "journals", 5, max_s=60.0).answers) == 5
+APART = """
+import ctypes, os, time
+from hypothesis import strategies as st
+from tests.benchmarks.fuzz import __main__ as program, damage, place, runs
+
+def run(self, case):
+    {0}
+    return place.Answer(code=0)
+
+place.FuzzPlace.run, runs.HARD_LIMIT_S = run, 2.0
+runs.KINDS["journals"] = st.builds(lambda n: damage.Case(words=[str(n)]), st.integers(0, 10**9))
+program.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "least", "hangs", "failed"),
+    [
+        ("pass", ["--cases", "5"], 5, 0, 0),
+        ("time.sleep(0.5)", ["--minutes", "0.02"], 1, 0, 0),
+        ("os._exit(1)", [], 1, 0, 1),
+        pytest.param("ctypes.PyDLL(None).sleep(3600)", [], 1, 1, 1, marks=pytest.mark.thorough),  # lets no signal handler run
+        pytest.param("os.kill(os.getppid(), 15)", [], 0, 0, 0, id="SIGTERM"),
+    ],
+)
+def test_a_kind_prints_its_table_however_it_ends(body, words, least, hangs, failed):
+    command = [sys.executable, "-c", APART.format(body), "--kind", "journals", *words]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    row = [cell.strip() for cell in ended.stdout.splitlines()[-1].split("|")]
+    assert row[1] == "journals"
+    assert int(row[2]) >= least
+    assert [int(cell) for cell in (row[7], row[9])] == [hangs, failed]
+    assert ended.returncode == (1 if failed else 0)
 
 
 def _write(path):

@@ -5,7 +5,8 @@
     python -m tests.benchmarks.fuzz --case "{'words': ['show', 'x']}"    # a failed case again, as it was printed
 
 A case fails if autotune ends with another exit status than the documented ones, prints a traceback, says nothing clear, takes
-longer than ten seconds, executes what the input holds, or writes outside of the runs folder.
+longer than ten seconds, executes what the input holds, or writes outside of the runs folder. Each kind runs in a process of its
+own. After --minutes, at Ctrl-C and at SIGTERM, the table has the cases so far.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import argparse
 import ast
 import math
 import resource
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
 
 from tests.benchmarks.fuzz.cases import KINDS
 from tests.benchmarks.fuzz.damage import Case
-from tests.benchmarks.fuzz.runs import Tally, fuzz, fuzz_place
+from tests.benchmarks.fuzz.runs import Tally, fuzz_apart, fuzz_place
 from tests.benchmarks.reporting import machine_lines, table
 
 HEAD = ("kind", "cases", "exit 0", "exit 2", "other", "tracebacks", "hangs", "code run", "failed", "median ms", "slowest ms")
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--case", help="run this one")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with fuzz_place() as place:
         if arguments.case:
             print(place.run(Case(**ast.literal_eval(arguments.case))))
@@ -44,11 +47,13 @@ def main() -> None:
         rows, failed = [], 0
         for kind in arguments.kind:
             started_s = time.monotonic()
-            tally = fuzz(place, kind, arguments.cases, arguments.seed, max_s=60 * arguments.minutes)
+            tally = fuzz_apart(place, kind, arguments.cases, arguments.seed, max_s=60 * arguments.minutes)
             print(f"{kind}: {len(tally.answers)} cases in {time.monotonic() - started_s:.0f} s", flush=True)
             show(tally)
             rows.append([kind, *cells(tally)])
             failed += len(tally.failed)
+            if tally.is_stopped:
+                break
     print(table(HEAD, rows))
     sys.exit(1 if failed else 0)
 
@@ -60,7 +65,7 @@ def cells(tally: Tally) -> list[object]:
     times_ms = sorted(1e3 * answer.seconds for answer in answers)
     words = (sum(cause.startswith(word) for cause in causes) for word in ("traceback", "hang", "code executed"))
     counts = (len(answers), codes[0], codes[2], len(answers) - codes[0] - codes[2], *words, len(tally.failed))
-    return [*counts, f"{times_ms[len(times_ms) // 2]:.1f}", f"{times_ms[-1]:.0f}"]
+    return [*counts, *([f"{times_ms[len(times_ms) // 2]:.1f}", f"{times_ms[-1]:.0f}"] if times_ms else ["", ""])]
 
 
 def show(tally: Tally) -> None:

@@ -198,7 +198,7 @@ NAMES = st.lists(st.sampled_from(tuple(VARIABLES)), min_size=1, max_size=4, uniq
 CALL = st.sampled_from((
     ["show", "resnet18"], ["list"], ["knobs", "--json"], ["export", "resnet18"], [*RUN, *RECIPE], [*RUN, *COMMAND],
     ["apply", "best.yaml", "--", "python", "train.py"], ["apply", "recipe.yaml"], ["functions"], ["functions"],
-    ["sync", "resnet18", "--uri", "none"],
+    ["run", "--help"], ["sync", "resnet18", "--uri", "none"],
 ))  # fmt: skip
 
 
