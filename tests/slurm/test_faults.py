@@ -149,6 +149,7 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
 @pytest.mark.thorough
 def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
     launcher = ready(make(cpus=2))
+    slurm.save()
     steady = program('progress("warmup", 1); time.sleep(14); result()')  # longer than the silence after which Slurm is asked
     running = launcher.start(a_launch(folder, steady))
     slurm.kill("slurmctld")
