@@ -109,9 +109,9 @@ class Srun(ChildTransport):
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
         elif time.monotonic() - self._queued_s > BEGIN_S:  # srun names a job only if it was queued
-            words = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
+            silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
-                f"launcher: {words}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
+                f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
             )
         if self._state != "PENDING" or not NEVER.search(self._reason):
             return None
