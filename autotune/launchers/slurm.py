@@ -102,13 +102,13 @@ class Srun(ChildTransport):
 
     def why_never(self) -> BadInput | None:
         """Returns the error for a job that Slurm has queued although it cannot start, or whose agent is silent; else None."""
-        if JOB in os.environ:
+        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun names no job that is queued
             return None
         if job := self._job():
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # srun names a job only if it was queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a name, the job was not queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
