@@ -33,6 +33,7 @@ from autotune.plain_text import shortened
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue is answered by the one controller that all users share
 SQUEUE_S = 5.0
+BEGIN_S = 300.0  # longest time from the job's start to the agent's first word; a site's prolog may take minutes
 WAIT_S = 2  # the tasks of other nodes are ended this long after the agent has left
 # Words in a refusal of Slurm -> the option that it is about; the first that fits counts.
 OPTIONS = {
@@ -88,6 +89,7 @@ class Srun(ChildTransport):
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm = slurm
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
+        self._queued_s = time.monotonic()  # when the job was last known to be queued
 
     def why_waiting(self) -> str:
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
@@ -99,9 +101,18 @@ class Srun(ChildTransport):
         return f"{reason} (job {job})"
 
     def why_never(self) -> BadInput | None:
-        """Returns the error for a job that Slurm has queued although it cannot start; None if it may start."""
-        if (job := self._job()) and JOB not in os.environ:
+        """Returns the error for a job that Slurm has queued although it cannot start, or whose agent is silent; else None."""
+        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun names no job that is queued
+            return None
+        if job := self._job():
             self._ask(job)
+        if job and self._state != "RUNNING":
+            self._queued_s = time.monotonic()
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a name, the job was not queued
+            silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
+            return BadInput(
+                f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
+            )
         if self._state != "PENDING" or not NEVER.search(self._reason):
             return None
         name = "minutes" if TIME.search(self._reason) else None

@@ -91,8 +91,9 @@ class PrivateRay:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
+        until_the_end = ["setpriv", "--pdeathsig", "TERM"]  # of this process, also if it is killed
         hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
-        argv = [*hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
+        argv = [*until_the_end, *hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "TMPDIR": str(self.folder),
             "RAY_AUTH_MODE": "disabled",  # ignore the user's token for other clusters

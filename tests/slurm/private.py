@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
+UNTIL_THE_END = ("setpriv", "--pdeathsig", "KILL")  # of this process, also if it is killed
 NODES = ("n1", "n2", "n3", "n4")
 FAR = "far"  # host name of node n4
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -148,6 +149,13 @@ class PrivateSlurm:
             self.start(name)
             _wait_for(self.answers, name)
 
+    def save(self) -> None:
+        """Waits until the controller has saved its jobs, which takes up to 5 s. A killed controller forgets a job not saved."""
+        before_s, file = time.time(), self._folder / "state" / "job_state"
+        for job in self.jobs():
+            self.ask("scontrol", "update", f"JobId={job.split()[0]}", "Comment=to be saved")
+        _wait_for(lambda: file.exists() and file.stat().st_mtime > before_s, "saved jobs")
+
     def jobs(self) -> list[str]:
         """Returns "NUMBER STATE" for every job that has not ended."""
         return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
@@ -224,8 +232,9 @@ class PrivateSlurm:
         with open(self._folder / "log" / f"{name}.out", "ab") as out:
             environment = {**os.environ, **self.environment, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
             self._processes[name] = subprocess.Popen(
-                argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
-            )
+                [*UNTIL_THE_END, *argv], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip
 
     def _wait_until_ready(self) -> None:
         try:
@@ -256,5 +265,5 @@ def _free_ports(number: int) -> list[int]:
 def _wait_for(is_there: object, what: str) -> None:
     give_up_s = time.monotonic() + 30
     while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < give_up_s, f"{what} did not start"
+        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
         time.sleep(0.1)

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
@@ -67,6 +68,18 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
     assert nothing_left(folder.parent.parent, pids, here, 10)
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_a_job_whose_agent_is_gone_before_its_first_word_is_told_instead_of_waited_for(make, slurm, monkeypatch):
+    monkeypatch.setattr("autotune.launchers.slurm.BEGIN_S", 2.0)
+    launcher, give_up_s = make(cpus=2), time.monotonic() + 30
+    launcher.slots()
+    while not (found := here()):
+        assert time.monotonic() < give_up_s
+    found[0].parent().kill()  # slurmstepd; srun does not notice
+    with pytest.raises(BadInput, match="the agent has said nothing for 2 s although its job runs"):
+        ready(launcher)
 
 
 def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
@@ -149,6 +162,7 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
 @pytest.mark.thorough
 def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
     launcher = ready(make(cpus=2))
+    slurm.save()
     steady = program('progress("warmup", 1); time.sleep(14); result()')  # longer than the silence after which Slurm is asked
     running = launcher.start(a_launch(folder, steady))
     slurm.kill("slurmctld")
