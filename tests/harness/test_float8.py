@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.harness.knobs import float8
+from autotune.harness.knobs import float8, module
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import Trial
 
@@ -24,10 +24,11 @@ def runs(trial: Trial) -> Any:
     return run
 
 
-def skip_without_rowwise() -> None:
-    """Skips a test if this torch cannot multiply in float8 with a scale for each row on a CPU: torch 2.11 cannot."""
+def skip_without(scaling: str) -> None:
+    """Skips a test if torchao is missing, or if this torch cannot multiply so on a CPU: torch 2.11 cannot, row by row."""
+    pytest.importorskip("torchao", reason="torchao is not installed: pip install '.[float8]'")
     layers = nn.Sequential(nn.Linear(32, 32))
-    float8.convert(layers, "rowwise")
+    float8.convert(layers, scaling)
     try:
         layers(torch.zeros(16, 32, dtype=torch.bfloat16))
     except RuntimeError as error:
@@ -36,8 +37,7 @@ def skip_without_rowwise() -> None:
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_layers_of_fitting_sizes_are_replaced_and_learn_as_before(runs: Any, scaling: str) -> None:
-    if scaling == "rowwise":
-        skip_without_rowwise()
+    skip_without(scaling)
     (plain, told), (found, seen) = runs("off"), runs(scaling)
     assert (plain.knobs[KEY].status, plain.knobs[KEY].observed) == (APPLIED, "off")
     assert (found.knobs[KEY].status, found.knobs[KEY].observed) == (APPLIED, scaling)
@@ -51,10 +51,10 @@ def test_layers_of_fitting_sizes_are_replaced_and_learn_as_before(runs: Any, sca
 
 
 def test_rowwise_scaling_needs_bf16(runs: Any) -> None:
+    skip_without("rowwise")
     found, seen = runs("rowwise", "plain")
     assert (found.knobs[KEY].status, found.knobs[KEY].reason) == (NOT_APPLICABLE, float8.NOT_IN_BF16)
     assert CONVERTED not in seen["layers"]
-    skip_without_rowwise()
     found, seen = runs("rowwise", "plain", **{"precision.amp": "bf16"})
     assert found.knobs[KEY].status == APPLIED
     assert CONVERTED in seen["layers"]
@@ -67,6 +67,18 @@ def test_a_model_without_fitting_layers_is_told_from_one_that_is_in_float8(trial
     assert float8.observe(nn.Sequential(hooked, nn.Linear(30, 32))) == {"is_float8": False, "has_linear": False}
     model = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(32, 2))
     assert float8.observe(model) == {"is_float8": False, "has_linear": True}
+
+
+def test_a_program_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = {"is_float8": False, "has_linear": True, "is_sharded": False, "compile.mode": "off"}
+    for is_installed, problem in ((True, None), (False, float8.NO_TORCHAO)):
+        monkeypatch.setattr(float8, "is_installed", lambda found=is_installed: found)
+        assert module._float8_problem(observed) == problem
+
+
+def test_attention_s_own_projection_is_left_alone_and_a_second_conversion_is_refused() -> None:
+    skip_without("tensorwise")
+    model = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(32, 2))
     float8.convert(model, "tensorwise")
     assert type(model[1].out_proj).__name__ != CONVERTED  # its weight is used without calling it
     assert float8.observe(model) == {"is_float8": True, "has_linear": False}
