@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.knobs.base import OTHER, HostContext, Knob
-from autotune.knobs.ranges import below_ampere, has_fast_bf16, no_cuda
+from autotune.knobs.ranges import below, below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
 FLOAT8_CORES = (8, 9)  # first compute capability with float8 Tensor Cores (Ada)
@@ -25,10 +25,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 def amp_blocked(host_context: HostContext) -> str | None:
     """Returns why autocast is blocked: a GPU without Tensor Cores. It is never blocked on a CPU, even where it is slow."""
-    capability = host_context.compute_capability
-    if not host_context.has_cuda or capability is None or capability >= TENSOR_CORES:
-        return None
-    return f"compute capability {capability[0]}.{capability[1]}: it needs 7.0 (Volta) or newer"
+    return below(host_context, TENSOR_CORES, "Volta")
 
 
 AMP = Knob(
@@ -112,12 +109,7 @@ MATMUL = Knob(
 
 def float8_blocked(host_context: HostContext) -> str | None:
     """Returns why float8 cannot be set here; None if it can."""
-    if reason := no_cuda(host_context):
-        return reason
-    capability = host_context.compute_capability
-    if capability is None or capability >= FLOAT8_CORES:
-        return None
-    return f"compute capability {capability[0]}.{capability[1]}: it needs 8.9 (Ada, Hopper) or newer"
+    return no_cuda(host_context) or below(host_context, FLOAT8_CORES, "Ada, Hopper")
 
 
 FLOAT8 = Knob(

@@ -19,12 +19,15 @@ def no_cuda(host_context: HostContext) -> str | None:
 
 def below_ampere(host_context: HostContext) -> str | None:
     """Returns why a knob that needs compute capability 8.0 cannot be set here; None if it can."""
-    if reason := no_cuda(host_context):
-        return reason
+    return no_cuda(host_context) or below(host_context, AMPERE, "Ampere")
+
+
+def below(host_context: HostContext, needed: tuple[int, int], name: str) -> str | None:
+    """Returns why a knob that needs this compute capability cannot be set on the GPU; None if it can, or if there is no GPU."""
     capability = host_context.compute_capability
-    if capability is None or capability >= AMPERE:
+    if not host_context.has_cuda or capability is None or capability >= needed:
         return None
-    return f"compute capability {capability[0]}.{capability[1]}: it needs 8.0 (Ampere) or newer"
+    return f"compute capability {capability[0]}.{capability[1]}: it needs {needed[0]}.{needed[1]} ({name}) or newer"
 
 
 def has_fast_bf16(host_context: HostContext) -> bool:
