@@ -9,24 +9,19 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
+from autotune.known_messages import NEAR_CAP_FRAC, Facts, Verdict, verdict_of
 from autotune.log_messages import (
     CHILD_FAILED,
     CPP_FRAMES,
     CPP_SAID,
     DEVICE_OOM,
-    HOST_OOM,
     HOST_OOM_CLASSES,
     OOM_CLASSES,
     PARENT_CLASSES,
     PEER_LOST,
     PINNING,
-    SHARED_MEMORY,
-    SUSPECTED_OOM,
-    TOO_MANY_FILES,
-    WORKER_DIED,
     WORKER_KILLED,
     WORKER_SIGNALS,
     raised_in,
@@ -37,10 +32,7 @@ from autotune.quantities import bytes_text
 from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
 
-Verdict = tuple[Outcome, str]
-
 MAX_QUOTED_CHARS = 340  # maximum number of characters that are quoted of the program's own text; autotune's words are never cut
-NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than this share of the memory was in use
 MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
 # A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one in 2000, to try a larger scale.
 MAX_SKIPPED_FRAC = 0.02
@@ -66,53 +58,6 @@ UNLOADED = (
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 KILLED = " (ended from outside; the kernel reports no kill for memory)"
 START_REFUSED = "autotune: the command cannot be started: "
-
-
-@dataclass(kw_only=True)
-class Facts:
-    """Everything the classification uses, as plain values.
-
-    Attributes:
-        exit_code: exit status of the first process, if it ended by itself.
-        signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none, or if autotune sent it.
-        cause: why the trial was over: "result", "exit", "deadline", "stopped" or "lost".
-        phase: last known phase.
-        results: rank results of this trial.
-        problems: results that could not be used, one sentence each.
-        log_tail: end of standard error.
-        stop_reason: why the trial was stopped, or what was lost; "" otherwise.
-        deadline: the limit that passed, in words; "" otherwise.
-        shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
-        hang: what the processes were doing when the deadline passed, in words; "" if not examined.
-        oom_kills: number of processes of autotune's cgroup that the kernel killed for memory during the trial.
-        is_harness_seen: whether the harness left any sign: a progress line or a result.
-        num_steps: optimizer steps seen.
-        asked: knobs that the harness had to apply or to check.
-        mode: the spec's mode; only "measure" must yield a rate.
-        device_used_frac: largest share of device memory seen in use; None when unknown.
-        memory_limit_bytes: the user's memory cap for one process; None for none.
-        excused: which of LOSS and SCALING are not finite in the unchanged program either; no trial fails because of these.
-    """
-
-    exit_code: int | None = None
-    signal: str | None = None
-    cause: str = "exit"
-    phase: str = "spawn"
-    results: Sequence[RankResult] = ()
-    problems: Sequence[str] = ()
-    log_tail: str = ""
-    stop_reason: str = ""
-    deadline: str = ""
-    shut_out: str = ""
-    hang: str = ""
-    oom_kills: int = 0
-    is_harness_seen: bool = False
-    num_steps: int = 0
-    asked: Knobs = field(default_factory=dict)
-    mode: str = "measure"
-    device_used_frac: float | None = None
-    memory_limit_bytes: int | None = None
-    excused: frozenset[str] = frozenset()
 
 
 def classify(facts: Facts) -> Verdict:
@@ -292,7 +237,7 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
 def _is_second_hand(result: RankResult, facts: Facts) -> bool:
     """Whether a rank's exception only reports the failure of another process."""
     line = _raised(result)
-    if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or _of_message(line, line, facts):
+    if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or verdict_of(line, line, facts):
         return False
     return _class_of(result) in PARENT_CLASSES or bool(PEER_LOST.search(line))
 
@@ -315,9 +260,9 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     if worker := error.get("worker"):  # in torch's words for the end of a worker
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
-        return _of_message(line, line, facts) or (Outcome.error, line)
+        return verdict_of(line, line, facts) or (Outcome.error, line)
     text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
-    return _of_message(text, line, facts) or (Outcome.error, line)
+    return verdict_of(text, line, facts) or (Outcome.error, line)
 
 
 def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
@@ -349,46 +294,6 @@ def _quoted(text: str) -> str:
     return shortened(" ".join(plain(text).split()), MAX_QUOTED_CHARS)
 
 
-def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
-    """Returns the verdict for a known message; None for any other."""
-    if DEVICE_OOM.search(text):
-        return Outcome.device_oom, line
-    if SHARED_MEMORY.search(text):
-        return Outcome.host_oom, f"shared memory (/dev/shm) ran out: {line}"
-    if HOST_OOM.search(text):
-        return Outcome.host_oom, line
-    if WORKER_KILLED.search(text) and facts.oom_kills:
-        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory: {line}"
-    if WORKER_DIED.search(text):
-        return Outcome.crash, f"a loader worker died: {line}"
-    if SUSPECTED_OOM.search(text):
-        return _of_suspicion(line, facts)
-    if TOO_MANY_FILES.search(text):
-        return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
-    return None
-
-
-def _of_suspicion(line: str, facts: Facts) -> Verdict:
-    """Returns out of memory if memory was nearly full, else a crash: the message alone can mean either."""
-    shares = _memory_in_use(facts)
-    if not shares:
-        return Outcome.crash, f"{line} (whether memory was short is not known)"
-    used_frac, outcome = max(shares)
-    if used_frac <= NEAR_CAP_FRAC:
-        return Outcome.crash, f"{line} (memory was not short)"
-    return outcome, f"{line} (with {min(1.0, used_frac):.0%} of the memory in use)"
-
-
-def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
-    """Returns the known peak shares of memory or of a process's limit, each with the outcome of exhausting it."""
-    shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
-    for memory in (result.memory for result in facts.results):
-        peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")
-        if peak and capacity:
-            shares.append((peak / capacity, Outcome.host_oom if memory.get("kind") == "cpu" else Outcome.device_oom))
-    return shares
-
-
 # Some rank has no result ---------------------------------------------------------------------------------------------------
 
 
@@ -410,7 +315,7 @@ def _of_ending(facts: Facts) -> Verdict:
         return Outcome.error, f"{_who(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
-        return _of_message(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
+        return verdict_of(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:
@@ -422,7 +327,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
     """Returns the verdict for a process that a signal ended; `said` are its last words, "" for none."""
-    if known := _of_message(said, _quoted(said), facts):
+    if known := verdict_of(said, _quoted(said), facts):
         return known
     if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):
         return Outcome.host_oom, f"{_who(signal.rank, signal.host)} was ended for memory, says Slurm"
@@ -439,7 +344,7 @@ def _of_deadline(facts: Facts) -> Verdict:
     if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {limit}"
     raised = raised_in(plain(facts.log_tail))
-    known = _of_message(raised, _quoted(raised), facts) if raised else None
+    known = verdict_of(raised, _quoted(raised), facts) if raised else None
     if known and known[0] in (Outcome.device_oom, Outcome.host_oom):
         return known
     return Outcome.timeout, f"{limit}; the log's last exception: {_quoted(raised)}" if raised else limit
@@ -452,7 +357,7 @@ def _of_status(facts: Facts) -> Verdict:
     if last.startswith(START_REFUSED):
         return Outcome.error, last.removeprefix("autotune: ")
     last = _quoted(last)
-    return _of_message(facts.log_tail, last, facts) or (Outcome.error, f"exit status {facts.exit_code}: {last}")
+    return verdict_of(facts.log_tail, last, facts) or (Outcome.error, f"exit status {facts.exit_code}: {last}")
 
 
 def _unseen(facts: Facts) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.clock import Clock
-from autotune.failures import Facts
 from autotune.harness import protocol
+from autotune.known_messages import Facts
 
 if TYPE_CHECKING:  # psutil, which it imports, may be missing where `autotune.apply` runs
     from autotune.monitors.watch import MachineWatch

@@ -9,10 +9,11 @@ from typing import Any
 
 from autotune.config.checks import memory_limit_bytes
 from autotune.errors import BadInput
-from autotune.failures import Facts, classify
+from autotune.failures import classify
 from autotune.harness import protocol
 from autotune.harness.protocol import KnobReport, RankResult
 from autotune.knobs.base import HostContext
+from autotune.known_messages import Facts
 from autotune.launchers.rank_results import RankResults
 from autotune.machine import host_context
 from autotune.plain_json import mapped

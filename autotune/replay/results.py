@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.failures import Facts
 from autotune.harness.protocol import KnobReport, RankResult, Spec, Window
+from autotune.known_messages import Facts
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
 from autotune.trials.finite import NOT_FINITE

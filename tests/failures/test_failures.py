@@ -2,8 +2,9 @@
 
 import pytest
 
-from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
+from autotune.failures import LOSS, SCALING, classify, not_finite
 from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
+from autotune.known_messages import Facts
 from autotune.log_messages import raised_in
 from autotune.process_ends import failed_ranks, reports_before
 from autotune.records import Outcome
