@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Iterator, Optional, Union
+from typing import Iterator, List, Optional, Union
 
 CGROUP = "/sys/fs/cgroup"
 OWN_CGROUP = "/proc/self/cgroup"
@@ -64,3 +64,12 @@ def read(path: Union[str, "os.PathLike[str]"]) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def numbers_of(text: str) -> List[int]:
+    """Returns the numbers in one of the kernel's lists such as "0-3,8"."""
+    found: List[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found

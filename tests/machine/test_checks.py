@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from autotune.harness.cores import numbers_of
 from autotune.machine.checks import Finding, Status, check_connections, check_data, check_gpus, check_host, check_program
-from autotune.machine.checks.network import cpus_of, legend, matrix
+from autotune.machine.checks.network import legend, matrix
 
 GIB = 1 << 30
 GPU = {
@@ -293,8 +294,8 @@ def test_the_table_is_that_of_nvidia_smi() -> None:
     links = [["X", "NV4", "SYS"], ["NV4", "X", "SYS"], ["SYS", "SYS", "X"]]
     assert matrix(links)[:2] == [["", "GPU0", "GPU1", "GPU2"], ["GPU0", "X", "NV4", "SYS"]]
     assert legend(links) == "NV#: # NVLinks, SYS: the link between NUMA nodes"
-    assert cpus_of("0-2,8") == {0, 1, 2, 8}
-    assert cpus_of("") == set()
+    assert numbers_of("0-2,8") == [0, 1, 2, 8]
+    assert numbers_of("") == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import glob
 import os
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..cores import read
+from ..cores import numbers_of, read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
 
@@ -199,15 +199,6 @@ def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
     return sorted(
         Core(nodes.get(number, 0), fact(number, "physical_package_id"), fact(number, "core_id"), number) for number in numbers
     )
-
-
-def numbers_of(text: str) -> List[int]:
-    """Returns the numbers in one of the kernel's lists such as "0-3,8"."""
-    found: List[int] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM, driver: str = NVIDIA) -> Optional[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from autotune.harness.cores import numbers_of
 from autotune.machine.checks.finding import Finding, Status, gpus_text
 from autotune.machine.topology import LEGEND, NVLINK, SELF
 
@@ -85,7 +86,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
             where.setdefault(gpu["numa_node"], []).append(index)
     places = [f"node {node} has {gpus_text(indices)}" for node, indices in sorted(where.items())]
     text = "; ".join([f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}", *(places if len(nodes) > 1 else [])])
-    far = [node for node in where if str(node) in nodes and mine and not mine & cpus_of(nodes[str(node)])]
+    far = [node for node in where if str(node) in nodes and mine and mine.isdisjoint(numbers_of(nodes[str(node)]))]
     if far:
         which = gpus_text(sorted(index for node in far for index in where[node]))
         text += f"; this shell's CPU affinity excludes the CPUs next to {which}"
@@ -93,13 +94,3 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
         command = f"numactl --cpunodebind={far[0]} --membind={far[0]} autotune run ..."
         return _finding("NUMA", text, Status.warning, cost, command)
     return _finding("NUMA", text)
-
-
-def cpus_of(text: str) -> set[int]:
-    """Returns the CPU numbers that a list in the kernel's format names, such as "0-3,8"."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
