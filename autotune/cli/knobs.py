@@ -20,7 +20,7 @@ NAMED = "default"  # the search space that is used unless another is given
 
 def print_page() -> int:
     """Prints all knobs as one Markdown page, which is stored as docs/knobs.md."""
-    from autotune.config.spaces import keys_of_spaces
+    from autotune.config.domains import keys_of_spaces
     from autotune.knobs.describe import page
 
     print(page(keys_of_spaces()), end="")
@@ -33,7 +33,7 @@ def print_knobs(name: str | None, *, as_json: bool = False) -> int:
     Raises:
         BadInput: there is no such knob; if the name is a configuration key, the message says so.
     """
-    from autotune.config.spaces import keys_of_spaces
+    from autotune.config.domains import keys_of_spaces
     from autotune.knobs.catalogue import GROUPS
     from autotune.knobs.describe import describe
     from autotune.machine import host_context, host_facts

@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
-from autotune.cli.outlook import left_text, plan_text
-from autotune.cli.plain import View, budget_text, has_aims
+from autotune.cli.plain import View, budget_text, has_aims, left_text, plan_text
 from autotune.cli.terminal import MAX_WIDTH, outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text

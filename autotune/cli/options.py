@@ -12,6 +12,8 @@ from typer.core import TyperCommand
 
 from autotune.errors import BadInput
 
+MOST_KEY = 34  # columns; longer keys wrap
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -60,11 +62,23 @@ class WithKeys(WithCommand):
     """Command that also takes the whole configuration: its help ends with a list of all keys."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Prints the help."""
-        from autotune.cli.keys import print_keys
+        """Prints the help, and every key with its default and its meaning."""
+        from rich.table import Table
+        from rich.text import Text
+
+        from autotune.cli.terminal import console
+        from autotune.config.describe import overview
 
         super().format_help(ctx, formatter)
-        print_keys()
+        out, rows = console(), overview()
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 1), pad_edge=False)
+        table.add_column(overflow="fold", width=min(MOST_KEY, max(len(row.key) for row in rows)), style="key")
+        table.add_column(ratio=1)
+        for row in rows:
+            table.add_row(Text(row.key), Text(row.meaning))
+        out.print(Text(" Configuration: KEY=VALUE, with the default", style="name"))
+        out.print(table)
+        out.print(" null: not set. [command]autotune knobs[/] explains the knobs.")
 
 
 def runs_folder(runs_dir: str | None) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import ranks, trials, verdict
+from autotune.cli import trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import NewerVersion, StudyRecord, Summary
@@ -120,7 +120,7 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     if cycles := summary.get("cycles"):
         out.print(Text(str(cycles), style="quiet"))
     out.print()
-    if several := ranks.block(summary):
+    if several := trials.ranks(summary):
         out.print(several)
         out.print()
     if table_width(out):

@@ -1,4 +1,4 @@
-"""Renders the table of trials, with the same columns in `show` and in the live view, which prints row by row."""
+"""Renders the table of trials, with the same columns in `show` and in the live view, and the table of the best's ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
-from autotune.quantities import DASH, bytes_text, clock_text, compact_text, number_text, ratio_text
+from autotune.explain.table import quotient
+from autotune.quantities import DASH, bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
 from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
 from autotune.report.trials import is_better, trial_phrase
-from autotune.wording import HEADS, objective_text, score_of
+from autotune.wording import HEADS, communication_text, objective_text, rank_names, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
@@ -132,6 +133,31 @@ def row(
         Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
     )  # not shortened: the place of an error is often at the end
     return Group(made, below)
+
+
+def ranks(summary: Summary) -> Group | None:
+    """Returns the ranks of the best trial, or of the baseline if there is no best; None for single-process training."""
+    number = (summary.get("best") or summary.get("baseline") or {}).get("trial")
+    trial: dict[str, Any] = next((each for each in summary.get("trials") or [] if each["number"] == number), {})
+    found: dict[str, Any] = trial.get("ranks") or {}
+    if not found:
+        return None
+    made = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    made.add_column(f"rank (trial {number})", no_wrap=True)
+    unit = str(summary.get("unit") or "samples")
+    for name in (f"{unit}/s", "input", "ranks", "memory"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for entry, name in zip(found["by_rank"], rank_names(found["by_rank"]), strict=True):
+        slow = "  the other ranks wait for it" if entry["rank"] in found["stragglers"] else ""
+        made.add_row(
+            Text.assemble(name, (slow, "warn")),
+            compact_text(entry["rate_per_s"]),
+            percent_text(entry["data_wait_frac"]),
+            percent_text(quotient(entry["exposed_s"], entry["step_s"])),
+            bytes_text(entry["peak_memory_bytes"]),
+        )
+    legend = "input, ranks: share of a step spent waiting for input and for other ranks"
+    return Group(made, Text(legend, style="quiet"), Text(communication_text(found), style="quiet"))
 
 
 def _has_slots(about: Summary) -> bool:

@@ -11,13 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall
 from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text, tried_text
+from autotune.report.claims import Row, compared_rows, long_rows, long_title
 from autotune.report.claims import lines as claim_lines
 from autotune.report.trials import outcomes_text
 from autotune.report.verdict import (
@@ -55,7 +55,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):
-        parts = [claims.blocks(summary), _rest(summary, path)]
+        parts = [_claims(summary), _rest(summary, path)]
     elif summary.get("recording"):
         parts = [_rest(summary, path)]
     else:
@@ -150,6 +150,33 @@ def _front(summary: Summary) -> RenderableType | None:
 def _limits(summary: Summary) -> Group | None:
     lines = [Padding(Text(line), (0, 0, 0, 2)) for line in limit_lines(summary)]
     return Group(Text("limited by"), *lines) if lines else None
+
+
+def _claims(summary: Summary) -> Group:
+    """Returns claimed and measured values side by side, then the long runs, then what differs from the claim's conditions."""
+    found, unit = summary["verification"], str(summary.get("unit") or "samples")
+    made: list[RenderableType] = [
+        Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found.get("changed") or {}), overflow="fold"),
+        Text(),
+    ]
+    made.append(_claim_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), compared_rows(found)))
+    if found.get("long"):
+        title = (f"{unit}/s", "claimed", "long run", "claimed / long")
+        made.append(Padding(Group(Text(long_title(found)), _claim_table(title, long_rows(found))), (1, 0, 0, 0)))
+    if found.get("differences"):
+        lines = [Text(f"  {phrase}", style="quiet", overflow="fold") for phrase in found["differences"]]
+        made.append(Padding(Group(Text("what differs from the conditions of the claim"), *lines), (1, 0, 0, 0)))
+    return Group(*made)
+
+
+def _claim_table(titles: Row, rows: list[Row]) -> RenderableType:
+    made = Table(box=None, header_style="quiet", padding=(0, 3, 0, 0), pad_edge=False)
+    made.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
+        made.add_column(title)
+    for name, *cells in rows:
+        made.add_row(Text(name, style="name" if name == "speed-up" else ""), *map(Text, cells))
+    return made
 
 
 def _rest(summary: Summary, path: Path) -> Table:

@@ -108,6 +108,15 @@ def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]
     return domains
 
 
+def keys_of_spaces() -> dict[str, list[str]]:
+    """Returns name of search space -> keys of its knobs."""
+    place = folder("search_spaces")
+    return {
+        name: [str(key) for key in yaml_file.read(place / f"{name}.yaml", name)]
+        for name in options("search_spaces", [place.parent])
+    }
+
+
 def _flat(document: dict[Any, Any]) -> dict[str, Any]:
     """Returns a search space with dotted keys: `loader: {batch_size: auto}` becomes `loader.batch_size: auto`."""
     flat: dict[str, Any] = {}

@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from autotune.cli.ranks import block
+from autotune.cli import trials
 from autotune.cli.terminal import THEME
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import make_study
@@ -18,7 +18,7 @@ def test_the_ranks_of_a_trial_fit_80_columns():
     ranks = {"by_rank": [{**entry, "peak_memory_bytes": 911 << 20}], "stragglers": [1], "communication": None}
     console = Console(width=80, theme=THEME)
     with console.capture() as said:
-        console.print(block({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
+        console.print(trials.ranks({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
     assert "911 MiB" in said.get()
     assert "the other ranks wait for it" in said.get()
 

@@ -11,7 +11,7 @@ import pytest
 
 import autotune.config.compose
 from autotune.config.compose import compose
-from autotune.config.spaces import keys_of_spaces
+from autotune.config.domains import keys_of_spaces
 from autotune.knobs.describe import page
 from tests.readme.commands import KINDS, PAGES, README, ROOT, Command, command_for_tests, commands, other_commands
 

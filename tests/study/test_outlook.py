@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from autotune.cli.outlook import plan_text
+from autotune.cli.plain import plan_text
 from autotune.clock import VirtualClock
 from autotune.compare.break_even import search_cost
 from autotune.quantities import seconds_text
