@@ -54,9 +54,8 @@ def answer_stack_requests() -> None:
     faulthandler writes from the C signal handler, so a process answers even in an endless loop, in a call that holds the GIL,
     or before anything is imported. It writes to descriptor 2, because the tuner checks that descriptor 2 is the trial's log.
     """
-    number = protocol.STACK_SIGNAL
-    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-        faulthandler.register(number, file=2, all_threads=True)
+    if signal.getsignal(protocol.STACK_SIGNAL) is signal.SIG_DFL:
+        faulthandler.register(protocol.STACK_SIGNAL, file=2, all_threads=True)
 
 
 def wait_for_torch(spec_path: str) -> None:

@@ -15,8 +15,7 @@ OWN_CGROUP = "/proc/self/cgroup"
 
 def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
     """Returns min(affinity, smallest cgroup quota rounded up), at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(cgroup, own)
+    affinity, quota = len(os.sched_getaffinity(0)), cpu_quota(cgroup, own)
     return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 
 

@@ -44,8 +44,8 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
-# is a real-time signal, because programs do not use real-time signals; None if the system has none.
-STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
+# is a real-time signal, because programs do not use real-time signals.
+STACK_SIGNAL = int(signal.SIGRTMAX) - 3
 
 # Phases of a trial, in order. "steady" may never be reached. When the window restarts, the phases from "compile" on repeat.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")

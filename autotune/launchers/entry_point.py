@@ -24,8 +24,7 @@ def end_with_parent(parent: int) -> None:
 
     The signal is SIGTERM, since a torchrun agent ends its workers on SIGTERM. On SIGKILL, it would leave them behind.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent died before the call
         sys.exit(1)
 

@@ -294,8 +294,6 @@ def _in_words(pid: int, state: str) -> str:
 
 def _can_report(pid: int, log: Path) -> bool:
     """Whether the process handles the stack signal (the harness installs a handler) and its stderr is the trial's log."""
-    if STACK_SIGNAL is None:
-        return False
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
@@ -304,7 +302,6 @@ def _can_report(pid: int, log: Path) -> bool:
 
 def _reported(process: psutil.Process, log: Path) -> list[Frame]:
     """Makes a process write its stacks to the log; returns the frames of its main thread."""
-    assert STACK_SIGNAL is not None
     before = log.stat().st_size
     process.send_signal(STACK_SIGNAL)
     text, until_s = "", time.monotonic() + ANSWER_S

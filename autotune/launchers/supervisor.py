@@ -298,8 +298,7 @@ class Supervisor:
 def main() -> None:
     """Runs the supervisor; see the module docstring."""
     descriptor, terminate_s, kill_s = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     tuner = socket.socket(fileno=int(descriptor))
     tuner.set_inheritable(False)
     Supervisor(tuner, terminate_s=float(terminate_s), kill_s=float(kill_s)).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -105,8 +104,6 @@ class WarmServer:
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
     """Returns why a command cannot be started warm; "" if it can: `python SCRIPT ...` and `python -m MODULE ...`."""
-    if sys.platform != "linux":
-        return "only on Linux"
     if not PYTHON.fullmatch(os.path.basename(argv[0])) or with_harness(argv) != list(argv):
         return "the command does not begin with an interpreter of Python"
     first = argv[1] if len(argv) > 1 else ""

@@ -150,7 +150,7 @@ class CpuMonitor:
         self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS, slot: Collection[int] = ()
     ) -> None:
         self._root, self._proc, self._slot = root or os.getpid(), proc, frozenset(slot)
-        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._cores = sorted(os.sched_getaffinity(0))
         found = cgroup_quota(proc, cgroups)
         self._quota = found if found and found.cores < len(self._cores) else None
 
@@ -266,7 +266,7 @@ def cores_of(pids: Iterable[int]) -> frozenset[int]:
     """Returns the cores that any thread of these processes may use; empty if that cannot be read."""
     found: set[int] = set()
     for pid in pids:
-        with contextlib.suppress(OSError, AttributeError):  # exited, or not supported by the system
+        with contextlib.suppress(OSError):  # exited
             found.update(*(os.sched_getaffinity(int(thread)) for thread in os.listdir(f"{PROC}/{pid}/task")))
     return frozenset(found)
 
@@ -334,7 +334,7 @@ def _was_on(process: Process, cores: frozenset[int]) -> bool:
 def _may_use(pid: int, cores: frozenset[int]) -> bool:
     try:
         return not cores or bool(os.sched_getaffinity(pid) & cores)
-    except (OSError, AttributeError):  # exited, or not supported by the system
+    except OSError:  # exited
         return True
 
 

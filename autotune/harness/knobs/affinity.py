@@ -28,7 +28,6 @@ ONE_NODE = "the cores are all of one NUMA node"
 ONE_RANK = "only one process trains on this host, so it may use all cores anyway"
 NO_WORKERS = "the loader has no workers that could be bound to separate cores"
 TOO_FEW = "there are too few cores for each process to have separate ones"
-UNSUPPORTED = "this system cannot bind processes to cores"
 
 
 class Core(NamedTuple):
@@ -94,7 +93,7 @@ class AffinityBinder(KnobHandler):
         self._workers: FrozenSet[int] = frozenset()
         self._num_sharing = 1
         self._problems: Dict[str, str] = {}
-        self.is_asked = bool(self._knobs) and hasattr(os, "sched_setaffinity")
+        self.is_asked = bool(self._knobs)
         if self.is_asked:
             self._bind()
 
@@ -135,7 +134,7 @@ class AffinityBinder(KnobHandler):
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report for each knob, read back from this process and from its loader's workers."""
         if not self.is_asked:
-            return {key: KnobReport(NOT_APPLICABLE, UNSUPPORTED) for key in self._knobs}
+            return {}
         missed = self._missed(self._context.loaders.workers())
         reports = {}
         for key, value in self._knobs.items():
@@ -230,7 +229,5 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
 
 def facts() -> Dict[str, int]:
     """Returns {"num_numa_nodes" (of this job's cores), "num_local_ranks" (training processes on this host)}."""
-    if not hasattr(os, "sched_getaffinity"):
-        return {"num_numa_nodes": 1, "num_local_ranks": 1}
     nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}
     return {"num_numa_nodes": max(1, len(nodes)), "num_local_ranks": ranks_of_host(os.environ)[1]}
