@@ -35,6 +35,7 @@ GAINS = {
 }
 NO_TIME = "no time"  # reason of an effect that is missing for lack of time, which one line says for all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
+MAX_LOG_LINES = 15  # of a failed trial, in a message
 
 
 def knob_phrase(key: str, value: KnobValue) -> str:
@@ -296,11 +297,11 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
     return f"Steps come in cycles of {steps:.0f} steps in {seconds:.3g} s; the window contains {num:.0f} cycles"
 
 
-def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
+def log_lines(evidence: dict[str, Any]) -> list[str]:
     """Returns the last lines of a failed trial's traceback, or else of its log, indented for a message."""
     error = evidence.get("error") or {}
     log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
-    tail = plain(log).rstrip().splitlines()[-most:]
+    tail = plain(log).rstrip().splitlines()[-MAX_LOG_LINES:]
     return [f"  | {line}" for line in tail]
 
 

@@ -96,10 +96,9 @@ def line(start: float, end: float, kind: str, top: float, bottom: float) -> Mark
     )
 
 
-def dot(x: float, y: float, kind: str, title: str = "", *, radius: float = 4) -> Markup:
+def dot(x: float, y: float, kind: str, title: str = "") -> Markup:
     """Returns a dot at a share of the width and a pixel of the height."""
-    made = Markup('<circle class="{}" cx="{}" cy="{:.1f}" r="{:g}"').format(kind, percent(x), y, radius)
-    return made + _closed("circle", title)
+    return Markup('<circle class="{}" cx="{}" cy="{:.1f}" r="4"').format(kind, percent(x), y) + _closed("circle", title)
 
 
 def mark(x: float, y: float, path: str, kind: str, title: str = "") -> Markup:
@@ -233,9 +232,9 @@ def heights(high: float) -> Scale:
     return Scale(0.0, 1.05 * high or 1.0)
 
 
-def at_height(share: float, height: float = PLOT_PX) -> float:
+def at_height(share: float) -> float:
     """Returns the pixel of the height at which a share of a plot's vertical axis stands."""
-    return TOP_PX + (1 - share) * (height - TOP_PX - BOTTOM_PX)
+    return TOP_PX + (1 - share) * (PLOT_PX - TOP_PX - BOTTOM_PX)
 
 
 def tied(words: str) -> str:

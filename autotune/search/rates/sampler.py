@@ -80,8 +80,6 @@ class RatesSampler(optuna.samplers.BaseSampler):
         fallback: sampler that proposes when this one cannot help.
         seed: makes proposals repeatable.
         distributions: the search space; None for the knobs that all finished trials have in common.
-        rules: what the study knows about configurations.
-        options: which parts to use.
     """
 
     def __init__(
@@ -90,10 +88,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
         *,
         seed: int | None = None,
         distributions: Mapping[str, BaseDistribution] | None = None,
-        rules: Rules | None = None,
-        options: SamplerOptions | None = None,
     ) -> None:
-        self.rules, self.options = rules or Rules(), options or SamplerOptions()
+        self.rules, self.options = Rules(), SamplerOptions()
         self._fallback = fallback
         self._rng = np.random.default_rng(seed)
         self._distributions = distributions
