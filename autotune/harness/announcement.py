@@ -10,15 +10,15 @@ import json
 import math
 import os
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, Optional
 
 from . import protocol
 from .context import TrialContext
+from .process import num_nodes
 
 AHEAD = 2  # rank 0 tells the number this many steps ahead; all ranks see it in time (they run in lockstep)
 ASK_EVERY_S = 0.1  # between two questions to the store, each of which takes a way through the network
 AHEAD_S = 0.3  # on several nodes, the last step lies at least this many seconds ahead
-SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
 
 
 class Announcement:
@@ -27,7 +27,7 @@ class Announcement:
     def __init__(self, context: TrialContext, name: str) -> None:
         self._context, self._name = context, name
         self._file = os.path.join(context.spec.folder, name)
-        self._is_spread = is_spread(os.environ)
+        self._is_spread = num_nodes(os.environ) > 1
         self._next_s = 0.0
 
     def tell(self, step: int) -> None:
@@ -62,20 +62,11 @@ class Announcement:
 def num_ahead(context: TrialContext) -> int:
     """Returns how many steps after this one the number must lie, so that all ranks have heard it by then."""
     num = AHEAD + context.clock.run_ahead
-    if not is_spread(os.environ):
+    if num_nodes(os.environ) == 1:
         return num
     ends_s = context.window.steps["end_s"][-9:]
     step_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else 0.0
     return num + (math.ceil(AHEAD_S / step_s) if step_s > 0 else 0)
-
-
-def is_spread(environment: Mapping[str, str]) -> bool:
-    """Returns whether the ranks are on several nodes, as far as their launcher says."""
-    for names in SIZES:
-        here, everywhere = (environment.get(name, "") for name in names)
-        if here.isdigit() and everywhere.isdigit():
-            return int(here) < int(everywhere)
-    return environment.get("SLURM_STEP_NUM_NODES", "1") != "1"
 
 
 def _store() -> Any:

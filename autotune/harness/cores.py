@@ -1,4 +1,4 @@
-"""Counts the effective CPU cores of a process, from affinity and cgroup quota.
+"""Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says of them.
 
 The tuner counts the cores of its own process, too. The program may have bound itself to fewer cores.
 """
@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Iterator, List, Optional, Union
 
 CGROUP = "/sys/fs/cgroup"
 OWN_CGROUP = "/proc/self/cgroup"
+CPUINFO = "/proc/cpuinfo"
+# Instruction sets that decide which kernels torch and oneDNN pick; x86 names, then Arm's.
+ISA = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx10_2", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
+    "asimd", "sve", "sve2", "bf16", "sve_bf16",
+)  # fmt: skip
 
 
 def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
@@ -72,3 +79,10 @@ def numbers_of(text: str) -> List[int]:
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+def instruction_sets(cpuinfo: str) -> List[str]:
+    """Returns the members of ISA among the flags in the text of /proc/cpuinfo."""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = set((found[1] if found else "").replace("svebf16", "sve_bf16").split())
+    return [name for name in ISA if name in flags]

@@ -11,13 +11,13 @@ import socket
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from . import state
+from .cores import CPUINFO, instruction_sets, read
 from .knobs import affinity, memory
 from .protocol import whole_number
 
-ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -143,7 +143,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
         "num_nodes": num_nodes(os.environ),
         "collectives": _collectives(),
         "nccl": None,
-        "isa": instruction_sets(),
+        "isa": instruction_sets(read(CPUINFO)),
         "has_compiler": has_compiler(device),
         "startup": dict(state.startup),
         **affinity.facts(),
@@ -186,17 +186,6 @@ def _collectives() -> Optional[str]:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return str(dist.get_backend_config())
-
-
-def instruction_sets() -> List[str]:
-    """Returns the instruction sets of this CPU that matter for training, from /proc/cpuinfo."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return []
-    flags = set(line.split(":", 1)[-1].split())
-    return [name for name in ISA if name in flags]
 
 
 def has_compiler(device: str) -> bool:

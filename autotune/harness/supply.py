@@ -18,6 +18,7 @@ from typing import Any, List, NamedTuple, Optional
 
 from . import worker
 from .cores import num_cores
+from .knobs.affinity import ranks_of_host
 from .protocol import SEPARATE, SHARED
 
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
@@ -170,7 +171,7 @@ class Supply:
 
     def _num_cores(self) -> float:
         bound = self._binder.num_cores if self._binder is not None else None
-        return _cores_of_a_rank() if bound is None else float(bound)
+        return num_cores() / ranks_of_host(os.environ)[1] if bound is None else float(bound)
 
     def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
         """Returns the samples per second that can last, from the rate of the window (K) and the loader's capacity (L)."""
@@ -186,11 +187,3 @@ def _of(reading: Optional[Reading], index: int) -> worker.Counters:
 
 def _worker_cpu_s(begin: Reading, end: Reading) -> float:
     return sum(now.cpu_s - _of(begin, index).cpu_s for index, now in enumerate(end.workers))
-
-
-def _cores_of_a_rank() -> float:
-    try:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    except ValueError:
-        ranks = 1
-    return num_cores() / max(1, ranks)

@@ -7,12 +7,11 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autotune.harness.cores import CGROUP, OWN_CGROUP, folders, num_cores, read
+from autotune.harness.cores import CGROUP, CPUINFO, OWN_CGROUP, folders, instruction_sets, num_cores, read
 from autotune.harness.protocol import RankResult
 from autotune.knobs.base import HostContext
 from autotune.machine.gpus import gpus
@@ -21,14 +20,7 @@ from autotune.machine.topology import as_host_context, topology
 from autotune.machine.visible import visible_devices
 from autotune.masking import Secrets
 
-CPUINFO = Path("/proc/cpuinfo")
 CXX = ("g++", "clang++", "c++")  # one of them compiles torch.compile's kernels for the CPU
-
-# Instruction sets that decide which kernels torch and oneDNN pick; x86 names, then Arm's.
-ISA = (
-    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx10_2", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
-    "asimd", "sve", "sve2", "bf16", "sve_bf16",
-)  # fmt: skip
 
 # Prefixes of the environment variables that are recorded.
 RECORDED = (
@@ -84,13 +76,6 @@ def cpu_model(cpuinfo: str) -> str:
     """Returns the CPU's name from the text of /proc/cpuinfo; the architecture if the text has no name, as on Arm."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
-
-
-def instruction_sets(cpuinfo: str) -> list[str]:
-    """Returns the members of ISA among the flags in the text of /proc/cpuinfo."""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    flags = set((found[1] if found else "").replace("svebf16", "sve_bf16").split())
-    return [name for name in ISA if name in flags]
 
 
 def comparable(facts: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.harness.cores import instruction_sets
 from autotune.harness.protocol import RankResult
 from autotune.machine import comparable, host_context, host_facts
-from autotune.machine.facts import cpu_model, instruction_sets, recorded
+from autotune.machine.facts import cpu_model, recorded
 
 CPUINFO = (
     "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
