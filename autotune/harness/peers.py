@@ -21,6 +21,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import protocol
 from .blocks import Blocks
 from .context import TrialContext
+from .cores import read
 from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # the number is that of the claim; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
@@ -271,11 +272,8 @@ def _read(path: str) -> Optional[Dict[str, Any]]:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return False
+    state = read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
+    return bool(state) and state[0] not in ("Z", "X")
 
 
 def _has_relatives(*, is_child: bool) -> bool:
@@ -289,14 +287,6 @@ def _has_relatives(*, is_child: bool) -> bool:
     parent = os.getppid()
     try:
         with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
-            return len([pid for pid in file.read().split() if not _is_tracker(int(pid))]) > 1
+            return len([pid for pid in file.read().split() if "resource_tracker" not in read(f"/proc/{pid}/cmdline")]) > 1
     except OSError:  # the kernel does not list them
         return True
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-            return "resource_tracker" in file.read()
-    except OSError:
-        return False

@@ -34,6 +34,7 @@ from typing import Any
 import autotune
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
+from autotune.harness.cores import read
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
@@ -174,7 +175,7 @@ def hello() -> Message:
         "autotune": autotune.__version__,
         "package": str(PACKAGE),
         "host": platform.node(),
-        "boot_id": _boot_id(),
+        "boot_id": read("/proc/sys/kernel/random/boot_id"),
         "cores": sorted(os.sched_getaffinity(0)),
         "job": next((os.environ[name] for name in JOB_VARIABLES if name in os.environ), ""),
     }
@@ -221,12 +222,6 @@ def missing(message: Message) -> list[str]:
             break
         time.sleep(0.1)
     return problems
-
-
-def _boot_id() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
 
 
 def _leave_at_last(link: Link) -> None:

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.harness.cores import read
 from autotune.harness.protocol import MARK_VARIABLE
 
 IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ISDIR = 0x8, 0x40, 0x80, 0x100, 0x200, 0x40000000
@@ -136,8 +137,5 @@ class Processes:
 
 def _parent(pid: int) -> int:
     """Returns the id of a process's parent; 0 if the process has exited."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    words = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(words[1]) if words else 0

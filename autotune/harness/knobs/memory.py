@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any, Dict, Optional
 
+from ..cores import read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
@@ -64,11 +65,7 @@ def limit_device(fraction: float, index: Optional[int]) -> None:
 
 def host_allocator() -> str:
     """Returns "glibc", "jemalloc" or "tcmalloc", by the libraries mapped into this process."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            found = OTHER_MALLOCS.search(file.read())
-    except OSError:
-        return "glibc"
+    found = OTHER_MALLOCS.search(read("/proc/self/maps"))
     return found.group(1) if found else "glibc"
 
 
