@@ -83,6 +83,16 @@ def pooled(noises: Iterable[Noise | None]) -> Noise | None:
     return Noise(spread=math.sqrt(variance), freedom=freedom)
 
 
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Returns the sum; None if a value is unknown."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
 def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tuple[float, Interval | None]:
     """Returns the geometric mean of positive values and its 95 % interval on the log scale (None for fewer than two values)."""
     centre, half, _ = _log_mean(values, 0.95, noise)

@@ -10,6 +10,7 @@ from autotune.explain.table import Row, Table, quotient
 from autotune.harness.explain.documents import WORKER, Compiled, Lines, Memory, Stage
 from autotune.plain_text import one_line
 from autotune.quantities import percent_text
+from autotune.stats import sum_known
 
 WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
 MAX_TEXT_CHARS = 200
@@ -165,8 +166,8 @@ def _stage_rows(document: Lines) -> Iterable[Row]:
         )  # fmt: skip
     for where, inside in by_where.items():
         yield {
-            "stage": "all", "where": where, "seconds": totals[where], "cpu_s": _sum(each.cpu_s for each in inside),
-            "blocked_s": _sum(each.blocked_s for each in inside), "share_frac": 1.0,
+            "stage": "all", "where": where, "seconds": totals[where], "cpu_s": sum_known(each.cpu_s for each in inside),
+            "blocked_s": sum_known(each.blocked_s for each in inside), "share_frac": 1.0,
             "count": max(each.count for each in inside), "workers_needed": workers_needed(demand, totals[where]),
             "num_workers": document.num_workers, "file": "", "line": 0, "function": "",
         }  # fmt: skip
@@ -208,8 +209,3 @@ def _capacity_notes(document: Memory) -> list[str]:
         share = percent_text(document.peak_bytes / document.capacity_bytes, digits=1)
         notes.append(f"the peak is {share} of the capacity")
     return notes
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else math.fsum(value for value in known if value is not None)

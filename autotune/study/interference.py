@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 from autotune import stats
@@ -164,7 +165,9 @@ class Interference:
             pairs.append((next(iter(alone.values())), beside))
             places = _slowest_machines(places, beside) if len(pairs) == 1 else places
             found = calibration(pairs)
-            if len(pairs) >= CLEAR_PAIRS and all(_mean(others) < (1 - CLEAR_FRAC) * rate for rate, others in pairs):
+            if len(pairs) >= CLEAR_PAIRS and all(
+                geometric_mean(others.values()) < (1 - CLEAR_FRAC) * rate for rate, others in pairs
+            ):
                 break
         return found
 
@@ -198,17 +201,12 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     The ratio is that of all slots of a pair. Single slots are judged only if they ran in every pair.
     """
     alone = [rate for rate, _ in pairs]
-    ratio = stats.paired_ratio([_mean(beside) for _, beside in pairs], alone)
+    ratio = stats.paired_ratio([geometric_mean(beside.values()) for _, beside in pairs], alone)
     slots = [slot for slot in pairs[0][1] if all(slot in beside for _, beside in pairs)]
-    by_slot = {slot: _mean({n: beside[slot] / rate for n, (rate, beside) in enumerate(pairs)}) for slot in slots}
+    by_slot = {slot: geometric_mean(beside[slot] / rate for rate, beside in pairs) for slot in slots}
     slowest = min(by_slot.items(), key=lambda pair: pair[1], default=("", 1.0))
     margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
     return Calibration(ratio=ratio, margin=margin, slowest=slowest, num_slots=len(slots))
-
-
-def _mean(rates: Mapping[Any, float]) -> float:
-    """Returns the geometric mean."""
-    return math.exp(sum(map(math.log, rates.values())) / len(rates))
 
 
 def _order(number: int, places: Sequence[Place]) -> tuple[Sequence[Place], Sequence[Place]]:

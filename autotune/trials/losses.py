@@ -149,7 +149,7 @@ def exploded(own: Curve, baseline: Curve) -> str:
         return ""
     losses, size = _numbers(own, len(own)), len(own) // 4
     begun = max(abs(loss) for loss in [*losses[:size], *_numbers(baseline, len(baseline))])
-    end, before = _mean(losses[-size:]), _mean(losses[-2 * size : -size])
+    end, before = statistics.fmean(losses[-size:]), statistics.fmean(losses[-2 * size : -size])
     if end <= EXPLODED_FACTOR * begun or end <= before:
         return ""
     return f"the loss exploded: {losses[0]:.4g} at first, {end:.4g} after {len(losses)} steps; the baseline's did not"
@@ -164,10 +164,6 @@ def percent(frac: float) -> str:
 
 def _level(losses: list[float]) -> float:
     return statistics.median(losses[-max(MIN_STEPS // 2, round(TAIL_FRAC * len(losses))) :]) if losses else 0.0
-
-
-def _mean(losses: list[float]) -> float:
-    return sum(losses) / len(losses)
 
 
 def _numbers(curve: Curve, num_steps: int) -> list[float]:

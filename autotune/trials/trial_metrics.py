@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
         "peak_memory_bytes": _peak_bytes(results),
-        "device_rate": _sum_known(result.device_rate_per_s for result in results),
-        "loader_rate": _sum_known(result.loader_rate_per_s for result in results),
+        "device_rate": stats.sum_known(result.device_rate_per_s for result in results),
+        "loader_rate": stats.sum_known(result.loader_rate_per_s for result in results),
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,
         "knob_reports": knob_reports(results),
@@ -72,7 +72,8 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
     Only the last stage of a pipeline sees a loss. Curves are cut to the length of the shortest.
     """
     curves = [result.loss.get("curve", []) for result in results if result.loss is not None]
-    return [_mean_known(step) for step in zip(*curves, strict=False)]
+    sums = (stats.sum_known(step) for step in zip(*curves, strict=False))
+    return [None if total is None else total / len(curves) for total in sums]
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
@@ -133,16 +134,6 @@ def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
 
 def _badness(status: str) -> int:
     return _WORST_FIRST.index(status) if status in _WORST_FIRST else 0
-
-
-def _sum_known(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if any(value is None for value in known) else float(sum(value for value in known if value is not None))
-
-
-def _mean_known(values: Sequence[float | None]) -> float | None:
-    total = _sum_known(values)
-    return None if total is None else total / len(values)
 
 
 def _peak_bytes(results: Sequence[RankResult]) -> int | None:
