@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import psutil
 
 from autotune.launchers import process_tree
+from autotune.launchers.writers import parent_of
 
 
 class Descendants:
@@ -48,7 +49,7 @@ class Descendants:
                 del alive[pid]
         belongs = {pid: mark for mark, alive in self._alive.items() for pid in alive}
         new = present - belongs.keys() if is_thorough else present - self._known - belongs.keys()
-        parents = {pid: parent for pid in new if (parent := _parent(pid)) is not None}
+        parents = {pid: parent for pid in new if (parent := parent_of(pid))}
         while found := {pid: mark for pid, parent in parents.items() if (mark := self._mark_of(pid, parent, belongs))}:
             for pid, mark in found.items():
                 self._keep(mark, pid)
@@ -91,10 +92,3 @@ def _known_mark(pid: int, marks: Iterable[str]) -> str | None:
     except psutil.Error:
         return None
     return mark if mark in marks else None
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(psutil.Process(pid).ppid())
-    except psutil.Error:
-        return None

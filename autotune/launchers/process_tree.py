@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
+from autotune.launchers.writers import parent_of
 from autotune.plain_text import one_line
 
 SAME_S = 0.5  # tolerance between two readings of a start time; an id is not reused this soon
@@ -33,7 +34,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
         known: processes that are wanted whatever their mark.
     """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
-    parents = {process.pid: _parent(process) for process in everyone}
+    parents = {process.pid: parent_of(process.pid) for process in everyone}
     belongs = {process.pid for process in known if process in everyone}
     belongs |= {process.pid for process in everyone if is_marked(mark(process))}
     belongs -= _ancestors(parents)
@@ -143,18 +144,11 @@ def is_janitor(process: psutil.Process) -> bool:
     return any(name in command for name in JANITORS)
 
 
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return int(process.ppid())
-    except psutil.Error:
-        return None
-
-
-def _ancestors(parents: dict[int, int | None]) -> set[int]:
+def _ancestors(parents: Mapping[int, int]) -> set[int]:
     """Returns the tuner's ancestors, which must not be ended: a study may run inside another study's trial."""
     found: set[int] = set()
-    pid: int | None = os.getppid()
+    pid = os.getppid()
     while pid and pid not in found:
         found.add(pid)
-        pid = parents.get(pid)
+        pid = parents.get(pid, 0)
     return found

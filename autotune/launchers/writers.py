@@ -95,7 +95,7 @@ class Processes:
         for _ in range(MAX_PARENTS):
             if self._is_marked(pid):
                 return True
-            pid = _parent(pid)
+            pid = parent_of(pid)
             if pid <= 1:
                 return False
         return False
@@ -135,7 +135,7 @@ class Processes:
         return any(entry.startswith(os.fsencode(f"{MARK_VARIABLE}={self.prefix}")) for entry in environment)
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """Returns the id of a process's parent; 0 if the process has exited."""
     words = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(words[1]) if words else 0
