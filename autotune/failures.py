@@ -112,7 +112,8 @@ def _of_results(facts: Facts) -> Verdict:
         if pace(result, facts.results[0]) is None:
             if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
-            return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
+            num_steps = _steps_of(result)
+            return Outcome.error, f"{_ended_after(num_steps) if num_steps else UNTRAINED}{_on(result, facts)}"
         if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is no rate, either
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
@@ -197,10 +198,6 @@ def _unapplied(result: RankResult, asked: Knobs) -> str:
     if is_compiled and result.compiled.get("recompile_limit_hit"):
         return "compile: torch hit its recompile limit and continued eagerly"
     return ""
-
-
-def _unmeasured(result: RankResult) -> str:
-    return _ended_after(_steps_of(result)) if _steps_of(result) else UNTRAINED
 
 
 def _ended_after(num_steps: int) -> str:

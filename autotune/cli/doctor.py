@@ -210,13 +210,10 @@ def _grid(findings: list[Finding]) -> Table:
                 label = ""
         for status in (Status.ok, Status.skipped):
             if quiet := [f for f in members if f.status is status]:
-                grid.add_row(label, Text(status.value, style=STYLES[status]), _joined(quiet))
+                words = Text(" · ").join(Text.assemble((f"{finding.name} ", "quiet"), finding.found) for finding in quiet)
+                grid.add_row(label, Text(status.value, style=STYLES[status]), words)
                 label = ""
     return grid
-
-
-def _joined(findings: list[Finding]) -> Text:
-    return Text(" · ").join(Text.assemble((f"{finding.name} ", "quiet"), finding.found) for finding in findings)
 
 
 def _headline(findings: list[Finding]) -> Text:

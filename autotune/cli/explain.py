@@ -159,7 +159,8 @@ def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json:
     document = summary.get("explanation") or {}
     entries = list(document.get("explained") or [])
     if not is_all:
-        entries = [entry for entry in entries if entry["trial"] == (_best(summary) if trial is None else trial)]
+        number = (summary.get("best") or {}).get("trial") or 0 if trial is None else trial
+        entries = [entry for entry in entries if entry["trial"] == number]
     if trial is not None and not entries:
         raise BadInput(f"--trial: not explained yet, got {trial}. Run autotune explain {call(folder)} --trial {trial}.")
     if as_json:
@@ -188,10 +189,6 @@ def _say(out: Console, rows: Sequence[Row], width: int | None) -> None:
             out.print(Padding(Text(row.text, style=row.style, overflow="fold"), (0, 0, 0, row.indent)), width=width)
         else:
             out.print(Text(" " * row.indent + row.text, style=row.style))
-
-
-def _best(summary: Summary) -> int:
-    return int((summary.get("best") or {}).get("trial") or 0)
 
 
 def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:

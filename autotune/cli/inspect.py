@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.config.compose import Composed
-    from autotune.harness.protocol import Progress, RankResult
+    from autotune.harness.protocol import RankResult
     from autotune.launchers.base import Ended, Launch, Launcher
 
 POLL_S = 0.1
@@ -129,7 +129,9 @@ def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
     try:
         with out.status("") if out.is_terminal and not is_quiet else contextlib.nullcontext() as status:
             while (ended := running.poll()) is None:
-                words = _phase_words(running.progress())
+                progress = running.progress()
+                phase = progress.phase if progress else "spawn"
+                words = PHASE_WORDS.get(phase, phase)
                 if status:
                     status.update(f"inspecting: {words}, {time.monotonic() - began_s:.0f} s")
                 elif words != said and not is_quiet:
@@ -139,12 +141,6 @@ def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
             return ended
     finally:
         running.stop("inspection is over")
-
-
-def _phase_words(progress: Progress | None) -> str:
-    """Returns what the program is doing: "starting", "importing", "waiting for the first batch"."""
-    phase = progress.phase if progress else "spawn"
-    return PHASE_WORDS.get(phase, phase)
 
 
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:

@@ -43,13 +43,14 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
         if meant := KEYS.get(option):
             return f"{of}no such option, got {option!r:.300}. Give {meant}. {see}"
         return f"{of}no such option, got {option!r:.300}. {one_of(option, _options_of(context))} {see}"
-    names = _commands_of(context)
+    names = sorted(getattr(getattr(context, "command", None), "commands", {}))
     unknown = next((a for a in arguments if not a.startswith("-")), None)
     if names and (meant := OPTIONS.get(unknown or "")):
         return f"COMMAND: no such command, got {unknown!r:.300}. Did you mean {meant!r}? {see}"
     if names and unknown is not None and unknown not in names:
         return f"COMMAND: no such command, got {unknown!r:.300}. {one_of(unknown, names)} {see}"
-    if extra := EXTRA.fullmatch(text := _text(error)):
+    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
+    if extra := EXTRA.fullmatch(text):
         return f"{of}more words than it takes, got {extra[1]!r:.300}. {see}"
     parameter = getattr(error, "param", None)
     option, value = _given(parameter, arguments)
@@ -57,10 +58,6 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
         return f"{option}: {_wrong(parameter, value)}, got {value!r:.300}. Allowed: {allowed}. {see}"
     got = f", got {value!r:.300}" if value is not None else ""
     return f"{of}{text[:1].lower()}{text[1:]}{got}. {see}"
-
-
-def _text(error: Exception) -> str:
-    return str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
 
 
 def _given(parameter: Any, arguments: list[str]) -> tuple[str, str | None]:
@@ -101,7 +98,3 @@ def _wrong(parameter: Any, value: str) -> str:
 def _options_of(context: Any) -> list[str]:
     parameters = context.command.get_params(context) if context is not None else []
     return [name for p in parameters for name in getattr(p, "opts", []) if name.startswith("--")]
-
-
-def _commands_of(context: Any) -> list[str]:
-    return sorted(getattr(getattr(context, "command", None), "commands", {}))

@@ -92,7 +92,8 @@ class Finals:
             self.decision = without_finalist(session.searched)
             return self.decision
         self._rules = self._affordable_rules()  # after loss parity, which takes time too
-        session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
+        left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
+        session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
             if self._fails_parity(chosen):
@@ -310,9 +311,6 @@ class Finals:
         taken = [record.attempt_s for record in again if record.outcome is not Outcome.disturbed]
         taken = taken or [record.attempt_s for record in again]
         return max(taken) if taken else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
-
-    def _left_s_or_none(self) -> float | None:
-        return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
 
 
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:

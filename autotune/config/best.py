@@ -142,7 +142,9 @@ def _value(key: str, raw: Any) -> KnobValue:
     if text == raw and is_reference(raw):
         raise BadInput(f"{key}: a reference, got {shown(raw)}. Replace it with the value itself.")
     if is_masked(raw):
-        raise BadInput(f"{key}: a secret that is masked in the file, got {shown(raw)}. {_by_hand(key)}")
+        raise BadInput(
+            f"{key}: a secret that is masked in the file, got {shown(raw)}. Remove it from a copy of the file. {_set_here(key)}"
+        )
     return value_of(knob(key), text, ANYWHERE)
 
 
@@ -153,10 +155,6 @@ def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
         for key in secret
         if key.startswith(PREFIX) and key not in knobs and key.removeprefix(PREFIX) not in os.environ
     ]
-
-
-def _by_hand(key: str) -> str:
-    return f"Remove it from a copy of the file. {_set_here(key)}"
 
 
 def _set_here(key: str) -> str:

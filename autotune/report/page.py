@@ -125,9 +125,8 @@ def _shown(study: Study, key: str) -> Shown:
     sections = [
         _section(key + name, title, [made(make, study) for make in makers]) for name, (title, makers) in SECTIONS.items()
     ]
-    return Shown(
-        key=key, about=_about(study), study=study, first=first_lines(study), code=codes(study), sections=sections
-    )  # fmt: skip
+    about = f"{machine_text(study.summary.get('machine') or {})}, {day(study.summary)}"
+    return Shown(key=key, about=about, study=study, first=first_lines(study), code=codes(study), sections=sections)
 
 
 def _parts(shown: Sequence[Shown]) -> list[tuple[str, str]]:
@@ -146,8 +145,3 @@ def _section(key: str, title: str, figures: Sequence[Figure]) -> Section:
             absent.setdefault(figure.absent, []).append(figure)
     there = [figure for figure in figures if not figure.is_empty]
     return Section(key=key, title=title, figures=there, absent=list(absent.items()))
-
-
-def _about(study: Study) -> str:
-    """Returns where and when a study ran: "AMD EPYC, 2 cores, 23.5 GiB, 2026-11-25"."""
-    return f"{machine_text(study.summary.get('machine') or {})}, {day(study.summary)}"

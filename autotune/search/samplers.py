@@ -68,10 +68,6 @@ def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP_TRIALS, deterministic_objective=False)
 
 
-def _random(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
 def _grid(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
     levels = {key: grid_levels(distribution) for key, distribution in distributions.items()}
     if (size := math.prod(map(len, levels.values()))) > MAX_GRID_POINTS:
@@ -86,7 +82,7 @@ SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]]
     "rates": _rates,
     "tpe": _tpe,
     "gp": _gp,
-    "random": _random,
+    "random": lambda seed, _: optuna.samplers.RandomSampler(seed=seed),
     "grid": _grid,
 }
 

@@ -147,7 +147,8 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
             read, is_over = written, _is_over(folder)
         is_over = is_over or parent.is_gone  # known before the push, so that the last push misses nothing
         if time.monotonic() >= next_try or is_over:
-            began_s, found, is_first = time.process_time(), _signature(folder), seen is None  # the first push imports MLflow
+            began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
+            found = (*_written(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json")))
             if found != seen or not state.is_complete:
                 state, seen = tracker.push(folder, is_last=is_over), found
                 pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -175,10 +176,6 @@ def _is_over(folder: StudyFolder) -> bool:
         return bool(folder.read_outline().get("status", "running") != "running")
     except (OSError, ValueError):  # none yet
         return False
-
-
-def _signature(folder: StudyFolder) -> tuple[int, ...]:
-    return *_written(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
 
 
 def _written(folder: StudyFolder) -> tuple[int, ...]:

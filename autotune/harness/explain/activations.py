@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
@@ -44,10 +45,6 @@ class Saved:
             self.activations.released(self.place)
 
 
-def _tensor_of(saved: Saved) -> Any:
-    return saved.tensor
-
-
 class Activations:
     """Bytes of what autograd saves in a step and of gradients, at the moment when the sum of both is highest.
 
@@ -83,7 +80,7 @@ class Activations:
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
         self.count_gradients()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _tensor_of)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, operator.attrgetter("tensor"))
         self._hooks.__enter__()
 
     def uninstall(self) -> None:

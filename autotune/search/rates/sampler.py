@@ -219,7 +219,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return Proposed(params={}, why="no configuration is left to try", is_fallback=True)
         if self._why_alone != self._told_alone:
             self._told_alone = self._why_alone
-            found = replace(found, why=f"{found.why} (from now on {self._basis()})")
+            basis = f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
+            found = replace(found, why=f"{found.why} (from now on {basis})")
         is_promising = found.expected_improvement is None or found.expected_improvement >= STOP_IMPROVEMENT
         self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
         return found
@@ -288,9 +289,6 @@ class RatesSampler(optuna.samplers.BaseSampler):
             known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
         )
         return self._fitted(coding, [*known, *first.supposed(running)], machine, may_decompose=first.is_decomposed)
-
-    def _basis(self) -> str:
-        return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
 
     def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
