@@ -13,14 +13,21 @@ from autotune.shapes import finite
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a document atomically: under a temporary name, then renamed, so that a reader never sees half of it.
+    """Writes a document as `write_bytes` writes; only the file's owner may read it."""
+    write_bytes(path, text.encode("utf-8"))
 
-    Only the file's owner may read it. Once this function returns, the document survives a power loss.
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Writes a file atomically: under a temporary name, then renamed, so that a reader never sees half of it.
+
+    The temporary name is random and the file is new, so another user cannot have placed a link with that name in a shared
+    folder. Once this function returns, the file survives a power loss.
     """
-    descriptor, temporary = beside(path)
+    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -34,15 +41,6 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def beside(path: Path, mode: int = 0o600) -> tuple[int, Path]:
-    """Makes a temporary file that is to replace another, and returns its descriptor and its path.
-
-    Its name is random and the file is new, so another user cannot have placed a link with that name in a shared folder.
-    """
-    temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
 
 
 def write_json(path: Path, document: Any) -> None:

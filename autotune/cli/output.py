@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from autotune.documents import beside
+from autotune import documents
 from autotune.errors import BadInput
 from autotune.studies import check_output
 
@@ -89,17 +89,11 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
     """
     check_output(file, option)
     is_special = file.exists() and not file.is_file()  # such as /dev/full, which cannot be replaced
-    temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_special:
             file.write_bytes(content)
-            return
-        descriptor, temporary = beside(file, 0o666)
-        with open(descriptor, "wb") as written:
-            written.write(content)
-        temporary.replace(file)
+        else:
+            documents.write_bytes(file, content, mode=0o666)
     except OSError as error:
-        if temporary:
-            temporary.unlink(missing_ok=True)
         raise BadInput(f"{option}: cannot be written, got {str(file)!r} ({error.strerror}). Give another file.") from error

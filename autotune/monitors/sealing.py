@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.documents import write_bytes
 from autotune.harness import protocol
 from autotune.masking import Secrets
 from autotune.monitors.trace_sealing import seal_trace
@@ -90,13 +91,9 @@ def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
         after = mask(before.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         if after == before:
             return
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(after)
-            temporary.replace(path)
+            write_bytes(path, after)
         except OSError:
-            temporary.unlink(missing_ok=True)
             _overwrite(path, after[: len(before)])
     except OSError:
         return

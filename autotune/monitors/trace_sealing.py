@@ -10,11 +10,12 @@ import contextlib
 import functools
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+
+from autotune.documents import write_bytes
 
 MAX_TEXT_BYTES = 512 << 20  # of the decompressed trace; 200,000 events, the most that a pass records, take about 100 MB
 BLOCK_BYTES = 1 << 20
@@ -42,16 +43,9 @@ def seal_trace(path: Path, mask: Mask) -> None:
     if is_whole and kept == text and all(masked(string[0]) == string[0] for string in _STRING.finditer(text)):
         return
     content = _STRING.sub(lambda string: masked(string[0]), kept).encode("utf-8", "surrogateescape")
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with (
-            open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as raw,
-            gzip.GzipFile("", "wb", LEVEL, raw) as out,
-        ):
-            out.write(content)
-        temporary.replace(path)
+        write_bytes(path, gzip.compress(content, LEVEL))
     except OSError:
-        temporary.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.documents import beside
+from autotune.documents import write_bytes
 from autotune.errors import BadInput
 from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
@@ -136,10 +136,7 @@ def write(table: Table, path: Path) -> None:
     text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = beside(path, 0o666)
-        with open(descriptor, "wb") as file:
-            file.write(gzip.compress(text.encode(), compresslevel=9, mtime=0))
-        temporary.replace(path)
+        write_bytes(path, gzip.compress(text.encode(), compresslevel=9, mtime=0), mode=0o666)
     except OSError as error:
         raise BadInput(f"--output: cannot be written, got {str(path)!r} ({error.strerror}). Give a file.") from error
 

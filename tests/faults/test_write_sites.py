@@ -26,7 +26,7 @@ NO_FILE = re.compile(r"devnull|/proc/")
 # What happens if it cannot be written -> where it is written.
 SITES = {
     "the study ends with FolderLost": """
-        documents.beside documents.write_json documents.write_text owner.Claim.__enter__ run_dir.StudyFolder._write
+        documents.write_bytes documents.write_json documents.write_text owner.Claim.__enter__ run_dir.StudyFolder._write
         run_dir.StudyFolder.check run_dir.StudyFolder.write_request search.study._Journal._append search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
