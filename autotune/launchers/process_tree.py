@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -125,6 +126,15 @@ def is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.Error:
         return False
+
+
+def exit_status(process: subprocess.Popen[bytes], patience_s: float) -> int:
+    """Waits for a child to exit and returns its status; kills it if that takes too long."""
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def is_taken(pid: int) -> bool:

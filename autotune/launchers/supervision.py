@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from autotune.harness import protocol
 from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
+from autotune.launchers.process_tree import exit_status
 from autotune.plain_text import plain, shortened
 from autotune.process_ends import signal_name
 
@@ -197,11 +198,7 @@ class SupervisorProcess:
                 self._inbox.setdefault(message["trial"], []).append(message)
 
     def _note_end(self) -> None:
-        try:
-            status = self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:  # it has closed its socket but still runs
-            self._process.kill()
-            status = self._process.wait()
+        status = exit_status(self._process, CLOSE_S)  # it may have closed its socket but still run
         if self._end is None:
             self._end = f"killed by {signal_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
 
@@ -209,11 +206,7 @@ class SupervisorProcess:
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
     """Closes a supervisor's socket, which makes it end every trial, and waits for its exit. Also called at the tuner's exit."""
     ours.close()
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    exit_status(process, patience_s)
     log.close()
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS
+from autotune.launchers.process_tree import exit_status
 from autotune.studies import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
@@ -328,9 +329,5 @@ def _close(process: subprocess.Popen[bytes], log: Any) -> None:
         with contextlib.suppress(OSError):
             if pipe is not None:
                 pipe.close()
-    try:
-        process.wait(CLOSE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    exit_status(process, CLOSE_S)
     log.close()
