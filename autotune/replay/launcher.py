@@ -11,7 +11,7 @@ from autotune import stats
 from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
-from autotune.records import Knobs, Outcome
+from autotune.records import Outcome
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
@@ -56,15 +56,8 @@ class ReplayLauncher(Launcher):
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
-        wanted: Knobs = {**spec.passed, **spec.knobs}
-        reference, pinned = self._table.reference, self._table.pinned
-        return key_of(
-            {
-                name: value
-                for name, value in wanted.items()
-                if name not in pinned and not (name in reference and _same(value, reference[name]))
-            }
-        )
+        wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in self._table.pinned}
+        return key_of(wanted) - key_of(self._table.reference)
 
     def _ended(self, measurement: Measurement, launch: Launch) -> Ended:
         spec = launch.spec
@@ -171,10 +164,6 @@ def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -
         block_s=lengths,
     )
     return saved_s
-
-
-def _same(value: Any, other: Any) -> bool:
-    return value == other and type(value) is type(other)
 
 
 class _Over(Running):

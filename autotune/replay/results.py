@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.harness.protocol import KnobReport, RankResult, Spec, Window
+from autotune.harness.protocol import RankResult, Spec, result_of
 from autotune.known_messages import Facts
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
@@ -34,9 +34,7 @@ def facts_of(ended: Ended) -> Facts:
 
 
 def _result(raw: dict[str, Any], trial: int, nonce: str) -> RankResult:
-    values = dict(raw)
-    values["window"] = Window(**raw["window"]) if raw.get("window") else None
-    values["knobs"] = {key: KnobReport(**report) for key, report in raw.get("knobs", {}).items()}
+    values = {"trial": trial, "nonce": nonce, "pid": 0, **raw}
     if raw.get("error"):
         values["error"] = {"type": "", "message": "", "traceback": "", **raw["error"]}
-    return RankResult(**{"trial": trial, "nonce": nonce, "pid": 0, **values})
+    return result_of(values, "the measurement")
