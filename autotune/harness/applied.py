@@ -75,7 +75,9 @@ class Applied:
     def _tell(self, lines: List[str]) -> None:
         """Reports once per job what is in effect, what is not, and whether torch or the device differs from `Spec.made_on`."""
         self._is_told = True
-        if _rank() != 0 or not self._asked:
+        ranks = process.group()
+        rank = ranks.get_rank() if ranks else protocol.launched_rank(os.environ)
+        if rank != 0 or not self._asked:
             return
         found = report.knobs(self._context)
         found.update(self._left_out)
@@ -99,13 +101,6 @@ class Applied:
         changed = [key for key in here if key in made_on and made_on[key] != here[key]]
         pairs = [[names[key].format(side[key] or "the CPU") for side in (made_on, here)] for key in changed]
         return [f"made with {then}, runs with {now}" for then, now in pairs]
-
-
-def _rank() -> int:
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return int(dist.get_rank())
-    return protocol.launched_rank(os.environ)
 
 
 def _impossible(knobs: Dict[str, Any]) -> Dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from . import gradient_entry as entry
 from . import gradient_state as state
-from . import members
+from . import members, process
 from .captures import is_capturing
 from .context import TrialContext
 from .knobs import module as module_knobs
@@ -287,7 +287,8 @@ class Gradients:
             self._after_backward = None
 
     def _set_every(self, samples: Optional[float], own: int) -> None:
-        each = (samples or 0.0) * own * _num_ranks()
+        ranks = process.group()
+        each = (samples or 0.0) * own * (ranks.get_world_size() if ranks else 1)
         if not each:
             self.stand_down(step_knobs.UNCOUNTED)
         elif (self.global_batch or 0) % each:
@@ -354,9 +355,3 @@ class Gradients:
 
     def _parameters(self) -> List[Any]:
         return state.parameters_of(self._own())
-
-
-def _num_ranks() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

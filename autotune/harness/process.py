@@ -126,7 +126,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
     """Returns facts about the program's interpreter, torch and device; None for unknown facts."""
     import torch
 
-    vision = sys.modules.get("torchvision")
+    vision, ranks = sys.modules.get("torchvision"), group()
     found: Dict[str, Any] = {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -141,7 +141,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
         "device_memory_bytes": None,
         "num_threads": torch.get_num_threads(),
         "num_nodes": num_nodes(os.environ),
-        "collectives": _collectives(),
+        "collectives": str(ranks.get_backend_config()) if ranks else None,  # such as "cpu:gloo,cuda:nccl"
         "nccl": None,
         "isa": instruction_sets(read(CPUINFO)),
         "has_compiler": has_compiler(device),
@@ -180,12 +180,10 @@ def num_nodes(environment: Mapping[str, str]) -> int:
     return whole_number(environment.get("SLURM_STEP_NUM_NODES", "")) or 1
 
 
-def _collectives() -> Optional[str]:
-    """Returns the backends of the process group, such as "cpu:gloo,cuda:nccl"; None without one."""
+def group() -> Any:
+    """Returns torch.distributed, to ask for this process's place among the ranks; None if it has no process group."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    return str(dist.get_backend_config())
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def has_compiler(device: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Optional
 
-from . import protocol
+from . import process, protocol
 from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
@@ -48,7 +48,7 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import applied, away, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
+        from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, state, supply, writes
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -214,8 +214,6 @@ class Session(TrialContext):
 
 
 def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+    if (ranks := process.group()) is not None:
+        return ranks.get_rank(), ranks.get_world_size()
     return rank if "RANK" in os.environ else 0, 1  # several processes without a process group do not train together
