@@ -14,7 +14,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
-from torch import _C, Tensor, is_grad_enabled
+from torch import _C, Tensor, cuda, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Module
 
@@ -310,19 +310,23 @@ class ModuleWatch:
         return self.living or self.roots
 
     def device_type(self) -> str:
-        """Returns "cuda" if the trained parameters are on a GPU, else "cpu"."""
-        for root in self.living:
-            for parameter in members.parameters(root.module):
-                return "cuda" if parameter.device.type == "cuda" else "cpu"
-        return str(self._context.optimizers.device_type())
+        """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
+        first, written = self._first_trained(), self._context.writes.device_type
+        if first is None and not written:
+            return "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        return "cuda" if (written if first is None else first.device.type) == "cuda" else "cpu"
 
     def device_index(self) -> Optional[int]:
         """Returns the index of the GPU that holds the trained parameters; None if unknown."""
+        first = self._first_trained()
+        return None if first is None else first.device.index
+
+    def _first_trained(self) -> Any:
+        """Returns a parameter that is trained; None if none is known."""
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
         held = (parameter for optimizer in context.optimizers.optimizers() for parameter in parameters_of(optimizer))
-        first = next(itertools.chain(trained, held, context.writes.watched()), None)
-        return None if first is None else first.device.index
+        return next(itertools.chain(trained, held, context.writes.watched()), None)
 
     def is_compiled(self) -> bool:
         """Whether the compiler is used in this process."""

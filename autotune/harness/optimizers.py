@@ -226,17 +226,6 @@ class OptimizerWatch:
         self._held_groups = -1
         self._context.modules.look_again()
 
-    def device_type(self) -> str:
-        """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
-        import torch
-
-        for optimizer in self.optimizers():
-            for parameter in parameters_of(optimizer):
-                return "cuda" if parameter.device.type == "cuda" else "cpu"
-        if self._context.writes.device_type:
-            return str(self._context.writes.device_type)
-        return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Does nothing; in mode "apply", replaces the hook after steps of an optimizer that has its knobs."""
