@@ -15,7 +15,7 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
-from autotune.trials.session import configuration_key
+from autotune.trials.session import ConfigurationKey, configuration_key
 
 # Maximum number of points of the full product of values that are enumerated. Inactive knobs multiply the points as well.
 MAX_GRID_POINTS = 100_000
@@ -35,39 +35,28 @@ def configurations(space: ResolvedSpace, host_context: HostContext | None, *, mo
     whole = _grid(space, most)
     if whole is not None:
         return whole, True
-    rng, found = random.Random(seed), _Distinct(space)
+    rng, found = random.Random(seed), dict[ConfigurationKey, Knobs]()
     seeds = [space.baseline, *(knobs for _, knobs in space.seeds(host_context))] if host_context else [space.baseline]
     for knobs in seeds[:most]:
-        found.add(knobs)
+        _add(found, space, knobs)
     near = [knobs for centre in seeds for knobs in _neighbours(space, centre)]
     rng.shuffle(near)
     num_near = round(NEIGHBOUR_FRAC * most)
     for knobs in near:
-        if len(found.kept) >= num_near:
+        if len(found) >= num_near:
             break
-        found.add(knobs)
+        _add(found, space, knobs)
     num_vain = 0
-    while len(found.kept) < most and num_vain < MAX_DRAWS:
-        num_vain = 0 if found.add(_drawn(space, rng)) else num_vain + 1
-    return found.kept[:most], False
+    while len(found) < most and num_vain < MAX_DRAWS:
+        num_vain = 0 if _add(found, space, _drawn(space, rng)) else num_vain + 1
+    return list(found.values())[:most], False
 
 
-class _Distinct:
-    """Distinct configurations, in order of arrival."""
-
-    def __init__(self, space: ResolvedSpace) -> None:
-        self.kept: list[Knobs] = []
-        self._space = space
-        self._seen: set[frozenset[tuple[str, object]]] = set()
-
-    def add(self, knobs: Knobs) -> bool:
-        """Adds a configuration if it is new; returns whether it was."""
-        key = configuration_key(self._space.changed(knobs))
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        self.kept.append(knobs)
-        return True
+def _add(found: dict[ConfigurationKey, Knobs], space: ResolvedSpace, knobs: Knobs) -> bool:
+    """Adds a configuration if it is new; returns whether it was."""
+    num_before = len(found)
+    found.setdefault(configuration_key(space.changed(knobs)), knobs)
+    return len(found) > num_before
 
 
 def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
@@ -78,14 +67,14 @@ def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
 def _grid(space: ResolvedSpace, most: int) -> list[Knobs] | None:
     """Returns every configuration; None if there are more than `most`."""
     listed = levels(space)
-    found = _Distinct(space)
-    found.add(space.baseline)
+    found: dict[ConfigurationKey, Knobs] = {}
+    _add(found, space, space.baseline)
     points = itertools.product(*listed.values())
     for point in itertools.islice(points, MAX_GRID_POINTS):
-        found.add(space.active({**space.reference, **dict(zip(listed, point, strict=True))}))
-        if len(found.kept) > most:
+        _add(found, space, space.active({**space.reference, **dict(zip(listed, point, strict=True))}))
+        if len(found) > most:
             return None
-    return None if next(points, None) is not None else found.kept
+    return None if next(points, None) is not None else list(found.values())
 
 
 def _neighbours(space: ResolvedSpace, centre: Knobs) -> Iterator[Knobs]:
