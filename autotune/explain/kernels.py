@@ -65,9 +65,10 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
     rows = []
     for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
         name, detail, operator = unique[group].tolist()
+        text, launcher = trace.texts[name], int(firsts[group])  # -1: the operator that launched it is unknown
         rows.append({
             "rank": rank,
-            "kernel": one_line(trace.texts[name], MAX_NAME_CHARS),
+            "kernel": one_line(text, MAX_NAME_CHARS),
             "operator": one_line(trace.texts[operator], MAX_NAME_CHARS) if operator >= 0 else "",
             "count": float(counts[group]) / num_steps,
             "total_s": float(totals[group]) / num_steps,
@@ -77,7 +78,9 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
             "share_frac": float(shares[group]),
             "cumulative_frac": cumulative,
             **_launch(trace.arguments[detail] if detail >= 0 else {}),
-            **_precision(trace, trace.texts[name], int(firsts[group])),
+            "precision": width_of(text, trace.types_of(launcher)),
+            "tensor_core_used": tensor_core_used(text),
+            "tensor_core_eligible": tensor_core_eligible(text, trace.texts[trace.names[launcher]] if launcher >= 0 else ""),
         })  # fmt: skip
     left_out = len(unique) - len(rows)
     return rows, [f"{left_out:,} shorter kernels are left out"] if left_out > 0 else []
@@ -97,12 +100,3 @@ def _launch(arguments: dict[str, Any]) -> Row:
 
 def _sizes(value: Any) -> str | None:
     return "x".join(map(str, value)) if isinstance(value, list) else None
-
-
-def _precision(trace: Trace, kernel: str, launcher: int) -> Row:
-    """Returns what the names of a kernel and of the operator that launched it (event -1: unknown) say of its precision."""
-    return {
-        "precision": width_of(kernel, trace.types_of(launcher)),
-        "tensor_core_used": tensor_core_used(kernel),
-        "tensor_core_eligible": tensor_core_eligible(kernel, trace.texts[trace.names[launcher]] if launcher >= 0 else ""),
-    }

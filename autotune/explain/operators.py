@@ -129,9 +129,14 @@ def operator_rows(
     order = np.lexsort((-host_self, -measured))[:MAX_ROWS]
     rows = []
     for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
+        event = int(firsts[group])
+        name, arguments = trace.texts[trace.names[event]], trace.arguments_of(event)
         row = {
             "rank": rank,
-            **_identity(trace, int(firsts[group])),
+            "operator": one_line(name, MAX_NAME_CHARS),
+            "kind": operator_kind(name),
+            "shapes": one_line(shapes_text(arguments), MAX_SHAPES_CHARS),
+            "dtype": dtype_of(arguments),
             "phase": STEP_PHASES[phases[group]] if phases[group] >= 0 else "",
             **{name: float(column[group]) for name, column in columns.items()},
             "share_frac": float(shares[group]),
@@ -140,16 +145,6 @@ def operator_rows(
         rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=in_tf32[group] > 0))
     left_out = num_groups - len(rows)
     return rows, [f"{left_out:,} shorter operators are left out"] if left_out > 0 else []
-
-
-def _identity(trace: Trace, event: int) -> Row:
-    name, arguments = trace.texts[trace.names[event]], trace.arguments_of(event)
-    return {
-        "operator": one_line(name, MAX_NAME_CHARS),
-        "kind": operator_kind(name),
-        "shapes": one_line(shapes_text(arguments), MAX_SHAPES_CHARS),
-        "dtype": dtype_of(arguments),
-    }
 
 
 def shapes_text(arguments: dict[str, Any]) -> str:

@@ -107,8 +107,9 @@ class Gradients:
             held, self._when_held = self._when_held, None
             if state.norms(self._parameters()) != held:
                 self.stand_down(step_knobs.CLEARS)
-        if self.every is None:
-            self._derive()
+        if self.every is None:  # the first backward pass: the batch tells how many calls of `step()` make the global batch
+            samples, self._first_samples = self._batch()
+            self._set_every(samples, 1)
         is_one = isinstance(tensors, torch.Tensor)
         outputs = (tensors,) if is_one else tuple(tensors)
         given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(outputs))
@@ -263,11 +264,6 @@ class Gradients:
         return norm if self.scaler is None or self._begin is None else norm / self._scale()
 
     # --- how many calls per step ---
-
-    def _derive(self) -> None:
-        """Derives from the batch how many calls of `step()` make the global batch; called at the first backward pass."""
-        samples, self._first_samples = self._batch()
-        self._set_every(samples, 1)
 
     def _correct(self) -> None:
         """Corrects `every` for accumulation that the program does itself; called at its first step."""

@@ -138,7 +138,8 @@ class Supply:
             return None
         seconds = end.now_s - begin.now_s
         own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
-        asked = own + _worker_cpu_s(begin, end) / seconds
+        workers_cpu_s = sum(now.cpu_s - _of(begin, index).cpu_s for index, now in enumerate(end.workers))
+        asked = own + workers_cpu_s / seconds
         cores = self._num_cores()
         return SHARED if asked > cores + max(SHARED_FRAC * cores, SHARED_CORES) else SEPARATE
 
@@ -183,7 +184,3 @@ class Supply:
 def _of(reading: Optional[Reading], index: int) -> worker.Counters:
     known = reading is not None and index < len(reading.workers)
     return reading.workers[index] if reading is not None and known else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _worker_cpu_s(begin: Reading, end: Reading) -> float:
-    return sum(now.cpu_s - _of(begin, index).cpu_s for index, now in enumerate(end.workers))

@@ -432,7 +432,9 @@ class _Study:
             with contextlib.suppress(Exception):
                 let_go()
         if tracking:
-            _let_go(tracking)
+            tracking.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                tracking.wait(timeout=LETTING_GO_S)
         if not isinstance(fault, FolderLost):
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             reason = f"internal error: {fault!r}" if is_ours else str(fault).partition("\n")[0] or "stopped by the user"
@@ -459,12 +461,6 @@ def _chain(fault: BaseException | None) -> Iterator[BaseException]:
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__
-
-
-def _let_go(tracking: Tracking) -> None:
-    tracking.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        tracking.wait(timeout=LETTING_GO_S)
 
 
 def _about_at_first(inputs: StudyInputs, folder: StudyFolder, earlier: Earlier | None) -> StudyRecord:

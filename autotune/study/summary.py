@@ -116,7 +116,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "recording": recorded(about, records) if about.recording else None,
         "files": _files(everything),
         "explanation": standing.explanation,
-        "cycles": _cycles(records),
+        "cycles": cycles_text(records[0].metrics) or None if records else None,
         "num_trials": len(everything),
         "trials": [trial_entry(record) for record in everything],
         **({"slots": about.slots} if about.slots else {}),
@@ -401,11 +401,6 @@ def _files(records: list[TrialRecord]) -> dict[str, Any]:
         "aside": aside,
         "unguarded": [{"path": path, "why": why} for path, why in unguarded.items()],
     }
-
-
-def _cycles(records: list[TrialRecord]) -> str | None:
-    """Returns a phrase on the cycle of the program's steps, as measured in the baseline; None if there is none."""
-    return cycles_text(records[0].metrics) or None if records else None
 
 
 def trial_entry(record: TrialRecord) -> dict[str, Any]:

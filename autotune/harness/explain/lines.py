@@ -151,7 +151,7 @@ class LinesPass(Pass):
         stages, worker_lines = self._input(num_steps)
         if training is None:
             self.notes.append(NO_LOADER)
-        sampler = self._sampler
+        sampler, device = self._sampler, self._device
         return Lines(
             rank=context.rank,
             world_size=context.world_size,
@@ -161,7 +161,7 @@ class LinesPass(Pass):
             samples=samples_of(samples, after[0] - self._before[0]) - self._left_out[0],
             unit=context.loaders.unit,
             phases_s={phase: each / num_steps for phase, each in self._marks.seconds.items()},
-            device_phases_s=self._device_phases(num_steps),
+            device_phases_s=None if device is None else {phase: each / num_steps for phase, each in device.seconds().items()},
             wait_s=None if training is None else (after[2] - self._before[2] - self._left_out[1]) / num_steps,
             num_workers=None if training is None else training.num_workers,
             batch_size=None if training is None else training.batch_size,
@@ -179,11 +179,6 @@ class LinesPass(Pass):
     def _scale(self) -> Dict[str, float]:
         """Returns phase -> its seconds by the clock, divided by the seconds that its samples stand for."""
         return {phase: self._marks.seconds[phase] / each for phase, each in self._sampler.phases_s.items() if each > 0}
-
-    def _device_phases(self, num_steps: int) -> Optional[Dict[str, float]]:
-        if self._device is None:
-            return None
-        return {phase: each / num_steps for phase, each in self._device.seconds().items()}
 
     def _input(self, num_steps: int) -> Tuple[List[Stage], List[Line]]:
         """Returns the stages of the training loader and the lines of its workers."""

@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from autotune.knobs.base import value_text
 from autotune.monitors.disturbances import FOREIGN_CORES
-from autotune.quantities import DASH, bytes_text, number_text, percent_text, share_text, step_time_text
+from autotune.quantities import bytes_text, number_text, percent_text, share_text, step_time_text
 from autotune.records import Kind, Knobs, TrialRecord, objective_names
 from autotune.report.changes import entries_of
 from autotune.report.drawing import Bars, Row, Scale, bar
 from autotune.report.figures.figure import Figure, Grid
-from autotune.report.figures.sides import sentence
+from autotune.report.figures.sides import ms_text, sentence
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
 from autotune.wording import (
@@ -59,16 +59,12 @@ def ranks(study: Study) -> Figure:
     ]  # fmt: skip
     chart = Bars(rows=rows, key=[("best", "own work"), ("predicted", "waiting for other ranks")])
     grid = Grid(columns=["rank ", f"{study.unit}/s ", "a step ", "waiting for input ", "memory "], rows=[
-        [names[entry["rank"]], number_text(entry["rate_per_s"]), _step(entry["step_s"]), percent_text(entry["data_wait_frac"]),
-         bytes_text(entry["peak_memory_bytes"])]
+        [names[entry["rank"]], number_text(entry["rate_per_s"]), ms_text(entry["step_s"]),
+         percent_text(entry["data_wait_frac"]), bytes_text(entry["peak_memory_bytes"])]
         for entry in by_rank
     ])  # fmt: skip
     says = f"{sentence(communication_text(found))}."
     return Figure(key="ranks", title=title, says=says, drawing=chart.html() if rows else Markup(""), grid=grid)
-
-
-def _step(seconds: float | None) -> str:
-    return DASH if seconds is None else step_time_text(seconds)
 
 
 def quiet(study: Study) -> Figure:
