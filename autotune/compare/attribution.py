@@ -32,7 +32,6 @@ from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.harness.protocol import MeasureRules
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
-from autotune.trials.budget import finals_rules
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
@@ -303,9 +302,7 @@ class Attributor:
 
     def _rules(self, knobs: Collection[str], kept_s: float) -> MeasureRules:
         """Returns the finals' rules, with windows short enough for ROUNDS_IN_MIND rounds in the time left."""
-        session = self._session
-        seconds_each = (session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1))
-        return finals_rules(session.inputs.config.measure.finals, seconds_each=seconds_each, baseline=session.baseline)
+        return self._session.finals_rules((self._session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1)))
 
     def _expected_s(self, knobs: Knobs) -> float:
         """Returns the expected seconds of a measurement, from earlier ablation rounds or else from similar trials."""

@@ -198,7 +198,7 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
     """Returns the rounds of one kind, in order: dicts from the number of a finalist's first trial to its trial in that round.
 
     Args:
-        finals: trials of the finals, by number.
+        finals: trials, by number, those of the finals among them.
         why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}

@@ -30,9 +30,7 @@ from autotune.compare.decision import (
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
-from autotune.harness.protocol import MeasureRules
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
-from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
@@ -91,7 +89,8 @@ class Finals:
         if not candidates:
             self.decision = without_finalist(session.searched)
             return self.decision
-        self._rules = self._affordable_rules()  # after loss parity, which takes time too
+        # After loss parity, which takes time too.
+        self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
         while candidates:
@@ -160,12 +159,6 @@ class Finals:
 
     def _noise(self) -> stats.Noise | None:
         return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
-
-    def _affordable_rules(self) -> MeasureRules:
-        budget = self._session.budget
-        seconds_each = (budget.left_s - budget.attribution_s) / WANTED_TRIALS
-        rules = self._session.inputs.config.measure.finals
-        return finals_rules(rules, seconds_each=seconds_each, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs at most two choosing rounds, as long as they leave time for the reporting pairs; returns the winner."""

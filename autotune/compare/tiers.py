@@ -10,9 +10,7 @@ from autotune.compare.decision import Decision, by_round, judge, pairs_of
 from autotune.compare.finals import MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
-from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, Tier, TrialRecord
-from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
 TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
@@ -52,7 +50,7 @@ class TierFinals:
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
         for number, found in leaders.items():
-            pairs = self._pairs_before(found)
+            pairs = pairs_of(by_round(session.records, TIERS), number)  # those of earlier runs of the study
             if pairs:
                 self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)
@@ -63,7 +61,7 @@ class TierFinals:
         session = self._session
         finals = [record for record in session.records if record.kind is Kind.final]
         begun = max((record.round or 0 for record in finals), default=0)
-        rules, numbers = self._rules(num_rounds), itertools.count(2 * begun + 2)
+        rules, numbers = session.finals_rules(session.budget.left_s / (2 * num_rounds)), itertools.count(2 * begun + 2)
 
         def measure(first: TrialRecord) -> TrialRecord:
             round_number = next(numbers) // 2  # each round has two trials
@@ -79,18 +77,7 @@ class TierFinals:
         session = self._session
         return judge(found, pairs, noise=noise_besides(pairs, rounds_of(session.records), session.earlier_noise))
 
-    def _pairs_before(self, found: TrialRecord) -> list[Pair]:
-        """Returns the complete rounds so far, including rounds of earlier runs of the study."""
-        return pairs_of(
-            by_round([record for record in self._session.records if record.kind is Kind.final], TIERS), found.number
-        )
-
     def _pair_s(self, found: TrialRecord) -> float:
         """Returns the expected seconds of a round, which has two trials."""
         costs = self._session.costs
         return costs.again_s(found.knobs, found.changed) + self._session.baseline.seconds
-
-    def _rules(self, num_rounds: int) -> MeasureRules:
-        session = self._session
-        each_s = session.budget.left_s / (2 * num_rounds)
-        return finals_rules(session.inputs.config.measure.finals, seconds_each=each_s, baseline=session.baseline)

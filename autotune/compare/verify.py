@@ -14,7 +14,6 @@ from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
-from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
@@ -124,11 +123,10 @@ class Verification:
 
     def _rounds(self, best: TrialRecord) -> None:
         session, verify = self._session, self._verify
-        finals = [record for record in session.records if record.kind is Kind.final]
-        pairs = pairs_of(by_round(finals, ROUND), best.number)
+        pairs = pairs_of(by_round(session.records, ROUND), best.number)
         if pairs:
             self.decision = judge(best, pairs, noise=session.earlier_noise)
-        rules = self._rules()
+        rules = session.finals_rules(verify.minutes * 60 / (2 * verify.rounds + 2))
         turns = Interleaving(
             best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs
         )
@@ -157,10 +155,6 @@ class Verification:
 
     def _again(self, first: TrialRecord, rules: MeasureRules, why: str) -> TrialRecord:
         return self._session.measure_again(first, round_number=self._round, rules=rules, why=why)
-
-    def _rules(self) -> MeasureRules:
-        each_s = self._verify.minutes * 60 / (2 * self._verify.rounds + 2)
-        return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
         """Returns the expected seconds of another round: those of the last round, or else those of the first measurements."""

@@ -15,7 +15,7 @@ from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRec
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
-from autotune.trials.budget import Budget, Costs, outlook, without_window_s
+from autotune.trials.budget import Budget, Costs, finals_rules, outlook, without_window_s
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.identity import SCRIPT, script
@@ -116,6 +116,10 @@ class Session:
     def baseline(self) -> TrialRecord:
         """Trial 0."""
         return self.records[0]
+
+    def finals_rules(self, seconds_each: float) -> MeasureRules:
+        """Returns the rules for trials of the finals that may take so many seconds each; see `budget.finals_rules`."""
+        return finals_rules(self.inputs.config.measure.finals, seconds_each=seconds_each, baseline=self.baseline)
 
     @property
     def searched(self) -> list[TrialRecord]:

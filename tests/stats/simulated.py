@@ -18,6 +18,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
+from autotune.trials.session import Session
 from autotune.trials.trial_metrics import interval, why_no_interval
 
 
@@ -166,6 +167,8 @@ class Study:
     @property
     def baseline(self) -> TrialRecord:
         return self.records[0]
+
+    finals_rules = Session.finals_rules
 
     @property
     def searched(self) -> list[TrialRecord]:
