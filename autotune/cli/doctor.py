@@ -210,8 +210,8 @@ def _grid(findings: list[Finding]) -> Table:
                 label = ""
         for status in (Status.ok, Status.skipped):
             if quiet := [f for f in members if f.status is status]:
-                words = Text(" · ").join(Text.assemble((f"{finding.name} ", "quiet"), finding.found) for finding in quiet)
-                grid.add_row(label, Text(status.value, style=STYLES[status]), words)
+                joined = Text(" · ").join(Text.assemble((f"{finding.name} ", "quiet"), finding.found) for finding in quiet)
+                grid.add_row(label, Text(status.value, style=STYLES[status]), joined)
                 label = ""
     return grid
 
