@@ -119,10 +119,11 @@ def test_the_device_that_trains_is_timed_not_the_current_one() -> None:
 def test_the_device_that_trains_holds_the_trained_parameters() -> None:
     optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda", 1))]}])
     optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list)
-    watch: Any = SimpleNamespace(living=[], _context=SimpleNamespace(optimizers=optimizers, writes=writes))
-    assert ModuleWatch.device_index(watch) == 1
+    watch: Any = ModuleWatch.__new__(ModuleWatch)
+    watch.roots, watch._context = [], SimpleNamespace(optimizers=optimizers, writes=writes)
+    assert watch.device_index() == 1
     optimizer.param_groups.clear()
-    assert ModuleWatch.device_index(watch) is None
+    assert watch.device_index() is None
 
 
 def test_no_event_is_recorded_while_the_program_captures_a_graph() -> None:
