@@ -130,7 +130,8 @@ def test_probe_computes_with_the_program_s_own_torch(bench, executable, expected
 def test_the_device_at_fault_is_the_one_that_the_program_sees(bench, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a")
     study = bench(Surface(), "device.kind=cpu")
-    study.inputs.machine["gpus"] = [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    gpus = [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    monkeypatch.setitem(study.inputs.machine, "gpus", gpus)  # for this test only: the other studies share these facts
     device = quarantine(study.inputs, study.folder, lambda: None)
     assert device._device == "device 0 (H200, GPU-c)"
     assert device._advice.endswith("device.index=1 (one of 1)")
