@@ -262,7 +262,7 @@ def test_a_fixed_program_is_compared_with_what_a_remedy_was_to_gain(bench, tiny)
     made_bench.run()
     predicted = decode_of(explain(made_bench, trial=0, passes=("lines",), minutes=60.0))["gain"]
     number = 1 + [one["cause"] for one in made_bench.folder.read_explanation()["explained"][0]["findings"]].index("slow decode")
-    fixed = CommandTemplate(("python", "fixed.py"))
+    fixed = CommandTemplate(parts=["python", "fixed.py"])
     summary = explain(made_bench, trial=0, fixed=fixed, finding=number)
     check = decode_of(summary)["check"]
     assert (check["how"], check["predicted"]) == ("fixed program", predicted)
