@@ -13,6 +13,7 @@ from tests.harness.conftest import Run, Trial
 
 PROGRAM = "stages.py"
 STAGES = ("item", "halve", "tensor", "collate")
+BATCH = 8  # the first one may import what is then patched
 OFTEN = 3  # a stage that is not skipped runs at least this many times as often
 
 
@@ -38,7 +39,7 @@ def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
     for stage in fewer:
-        assert 0 < counts[stage] <= most * (2 if words else 1)
+        assert 0 < counts[stage] <= (most + BATCH) * (2 if words else 1)
     batches = run.result().window.steps
     for stage in set(STAGES) - set(fewer):
         assert counts[stage] >= batches * (1 if stage == "collate" else OFTEN)
