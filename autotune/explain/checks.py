@@ -98,7 +98,7 @@ def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]
 
 
 def _remedy(finding: Finding) -> str:
-    return _setting(finding) if finding.knob or not finding.without else f"without {', '.join(finding.without.stages)}"
+    return _setting(finding) if finding.knob or not finding.without else f"without {finding.without.name}"
 
 
 def _setting(finding: Finding) -> str:

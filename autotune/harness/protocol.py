@@ -163,7 +163,8 @@ class Spec:
         late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
         is_quiet: in mode "apply", whether to report only settings that did not take effect.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
-        skipped: stages of the loader that are skipped to measure what they cost, see explain/skipping.py.
+        skipped: stages of the loader, and functions of the program, that are skipped to measure what they cost; see
+            explain/skipping.py.
         host, epoch_s: name of the machine that launches the trial, and when its monotonic clock was 0, in seconds since the
             epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. "" and None in a real run.
     """

@@ -15,6 +15,7 @@ from . import protocol
 from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
+from .explain import skipping
 from .knobs.affinity import AffinityBinder
 from .last_step import LastStep
 from .peers import Peers
@@ -49,7 +50,6 @@ class Session(TrialContext):
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
         from . import applied, away, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
-        from .explain import skipping
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -109,6 +109,8 @@ class Session(TrialContext):
                 self.peers.lead()
         for handler in self.handlers:
             handler.on_activate()
+        if self.spec.skipped:
+            skipping.skip_functions(self.spec.skipped)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook for the usual step, which is fed by one loader and needs nothing else; others go to `otherwise`.

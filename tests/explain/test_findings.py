@@ -628,3 +628,26 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert gain.high == pytest.approx(1.1)
     assert gain.kind == "predicted"
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
+
+
+def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    documents = made.lines(line, FORWARD_LINE, BACKWARD_LINE)
+    finding = top(made.evidence(documents))
+    assert finding.cause == "logging in the step"
+    assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
+    assert finding.without.name == "train.py: Journal.write"
+    assert finding.without.gain == replace(finding.gain, kind="predicted")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        made.line("loss = self.model(x)", 0.03, function="Journal.write", phase=FORWARD),  # it does more than log
+        made.line("for x in loader:", 0.0, function="Journal.write", total_s=0.095),  # it contains the training loop
+    ],
+)
+def test_a_function_that_does_more_than_one_line_says_is_not_skipped(other):
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    found_ = found(made.evidence(made.lines(line, other, FORWARD_LINE, BACKWARD_LINE)))
+    assert next(one for one in found_ if one.cause == "logging in the step").without is None

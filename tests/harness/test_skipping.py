@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
 import pytest
 import torch
 
-from autotune.harness.explain.skipping import KEPT, KEPT_BATCHES, Again, Items, SkippedStages, copied
-from tests.harness.conftest import Run, Trial
+from autotune.harness.explain.skipping import KEPT, KEPT_BATCHES, KEPT_CALLS, Again, Items, SkippedStages, copied
+from tests.harness.conftest import PROGRAMS, Run, Trial
 
 PROGRAM = "stages.py"
-STAGES = ("item", "halve", "tensor", "collate")
+STAGES = ("item", "halve", "tensor", "collate", "write", "loss")
+FILE = os.path.join(PROGRAMS, PROGRAM)
 BATCH = 8  # the first one may import what is then patched
 OFTEN = 3  # a stage that is not skipped runs at least this many times as often
 
@@ -42,7 +44,24 @@ def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
         assert 0 < counts[stage] <= (most + BATCH) * (2 if words else 1)
     batches = run.result().window.steps
     for stage in set(STAGES) - set(fewer):
-        assert counts[stage] >= batches * (1 if stage == "collate" else OFTEN)
+        assert counts[stage] >= batches * (1 if stage in ("collate", "write", "loss") else OFTEN)
+
+
+def test_a_function_of_the_program_is_skipped(trial: Trial) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: Log.write"])
+    assert run.result().status == "measured", run.stderr
+    counts = ran(run)
+    assert KEPT_CALLS <= counts["write"] <= KEPT_CALLS + 1
+    assert counts["loss"] >= run.result().window.steps
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("loss_of", "whose result is part of the model's graph"), ("gone", "gone cannot be skipped")]
+)
+def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: str, said: str) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
+    assert run.returncode != 0
+    assert said in run.stderr
 
 
 def test_samples_that_a_data_set_makes_together_are_skipped_too(trial: Trial) -> None:
@@ -135,6 +154,17 @@ def test_the_data_set_s_own_attributes_stay() -> None:
     assert (len(items), items.classes) == (7, ("even", "odd"))
     assert items.__getitems__([3, 4]) == [3, 4]
     assert set(items.__getitems__([5, 6])) == {3, 4}
+
+
+def list_of(samples: Any) -> list[Any]:
+    return [samples]
+
+
+def test_a_last_batch_with_fewer_samples_stays_one() -> None:
+    stages = SkippedStages(["collate"])
+    stages._is_timing = True
+    for samples in 9 * ([1, 2, 3], [1], 7):
+        assert stages.timed("collate", list_of, (samples,), {}) == [samples]
 
 
 def test_other_threads_run_a_stage_as_always() -> None:

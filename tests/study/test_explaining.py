@@ -20,7 +20,7 @@ from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 
 AUTO = "explain.auto=true"
-WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="train", line=12)
+WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="<module>", line=12)
 
 
 def documents(which, knobs):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.gains import Gain, Saved, gain_of_part
+from autotune.harness.explain.documents import FUNCTION
 from autotune.plain_json import from_json
 from autotune.records import KnobValue
 
 
 @dataclass(frozen=True, kw_only=True)
 class Without:
-    """How to measure what a cause costs without changing the program: the harness skips stages of the loader.
+    """How to measure what a cause costs without changing the program: the harness skips stages of the loader, or a function.
 
     Attributes:
-        stages: stages to skip, see `harness/explain/skipping.py`.
+        stages: what to skip, see `harness/explain/skipping.py`.
         gain: predicted gain if they took no time.
         remaining: share of their time that a remedy leaves: at most, usually, at least.
     """
@@ -25,6 +27,12 @@ class Without:
     stages: tuple[str, ...]
     gain: Gain
     remaining: Saved
+
+    @property
+    def name(self) -> str:
+        """What is skipped, in words: "decode", "train.py: Journal.write"."""
+        given = (stage.removeprefix(f"{FUNCTION}: ") if stage.startswith(FUNCTION) else stage for stage in self.stages)
+        return ", ".join(os.path.basename(each) for each in given)
 
     def remedied(self, measured: Gain) -> Gain:
         """Returns what a remedy gains, given the gain that was measured without the stages."""

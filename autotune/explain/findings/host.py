@@ -6,13 +6,14 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding
+from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.findings.pipeline import is_behind
-from autotune.explain.gains import Saved
+from autotune.explain.gains import Gain, Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
-from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
+from autotune.harness.explain.documents import FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
 
 ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
     "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
@@ -29,6 +30,9 @@ SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|a
 LEAST_CALLS = 2
 NOISE_TIMES = 2.0  # a sampled share can be wrong by this many standard errors ...
 OFF_FRAC = 0.02  # ... and by this share of a step more, since the sampler has errors besides noise
+MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
+LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
+REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
 FREED_FRAC = 0.35  # removing work can save this share of its seconds in addition, because it frees caches and cores
 CODE = {
     ITEM: "keep the numbers on the device, and fetch them together every N steps",
@@ -109,7 +113,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
     also = f", {len(lines)} lines of {top.function}" if len(lines) > 1 else ""
     text = f" `{top.text[:60]}`" if top.text else ""
     first = evidence.first
-    return Finding(
+    finding = Finding(
         cause=cause,
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)}{text}{also}",
@@ -117,6 +121,20 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
+    return replace(finding, without=_without(evidence, lines, finding.gain))
+
+
+def _without(evidence: Evidence, lines: Sequence[Line], gain: Gain) -> Without | None:
+    """Returns how to measure the program without some lines: by skipping their function; None if it does more than that.
+
+    The function with the training loop runs only once, so it cannot be skipped.
+    """
+    file, function = lines[0].file, lines[0].function
+    whole_s = math.fsum(one.total_s for one in evidence.own_lines() if (one.file, one.function) == (file, function))
+    is_most = math.fsum(one.self_s for one in lines) >= MOST_FRAC * whole_s
+    if "<" in function or not function or not is_most or whole_s > LOOP_FRAC * evidence.step_s:
+        return None
+    return Without(stages=(f"{FUNCTION}: {file}: {function}",), gain=replace(gain, kind="predicted"), remaining=REMAINING)
 
 
 def _share_error(evidence: Evidence, seconds: float) -> float:

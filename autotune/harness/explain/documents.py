@@ -27,6 +27,7 @@ MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the train
 
 # Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
 READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
+FUNCTION = "function"  # "function: FILE: NAME" names one of the program's own functions where a trial can skip it
 # Keys of `Traced.peaks` and `Memory.products`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
 

@@ -1,18 +1,23 @@
-"""Trains without some stages of the loader, to measure what they cost: their first results are used again and again.
+"""Trains without some stages of the loader or functions of the program, to measure what they cost.
 
-The rate without a stage is what training would reach if the stage took no time. What the program computes means nothing in
-such a trial. Each process keeps a few results of a stage and then hands them out in turn, so shapes and sizes stay realistic.
+Each process keeps their first few results and then hands these out in turn, so shapes and sizes stay realistic. The rate is
+what training would reach if they took no time. What the program computes means nothing in such a trial.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
-from .documents import COLLATE, DECODE, ITEM
+from ..patches import patches
+from .documents import COLLATE, DECODE, FUNCTION, ITEM
+from .sources import OWN, Sources, name_of
 from .stages import Stages
 
 KEPT, KEPT_BATCHES = 16, 2  # results of a stage that are kept in each process; batches are large
+KEPT_CALLS = 4  # results of a function of the program
 KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
 
 
@@ -89,7 +94,8 @@ class SkippedStages(Stages):
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
-            again = self._results((id(function), len(args[0])), function, KEPT_BATCHES)
+            num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # of the samples; 0 if the loader makes no batches
+            again = self._results((id(function), num), function, KEPT_BATCHES)
             return copied(again.next()) if again.is_full else again.keep(function(*args, **kwargs))
         again = self._results(id(function), function)
         return again.next() if again.is_full else again.keep(function(*args, **kwargs))
@@ -173,6 +179,62 @@ def _num_bytes(result: Any) -> int:
         return size
     extent: Any = getattr(result, "size", None)  # of an image
     return extent[0] * extent[1] * 4 if isinstance(extent, tuple) and len(extent) == 2 else 0
+
+
+def skip_functions(names: Iterable[str]) -> None:
+    """Skips functions of the program from now on; called once the program trains, when all its modules are imported.
+
+    Args:
+        names: "function: FILE: NAME" of each; other names are ignored.
+
+    Raises:
+        RuntimeError: there is no such function.
+    """
+    for name in names:
+        if name.startswith(f"{FUNCTION}: "):
+            file, _, function = name[len(FUNCTION) + 2 :].rpartition(": ")
+            places = _places(file, function)
+            if not places:
+                raise RuntimeError(f"autotune: {function} cannot be skipped")
+            for owner, attribute in places:
+                patches.install(owner, attribute, _skipping)
+
+
+def _places(file: str, name: str) -> List[Tuple[Any, str]]:
+    """Returns the owners of a function, modules or a class, each with the function's name there."""
+    sources, found = Sources(), []
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if not path or sources.kind_of_file(path) is not OWN:
+            continue
+        owners = [module, *(each for each in list(vars(module).values()) if isinstance(each, type))]
+        for owner in owners:
+            for attribute, value in list(vars(owner).items()):
+                code = getattr(value, "__code__", None)
+                if code is not None and name_of(code) == name and os.path.abspath(code.co_filename) == file:
+                    found.append((owner, attribute))
+    return list({(id(owner), attribute): (owner, attribute) for owner, attribute in found}.values())
+
+
+def _skipping(function: Any) -> Any:
+    again = Again(function, KEPT_CALLS)
+
+    def skipped(*args: Any, **kwargs: Any) -> Any:
+        return again.next() if again.is_full else again.keep(_independent(function(*args, **kwargs)))
+
+    return skipped
+
+
+def _independent(result: Any) -> Any:
+    """Returns a result that can be used again.
+
+    Raises:
+        RuntimeError: it can be used only once.
+    """
+    each = result.values() if isinstance(result, dict) else result if isinstance(result, (list, tuple)) else [result]
+    if any(getattr(one, "requires_grad", False) or hasattr(one, "send") for one in each):
+        raise RuntimeError("autotune: a function cannot be skipped whose result is part of the model's graph or a generator")
+    return result
 
 
 _skipped: Optional[SkippedStages] = None

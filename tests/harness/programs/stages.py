@@ -71,7 +71,19 @@ def collate(samples):
     return default_collate(samples)
 
 
+class Log:
+    def write(self, loss):
+        note("write")
+        return loss.item()
+
+
+def loss_of(model, images):
+    note("loss")
+    return model(images).square().mean()
+
+
 def main():
+    log = Log()
     model = torch.nn.Linear(288, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = Stream() if "stream" in WORDS else Pictures()
@@ -79,10 +91,11 @@ def main():
     for images, numbers in loader:
         assert images.shape == (8, 288)
         assert numbers.shape == (8,)
-        loss = model(images).square().mean()
+        loss = loss_of(model, images)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        assert isinstance(log.write(loss), float)
 
 
 if __name__ == "__main__":
