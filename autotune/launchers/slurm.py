@@ -1,7 +1,7 @@
 """Runs trials in a job of Slurm: `srun` starts the agent on a node, and its standard input and output are the link.
 
-The job lives as long as the study. Only `srun` and `squeue` are needed: no accounting (`sacct`), no batch script, no port.
-`squeue` is asked for reasons, and for the job's state when the agent is silent; the agent itself says how trials end.
+The job lives as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch script, no
+port. `squeue` is asked for reasons, and for the job's state when the agent is silent; the agent itself says how trials end.
 
 A trial may have several nodes: then the agent runs on the job's first node, and on each other one a task that only waits for
 the end of its standard input, to which srun passes the link as well. The user's own `srun` starts the trial's ranks, as a
@@ -61,6 +61,7 @@ class SlurmLauncher(RemoteLauncher):
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm = slurm
+        self._unended: set[str] = set()  # jobs that Slurm may still count as running although srun is gone
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -68,7 +69,13 @@ class SlurmLauncher(RemoteLauncher):
             raise BadInput("launcher: srun is not installed here, got 'slurm'. Start autotune on a machine that submits jobs.")
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent looks only at its own node
-        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen)
+        cancel(self._unended)
+        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen, unended=self._unended)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        super().close()
+        cancel(self._unended)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
@@ -82,14 +89,24 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start steps of their own in the agent's job.
         seen: paths that every node of the job must see.
+        unended: gets the job's number if srun ends otherwise than it should.
     """
 
-    def __init__(self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = ()) -> None:
+    def __init__(
+        self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = (), unended: set[str] | None = None
+    ) -> None:
         self._words = command(slurm, os.environ, is_shared=is_shared)
         super().__init__([*self._words, *agent_command(*seen)])
-        self._slurm = slurm
+        self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
         self._queued_s = time.monotonic()  # when the job was last known to be queued
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        job = self._job() if self._end.alive and JOB not in os.environ else ""
+        super().close()
+        if job and self._process.returncode:
+            self._unended.add(job)
 
     def why_waiting(self) -> str:
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
@@ -173,6 +190,22 @@ class Srun(ChildTransport):
         """Returns srun's error messages on one line, or else the last line of whatever was printed."""
         lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
+
+
+def cancel(jobs: set[str]) -> None:
+    """Cancels jobs, and removes those from the set that Slurm's controller answers for.
+
+    srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
+    allocated until the job's time limit, although nothing runs there.
+    """
+    for job in sorted(jobs):
+        try:
+            asked = ["scancel", "--quiet", job]
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if not any(word in answer.stderr for word in UNREACHABLE):
+            jobs.discard(job)
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:
