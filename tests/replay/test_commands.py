@@ -191,7 +191,7 @@ def _is_worker(process):
         (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
         (
             ["record", "search_space=none", "model=mlp"],
-            "search_space: no domain in it, so there is only one configuration to record",
+            "search_space: has no domains, so there is only one configuration to record",
         ),
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "the name of a table ends in .jsonl.gz"),

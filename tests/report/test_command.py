@@ -88,7 +88,7 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
 
 
 def test_standard_output_takes_the_report_alone_or_nothing(here, capsys):
-    assert "--json: standard output takes the report itself, got -o -" in refused(capsys, "resnet18", "-o", "-", "--json")
+    assert "--json: with -o - the report itself goes to standard output, got both" in refused(capsys, "resnet18", "-o", "-", "--json")
     words = [sys.executable, "-m", "autotune", "report", "resnet18", "-o", "-"]
     closed = subprocess.run(["sh", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stdout) == (2, "")
