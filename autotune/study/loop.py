@@ -480,7 +480,7 @@ def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
 
 
 def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:
-    lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
+    lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     if NO_MODULE in record.reason:

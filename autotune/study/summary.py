@@ -315,7 +315,7 @@ def _unproven(
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
         reason = decision.reason
         if is_barred(baseline):
-            today = f"the program as it is run today ({baseline.reason})"
+            today = f"the unchanged program ({baseline.reason})"
             reason = f"no tried configuration keeps the constraints, and neither does {today}"
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best

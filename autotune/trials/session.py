@@ -153,7 +153,7 @@ class Session:
             knobs=knobs,
             changed={},
             rules=rules,
-            why="the program as it is run today",
+            why="the program as you run it today",
             max_s=None if total_s is None else max(MIN_BASELINE_S, self.budget.left_s),
             retry_max_s=None if total_s is None else max(MIN_TRIAL_S, total_s / 4),
         )

@@ -176,7 +176,10 @@ OPTIONS: list[tuple[list[str], str]] = [
         ["verify", "claim.yaml", "precision.amp=off", "--", "python", "train.py"],
         "precision.amp: set by the file that is verified",
     ),
-    (["verify", "claim.yaml", "threads.intra=choice(1,2)", "--", "python", "train.py"], "threads.intra: `verify` searches nothing"),
+    (
+        ["verify", "claim.yaml", "threads.intra=choice(1,2)", "--", "python", "train.py"],
+        "threads.intra: `verify` searches nothing",
+    ),
     (
         ["verify", "claim.yaml", "study.budget.minutes=3", "--", "python", "train.py"],
         "study.budget.minutes: has no effect on `verify`",
