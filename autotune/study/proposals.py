@@ -170,9 +170,7 @@ class Search(Settled):
             yield from self._cheap(until=self._is_time_for_late)
         self._session.schedule.drain()
         self._compare_losses()
-        if (
-            self._is_led
-        ):  # the late proposals are then only the best restricted to lower tiers, to report these next to the winner
+        if self._is_led:  # the late proposals then only restrict the best to lower tiers, to report these next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -367,9 +365,7 @@ class Search(Settled):
                 self._forget(proposal)
                 num_known += 1
             elif not self._fits(proposal.knobs):
-                self._study.tell(
-                    trial, state=optuna.trial.TrialState.FAIL
-                )  # not measured, so it may be proposed again, except in a grid
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again, except in a grid
                 self._left_out[configuration_key(self._space.changed(proposal.knobs))] = proposal.knobs
                 num_too_dear += 1
             else:

@@ -15,7 +15,7 @@ from autotune.testing.studies import make_study
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
 UNPROVEN = {"ratio": 1.5, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run: the search's own numbers"}
 NOTHING = {"ratio": None, "ci": None, "verdict": "ambiguous", "reason": "nothing but the baseline was measured"}
-SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configuration that trained came near the baseline"}
+SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configuration that trained came close to the baseline"}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configurat
         ("interrupted", FASTER, "faster: 2.41x [2.36, 2.46] (interrupted)"),
         ("interrupted", UNPROVEN, "ambiguous: 1.50x (interrupted)"),
         ("complete", NOTHING, "no verdict: nothing but the baseline was measured"),
-        ("complete", SLOWER, "same: no configuration that trained came near the baseline"),
+        ("complete", SLOWER, "same: no configuration that trained came close to the baseline"),
         ("interrupted", None, "interrupted: stopped by the user"),
         ("running", None, "running"),
         ("failed", None, "failed: stopped by the user"),

@@ -125,9 +125,7 @@ def _plot(study: Study, found: Sized) -> Plot:
     across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, is_log=True)
     capacity_bytes = found.capacity_bytes if found.is_near else None
     marks = [_capacity(capacity_bytes, height)] if capacity_bytes else []
-    above = (
-        height(capacity_bytes or height.high) - TEXT_FRAC
-    )  # an axis label above this height would overlap the line of the capacity
+    above = height(capacity_bytes or height.high) - TEXT_FRAC  # an axis label above this would overlap the capacity's line
     places: dict[tuple[str, float, int], Markup] = {}  # trials at the same place are drawn once
     for trial in found.measured:
         x, y = across(_batch(trial)), at_height(height(float(trial["peak_memory_bytes"])))
