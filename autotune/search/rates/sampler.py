@@ -64,8 +64,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
     Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds that its
-    trial takes and the chance that it runs out of memory. The prior is the usual gain of each knob. All trials are read from the
-    journal, including running trials and trials that this sampler did not propose.
+    trial takes and the chance that it runs out of memory. The prior is the usual gain of each knob. All trials are read from
+    the journal, including running trials and trials that this sampler did not propose.
 
     With several objectives, without rates, or with an objective that does not follow the rate, the fallback proposes, and the
     reason is given. If D and L do not explain the rates, a model of the rates alone is used.
