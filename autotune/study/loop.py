@@ -231,7 +231,7 @@ class _Study:
         try:
             self._explaining.run_asked(wanted, record, role)
         except Ending as ending:
-            if str(ending):  # the program was edited, or the device is at fault
+            if str(ending):  # the program was edited, or the device is faulty
                 raise BadInput(f"STUDY: {ending}.") from None
             raise KeyboardInterrupt from None
         finally:
