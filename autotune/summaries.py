@@ -4,7 +4,7 @@ Values of trials are those of TrialRecord; terms, identity, pinned, settings, pl
 slots those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
-- why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased upwards as the best of many.
+- why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.
 - baseline: is_barred is true if it violates a constraint, which reason names; otherwise it is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
