@@ -96,6 +96,7 @@ CHECK = {"trial": whole_number, "cause": text, "where": text, "remedy": text, "p
 FINDING = {
     "cause": text, "where": text, "evidence": text, "basis": text, "gain": GAIN, "check?": CHECK,
     "remedy": {"knob?": text, "value?": knob_value, "code?": text},
+    "without?": (None, {"stages": [text], "gain": GAIN, "remaining": [number]}),
 }  # fmt: skip
 EXPLANATION = {
     "explained": [{

@@ -11,6 +11,7 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
+from autotune.explained import WITHOUT
 from autotune.knobs.base import value_text
 from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
@@ -25,9 +26,9 @@ class Check:
     Attributes:
         trial: number of the explained trial.
         cause, where: cause and place of the finding.
-        remedy: what was tried, such as "loader.num_workers=2" or the command of the fixed program.
-        how: how the gain was measured: TRIALS, PAIRS or FIXED.
-        predicted, measured: the predicted and the measured gain.
+        remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
+        how: how the gain was measured: TRIALS, PAIRS, WITHOUT or FIXED.
+        predicted, measured: the predicted and the measured gain; for WITHOUT, the gain if the cause took no time.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
@@ -77,19 +78,27 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         trial=trial,
         cause=finding.cause,
         where=finding.where,
-        remedy=remedy or _setting(finding),
+        remedy=remedy or _remedy(finding),
         how=how,
-        predicted=finding.gain,
+        predicted=finding.without.gain if how == WITHOUT and finding.without else finding.gain,
         measured=measured,
         num_pairs=num_pairs,
     )
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the earlier check by pairs of a finding's setting, with today's prediction; None if there was none."""
-    key = (trial, finding.cause, _setting(finding), PAIRS)
-    made = next((one for one in checks if (one["trial"], one["cause"], one["remedy"], one["how"]) == key), None)
-    return replace(from_json(made, Check), where=finding.where, predicted=finding.gain) if made else None
+    """Returns the earlier check by pairs of a finding's remedy, with today's prediction; None if there was none."""
+    key = (trial, finding.cause, _remedy(finding))
+    able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
+    made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
+    if made is None:
+        return None
+    predicted = finding.without.gain if made["how"] == WITHOUT and finding.without else finding.gain
+    return replace(from_json(made, Check), where=finding.where, predicted=predicted)
+
+
+def _remedy(finding: Finding) -> str:
+    return _setting(finding) if finding.knob or not finding.without else f"without {', '.join(finding.without.stages)}"
 
 
 def _setting(finding: Finding) -> str:
@@ -100,8 +109,11 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing but a change of the code may help, the finding stays without the setting, and its gain is a
-    bound.
+    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause.
     """
+    if check.how == WITHOUT and finding.without:
+        basis = f"{check.num_pairs} pairs without it, in turn; what usually remains after a change of the code"
+        return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
         return without_setting(finding)
     basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how

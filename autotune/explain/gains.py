@@ -39,6 +39,19 @@ def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
     return Gain(low=low, mid=mid, high=high, kind=kind)
 
 
+def gain_of_part(whole: Gain, remaining: Saved, kind: Kind) -> Gain:
+    """Returns the gain if only a part of a cost is removed.
+
+    Args:
+        whole: the gain if all of it is removed.
+        remaining: share of it that remains: at most, usually, at least.
+        kind: kind of the result.
+    """
+    saved = (gain / (1 + gain) for gain in (whole.low, whole.mid, whole.high))  # as a share of the step
+    low, mid, high = ((1 - left) * max(0.0, each) for left, each in zip(remaining, saved, strict=True))
+    return gain_of(1.0, (low, mid, high), kind)
+
+
 def measured_gain_of(ratio: float, half: float) -> Gain:
     """Returns the gain for a measured ratio of two rates; `half` is the half-width of the interval of its logarithm."""
     return Gain(low=ratio * math.exp(-half) - 1, mid=ratio - 1, high=ratio * math.exp(half) - 1, kind="measured")

@@ -163,6 +163,7 @@ class Spec:
         late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
         is_quiet: in mode "apply", whether to report only settings that did not take effect.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
+        skipped: stages of the loader that are skipped to measure what they cost, see explain/skipping.py.
         host, epoch_s: name of the machine that launches the trial, and when its monotonic clock was 0, in seconds since the
             epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. "" and None in a real run.
     """
@@ -191,6 +192,7 @@ class Spec:
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
     is_quiet: bool = False
     explain: str = ""
+    skipped: List[str] = dataclasses.field(default_factory=list)
     host: str = ""
     epoch_s: Optional[float] = None
     schema: int = SCHEMA

@@ -49,6 +49,7 @@ class Session(TrialContext):
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
         from . import applied, away, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
+        from .explain import skipping
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -69,6 +70,8 @@ class Session(TrialContext):
         self.gradients = gradients.Gradients(self)
         if self.spec.mode == "explain":
             self._make_explained()
+        if self.spec.skipped:
+            skipping.begin(tuple(self.spec.skipped))
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)

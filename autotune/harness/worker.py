@@ -60,7 +60,8 @@ class WorkerInit:
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
-        observe: called in the worker to observe where its time goes (explain/workers.py); None except in the pass "lines".
+        observe: called in the worker to observe where its time goes (explain/workers.py) or to skip stages
+            (explain/skipping.py); None except in such trials.
     """
 
     def __init__(

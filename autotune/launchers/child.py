@@ -22,7 +22,8 @@ from autotune.plain_text import plain, shortened
 # Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
 # nodes it only keeps the job's place, until standard input ends: by the link, which srun passes to all tasks.
 _AGENT = (
-    'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
+    # After the message it waits: srun ends all tasks once one has failed, and may lose what that one has just printed.
+    'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
 )

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
@@ -20,7 +20,7 @@ from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
 from autotune.explain.tables import Explanation, explained, read_tables, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
-from autotune.explained import entry_of
+from autotune.explained import WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
@@ -41,7 +41,6 @@ MAX_CHECKS = 3  # at most this many findings of a trial are tried
 # the measured program spends a step.
 MAX_SLOWDOWN = 1.5
 Pair = tuple[float, float]  # score with the remedy, score without
-Side = tuple[Session, Knobs, str]
 ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
 
 
@@ -64,6 +63,15 @@ class Wanted:
     fixed: CommandTemplate | None = None
     finding: int = 1
     pairs: int = 2
+
+
+class Side(NamedTuple):
+    """One of two sides that are measured in turn: where, with which knobs, its name, and the stages that are skipped."""
+
+    session: Session
+    knobs: Knobs
+    why: str
+    skipped: tuple[str, ...] = ()
 
 
 OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
@@ -236,7 +244,10 @@ class Explaining:
     def _tried(
         self, record: TrialRecord, findings: Sequence[Finding], ends_s: float | None
     ) -> tuple[list[Finding], list[checks.Check]]:
-        """Tries the settings that findings propose, while there is time: one ABBA round each, the largest gains first."""
+        """Tries findings while there is time, the largest gains first, in one ABBA round each.
+
+        A finding is tried with the setting that it proposes, or without the stages that cost too much.
+        """
         kept: list[Finding] = []
         made: list[checks.Check] = []
         for finding in findings:
@@ -247,16 +258,22 @@ class Explaining:
         return kept, made
 
     def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
-        assert finding.value is not None
         if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
             return before
         session, cause = self._session, finding.cause
-        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
-        if not self._is_time_for(self._pairs_s(record, changed), ends_s):
+        knobs, skipped = self._remedied(record, finding)
+        if not self._is_time_for(self._pairs_s(record, knobs), ends_s):
             return None
-        sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
+        new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
+        sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
-        return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
+        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS) if pairs else None
+
+    def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
+        """Returns the knobs, and the stages to skip, that show what a finding's remedy gains."""
+        if finding.value is not None:
+            return configuration_with(record, finding.knob, finding.value, self._session.resolved), ()
+        return record.knobs, finding.without.stages if finding.without else ()
 
     def _pairs_s(self, record: TrialRecord, changed: Knobs) -> float:
         """Returns the expected seconds of one ABBA round. Only the first trial compiles; the others use the cache."""
@@ -268,8 +285,10 @@ class Explaining:
         scores: list[float] = []
         with contextlib.suppress(OutOfTime):
             for is_new in ORDER:
-                session, knobs, why = sides[is_new]
-                made = session.measure_check(record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s)
+                session, knobs, why, skipped = sides[is_new]
+                made = session.measure_check(
+                    record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s, skipped=skipped
+                )
                 if not (made.outcome.may_win and made.score):
                     break
                 scores.append(made.score)
@@ -281,10 +300,8 @@ class Explaining:
         return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns why the setting that a finding proposes was not tried, and the command that tries it."""
-        assert finding.value is not None
-        changed = configuration_with(record, finding.knob, finding.value, self._session.resolved)
-        needed_s = self._pairs_s(record, changed)
+        """Returns why a finding was not tried, and the command that tries it."""
+        needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
         command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
         return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 
@@ -298,14 +315,14 @@ class Explaining:
         finding = _chosen(entry_of(self.document, record.number), wanted, session.folder.name)
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
-            (session, record.knobs, f"{finding.cause}: the unchanged program"),
-            (other, record.knobs, f"{finding.cause}: the fixed program"),
+            Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
+            Side(other, record.knobs, f"{finding.cause}: the fixed program"),
         )
         pairs: list[Pair] = []
         for _ in range((wanted.pairs + 1) // 2):
             pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
             last = session.records[-1]
-            if not last.outcome.may_win and last.why == sides[True][2]:
+            if not last.outcome.may_win and last.why == sides[True].why:
                 raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
@@ -317,7 +334,7 @@ class Explaining:
 
 def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
     """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if nothing is left of it."""
-    if not (_is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
+    if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
 
@@ -334,8 +351,9 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
-    was = (finding.check or {}).get("predicted")
-    return replace(finding, gain=from_json(was, Gain)) if was else finding
+    check = finding.check or {}
+    is_other = check.get("how") == WITHOUT  # then the check's gain is that of a cause which costs nothing at all
+    return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 
 def _slowed(evidence: Evidence) -> str:
@@ -348,8 +366,8 @@ def _slowed(evidence: Evidence) -> str:
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether a finding names a setting that was not tried yet."""
-    return bool(finding.knob) and finding.value is not None and finding.check is None
+    """Whether a finding can be tried, and was not yet."""
+    return finding.check is None and (finding.value is not None or finding.without is not None)
 
 
 def _failed(name: str, record: TrialRecord) -> str:

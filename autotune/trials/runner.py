@@ -53,6 +53,7 @@ class Request(TrialRequest):
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
         first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. A comparison of losses has
             mode, seed, max_steps and max_s; a pass of explain has mode and explain.
+        skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
     """
 
     rules: MeasureRules
@@ -64,6 +65,7 @@ class Request(TrialRequest):
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
     first_steps: dict[str, Any] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -306,6 +308,7 @@ class TrialRunner:
             promote_above_per_s=request.promote_above_per_s,
             cycle=self.cycle,
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
+            skipped=list(request.skipped),
             **request.first_steps,
         )
 

@@ -172,6 +172,8 @@ class RunningTrial:
             record.evidence["device_held"] = self._held
         if "seed" in request.first_steps:
             record.evidence["seed"] = request.first_steps["seed"]
+        if request.skipped:
+            record.evidence["skipped"] = list(request.skipped)
         record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
         if first:
             _join(record, first)

@@ -362,7 +362,15 @@ class Session:
         return self._run(request).record
 
     def measure_check(
-        self, first: TrialRecord, knobs: Knobs, *, cause: str, round_number: int, why: str, ends_s: float | None
+        self,
+        first: TrialRecord,
+        knobs: Knobs,
+        *,
+        cause: str,
+        round_number: int,
+        why: str,
+        ends_s: float | None,
+        skipped: tuple[str, ...] = (),
     ) -> TrialRecord:
         """Measures one side of a pair that tries what a finding proposes, in a fresh process.
 
@@ -373,8 +381,10 @@ class Session:
             round_number: round of the pair.
             why: one line that names the side.
             ends_s: as in `explain`.
+            skipped: stages of the loader to skip.
         """
-        return self._run(self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s)).record
+        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, skipped=skipped)
+        return self._run(request).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
         """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.

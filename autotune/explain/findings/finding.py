@@ -7,9 +7,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.gains import Gain
+from autotune.explain.gains import Gain, Saved, gain_of_part
 from autotune.plain_json import from_json
 from autotune.records import KnobValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Without:
+    """How to measure what a cause costs without changing the program: the harness skips stages of the loader.
+
+    Attributes:
+        stages: stages to skip, see `harness/explain/skipping.py`.
+        gain: predicted gain if they took no time.
+        remaining: share of their time that a remedy leaves: at most, usually, at least.
+    """
+
+    stages: tuple[str, ...]
+    gain: Gain
+    remaining: Saved
+
+    def remedied(self, measured: Gain) -> Gain:
+        """Returns what a remedy gains, given the gain that was measured without the stages."""
+        return gain_of_part(measured, self.remaining, "predicted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +43,7 @@ class Finding:
         basis: what the gain is computed from.
         knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
+        without: how to measure the program without the cause; None if that is impossible.
         check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 
@@ -35,6 +55,7 @@ class Finding:
     knob: str = ""
     value: KnobValue | None = None
     code: str = ""
+    without: Without | None = None
     check: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:

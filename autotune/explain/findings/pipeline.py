@@ -6,10 +6,10 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding
+from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.gains import Gain, Saved, gain_of
 from autotune.harness.explain.documents import (
     COLLATE,
@@ -41,6 +41,7 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 # decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # most transforms that a finding names
+MOST_FRAC = 0.8  # a part can be measured by skipping stages if it is at least this share of their work
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
@@ -60,7 +61,8 @@ class Part:
     Attributes:
         cause: cause of a finding, if the part takes too long.
         where: place in the code, or name of the stage.
-        what: names of the stages.
+        what: names of the stages, and of several transforms also their seconds.
+        stages: names of the stages.
         cpu_s: seconds on a CPU.
         blocked_s: seconds in which it neither runs on a CPU nor waits for one, because of storage, network or sleep.
     """
@@ -68,6 +70,7 @@ class Part:
     cause: str
     where: str
     what: str
+    stages: tuple[str, ...]
     cpu_s: float
     blocked_s: float
 
@@ -184,6 +187,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
         cause=cause,
         where=where,
         what=_names({stage.name: cpu_s + blocked_s for stage, cpu_s, blocked_s in costs}),
+        stages=tuple(dict.fromkeys(stage.name for stage, _, _ in costs)),
         cpu_s=math.fsum(cpu_s for _, cpu_s, _ in costs),
         blocked_s=math.fsum(blocked_s for _, _, blocked_s in costs),
     )
@@ -224,7 +228,22 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
         basis=_basis(evidence),
         code=CODE[part.cause],
+        without=_without(evidence, part),
     )
+
+
+def _without(evidence: Evidence, part: Part) -> Without | None:
+    """Returns how to measure the program without a part; None if skipping its stages would also skip much other work.
+
+    Opening a file and the data set's own code are only skipped with the whole sample.
+    """
+    skipped = (ITEM,) if {ITEM, READ} & {*part.stages} else part.stages
+    inside = [one for one in stages(evidence) if one.name in skipped or (ITEM in skipped and one.name != COLLATE)]
+    if part.work_s < MOST_FRAC * math.fsum(math.fsum(_work(one)) for one in inside):
+        return None
+    work_s, cpu_s = part.work_s * evidence.batch, part.cpu_s * evidence.batch
+    gain = replace(gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s, cpu_s=cpu_s), kind="predicted")
+    return Without(stages=skipped, gain=gain, remaining=REMAINING[part.cause])
 
 
 def _basis(evidence: Evidence) -> str:

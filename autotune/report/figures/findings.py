@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explained import accuracy_text, diagnosis_lines, gain_text, other_checks, remedy_text, signed, size_text
+from autotune.explained import (
+    WITHOUT,
+    accuracy_text,
+    diagnosis_lines,
+    gain_text,
+    other_checks,
+    remedy_text,
+    signed,
+    size_text,
+)
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
@@ -72,7 +81,15 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
 def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the gains of a finding: predicted and, if it was tried, measured."""
     check = finding.get("check")
-    return [{**check["predicted"], "kind": PREDICTED}, check["measured"]] if check else [finding["gain"]]
+    if not check:
+        return [finding["gain"]]
+    predicted = finding["gain"] if _is_without(finding) else check["predicted"]
+    return [{**predicted, "kind": PREDICTED}, check["measured"]]
+
+
+def _is_without(finding: Mapping[str, Any]) -> bool:
+    """Whether what was measured is the program without the cause, of which any remedy leaves a part."""
+    return (finding.get("check") or {}).get("how") == WITHOUT
 
 
 def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
@@ -84,7 +101,8 @@ def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
             line(scale(0.0), scale(0.0), "one", 0, TRACK_PX),
         ]
         label, note = ("", "") if rows else (f"{number}  {finding['cause']}", str(finding["where"]))
-        rows.append(Row(label=label, note=note, value=gain_text(gain), marks=marks))
+        value = f"{'without it, ' if rows and _is_without(finding) else ''}{gain_text(gain)}"
+        rows.append(Row(label=label, note=note, value=value, marks=marks))
     return rows
 
 
