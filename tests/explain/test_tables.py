@@ -231,7 +231,7 @@ def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) 
     path = tmp_path / document_file("lines", 0)
     compiled = {"recompilations": [{"file": "train.py", "count": value}]}
     path.write_text(json.dumps({**json.loads(path.read_text()), "compiled": compiled}))
-    with pytest.raises(Unreadable, match="not a document of this pass: count: no number"):
+    with pytest.raises(Unreadable, match="not a document of this pass: count: not a number"):
         read_document(path, Lines)
 
 

@@ -196,7 +196,7 @@ def _is_worker(process):
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "the name of a table ends in .jsonl.gz"),
         (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
-        (["record", "measure.racing=true", "model=mlp"], "measure.racing: false in every recording"),
+        (["record", "measure.racing=true", "model=mlp"], "measure.racing: is false in every recording"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp_path, monkeypatch):
