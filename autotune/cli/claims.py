@@ -1,4 +1,4 @@
-"""Renders a verification for a terminal: what the file claims and what was measured."""
+"""Renders a verification for a terminal: claimed and measured values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes the rest of a study: the plan once the baseline is measured, and what is left before each trial."""
+"""Describes the rest of a study: the plan after the baseline, and the time left before each trial."""
 
 from __future__ import annotations
 

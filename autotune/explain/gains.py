@@ -9,7 +9,7 @@ from typing import Literal
 Kind = Literal["bound", "floor", "predicted", "measured"]
 Saved = tuple[float, float, float]  # seconds of a step that a change would save: at least, probably, at most
 LEAST_GAIN = 0.03  # smaller gains are not claimed
-LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much of it is removed
+LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much is removed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Gain:
     """How much faster training would be, as fractions: 0.38 for 38 % more samples per second.
 
     Attributes:
-        low, high: interval; the true gain should lie inside in nineteen of twenty cases.
+        low, high: interval; it should contain the true gain in 19 of 20 cases.
         mid: best estimate.
         kind: "bound" if no change can gain more than `high`; "floor" if removing the cost gains at least `low`; "predicted"
             from a model or from other trials; "measured" side by side.

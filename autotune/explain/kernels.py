@@ -14,7 +14,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
-MOST_SHARED_BYTES = 48 << 10  # of a block, unless a kernel asks for more, which Kineto's estimate of the occupancy leaves out
+MOST_SHARED_BYTES = 48 << 10  # of a block, unless a kernel requests more, which Kineto's estimate of the occupancy ignores
 
 COLUMNS = {
     "rank": "rank of the process",
@@ -100,7 +100,7 @@ def _sizes(value: Any) -> str | None:
 
 
 def _precision(trace: Trace, kernel: str, launcher: int) -> Row:
-    """Returns what the names of a kernel and of the operator that launched it (event -1: unknown) say of its precision."""
+    """Returns a kernel's precision, from its name and that of the operator that launched it (event -1: unknown)."""
     return {
         "precision": width_of(kernel, trace.types_of(launcher)),
         "tensor_core_used": tensor_core_used(kernel),

@@ -15,9 +15,9 @@ from typing import Any, Mapping, Optional
 from . import protocol
 from .context import TrialContext
 
-AHEAD = 2  # rank 0 tells the number this many steps ahead; all ranks see it in time (they run in lockstep)
-ASK_EVERY_S = 0.1  # between two questions to the store, each of which takes a way through the network
-AHEAD_S = 0.3  # on several nodes, the last step lies at least this many seconds ahead
+AHEAD = 2  # rank 0 announces the number this many steps ahead; all ranks see it in time, because they run in lockstep
+ASK_EVERY_S = 0.1  # between two requests to the store, each of which goes through the network
+AHEAD_S = 0.3  # on several nodes, the last step is at least this many seconds ahead
 SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
 
 
@@ -60,7 +60,7 @@ class Announcement:
 
 
 def num_ahead(context: TrialContext) -> int:
-    """Returns how many steps after this one the number must lie, so that all ranks have heard it by then."""
+    """Returns how many steps ahead the announced step must be, so that all ranks know it in time."""
     num = AHEAD + context.clock.run_ahead
     if not is_spread(os.environ):
         return num
@@ -70,7 +70,7 @@ def num_ahead(context: TrialContext) -> int:
 
 
 def is_spread(environment: Mapping[str, str]) -> bool:
-    """Returns whether the ranks are on several nodes, as far as their launcher says."""
+    """Returns whether the ranks are on several nodes, according to their launcher."""
     for names in SIZES:
         here, everywhere = (environment.get(name, "") for name in names)
         if here.isdigit() and everywhere.isdigit():

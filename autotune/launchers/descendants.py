@@ -17,7 +17,7 @@ from autotune.launchers import process_tree
 class Descendants:
     """The processes of all running trials.
 
-    `look` lists the process ids and reads the parents of new ones only, which is cheap enough to do once a second while a trial
+    `look` lists all process ids, but reads only the parents of new ones. That is cheap enough to do once a second while a trial
     is measured.
     """
 

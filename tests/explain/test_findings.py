@@ -379,7 +379,7 @@ def test_convolutions_that_convert_their_images_are_better_off_in_channels_last(
     domains = {"layout.channels_last": [False, True]}
     (finding,) = of(0.02, domains)
     assert (finding.cause, finding.knob, finding.value) == ("layout conversions", "layout.channels_last", True)
-    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) go to converting images between NCHW and NHWC"
+    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) are spent on converting images between NCHW and NHWC"
     assert (finding.gain.low, finding.gain.mid, finding.gain.high) == pytest.approx((1 / 0.9 - 1, 1 / 0.8 - 1, 1 / 0.6 - 1))
     (finding,) = of(0.02, domains, **{"layout.channels_last": True})
     assert (finding.knob, finding.code) == ("", "keep model and images in torch.channels_last throughout")
@@ -455,7 +455,7 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     memory = [made.memory(), made.memory(rank=1, device="cuda", alloc_retries=4, fragmentation_frac=0.3)]
     finding = top(made.evidence(made.lines(FORWARD_LINE), memory=memory, **given))
     assert (finding.cause, finding.where, finding.value) == ("allocator retries", "rank 1", "expandable_segments")
-    assert finding.evidence.startswith("2 retries a step")
+    assert finding.evidence.startswith("2 retries per step")
     assert finding.evidence.endswith("30 % of the reserved memory is unused")
     assert finding.gain.mid == pytest.approx(1 / (1 - 2 * 0.005 / 0.1) - 1)
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code

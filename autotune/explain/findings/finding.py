@@ -41,18 +41,18 @@ class Without:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What costs time in one configuration.
+    """Something that costs time in one configuration.
 
     Attributes:
         cause: one of `findings.RULES`.
         where: "file:line", a stage of the input pipeline, a kernel, or "rank 1".
-        evidence: what was seen, with numbers.
+        evidence: what was observed, with numbers.
         gain: what removing the cause would gain.
-        basis: what the size of the gain is based on.
-        knob, value: setting that removes the cause; "" and None if only a change of the code removes it.
+        basis: what the gain is computed from.
+        knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
         without: how to measure the program without the cause; None if that is impossible.
-        check: what became of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
+        check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 
     cause: str

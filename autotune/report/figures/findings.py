@@ -1,4 +1,4 @@
-"""Figures on what costs time in a trial: predicted gains beside measured ones."""
+"""Figures on what costs time in a trial: predicted and measured gains."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def findings(study: Study) -> Figure:
 
 
 def baseline_findings(study: Study) -> Figure:
-    """Returns what costs time in the program as it is run today."""
-    key, title = "baseline-findings", "What costs time as it is run today?"
+    """Returns what costs time in the unchanged program."""
+    key, title = "baseline-findings", "What costs time in the unchanged program?"
     if study.best == BASELINE:
-        return Figure(key=key, title=title, absent="The best is the program as it is run today: see what costs time.")
+        return Figure(key=key, title=title, absent="The best is the unchanged program: see what costs time.")
     return _findings(study, BASELINE, key, title)
 
 
@@ -46,24 +46,24 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
     found = entry.get("findings") or []
     accuracy = accuracy_text(document)
     notes = [
-        *(f"Tried, too: {line}." for line in other_checks(document, [entry])),
+        *(f"Also tried: {line}." for line in other_checks(document, [entry])),
         *([f"Explanations so far: {accuracy}."] if accuracy else []),
     ]
     notes += [sentence(note) for note in entry.get("notes") or []]
     if not found and not any(one["outcome"] == "ok" for one in (entry.get("passes") or {}).values()):
-        absent = f"Not known, as no pass of it ended well. `{_command(study, number)}` runs them again."
+        absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
-    says = "How many more samples a second the training makes without each cost. Gains do not add up."
+    says = "How many more samples per second the training makes without each cost. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
 
 
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
-    why = f" It was left out of the study: {skipped}." if skipped else ""
-    return f"Where the time goes was not looked at.{why} `{_command(study, number)}` does it."
+    why = f" The study skipped this: {skipped}." if skipped else ""
+    return f"It was not examined where the time goes.{why} `{_command(study, number)}` does this."
 
 
 def _command(study: Study, number: int) -> str:
@@ -79,7 +79,7 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
 
 
 def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the gains of a finding: as predicted and, if it was tried, as measured."""
+    """Returns the gains of a finding: predicted and, if it was tried, measured."""
     check = finding.get("check")
     if not check:
         return [finding["gain"]]
