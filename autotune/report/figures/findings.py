@@ -63,7 +63,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
     why = f" The study skipped this: {skipped}." if skipped else ""
-    return f"It was not examined where the time goes.{why} `{_command(study, number)}` does this."
+    return f"Where the time goes was not examined.{why} `{_command(study, number)}` does this."
 
 
 def _command(study: Study, number: int) -> str:
