@@ -14,7 +14,7 @@ from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, number_text
 from autotune.records import KnobValue
 
-SOURCES = {"loader": "as the loader's batches say", "forward calls": "as the calls of the model say"}
+SOURCES = {"loader": "from the loader's batches", "forward calls": "from the calls of the model"}
 NO_LOADER = "no DataLoader of torch feeds the optimizer's steps"
 
 
@@ -133,11 +133,11 @@ def _setting(name: str, value: KnobValue | None) -> str:
 
 
 def _step(result: RankResult) -> str:
-    """Returns what a step is and roughly how long it takes: "16 samples, as the loader's batches say; about 0.17 s"."""
+    """Returns what a step is and roughly how long it takes: "16 samples, from the loader's batches; about 0.17 s"."""
     samples, ends_s = result.steps.get("samples") or [], result.steps.get("end_s") or []
     usual = statistics.median(samples) if samples else None
     source = SOURCES.get(result.unit_source, result.unit_source)
-    what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counted as one: its samples are not known"
+    what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counts as one: the number of samples is unknown"
     if result.world_size > 1:
         what += " in each process"
     batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead shows 1.2 after five steps
@@ -146,7 +146,7 @@ def _step(result: RankResult) -> str:
         parts.append(f"{batches} batches each")
     gaps_s = [later - earlier for earlier, later in itertools.pairwise(ends_s)]
     if gaps_s and (usual_s := statistics.median(gaps_s)) > 0:
-        parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, after so few steps a rough figure)")
+        parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, a rough figure after so few steps)")
     return "; ".join(parts)
 
 

@@ -1,19 +1,19 @@
 """Describes the document summary.json, which `autotune show --json` prints, and checks one that was read from disk.
 
 Values of trials are those of TrialRecord; terms, identity, pinned, settings, placeholders, detected, target, warm_start and
-slots those of StudyRecord. What the shapes below do not say by themselves:
+slots those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
-- why_no_ci says why the ci beside it is null. measured_in "search" is a single measurement, biased upwards as the best of many.
-- baseline: is_barred is true if it breaks a constraint, which reason names; otherwise it is absent.
+- why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.
+- baseline: is_barred is true if it violates a constraint, which reason names; otherwise it is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
   "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget
-  that lets missing effects be measured. front is the Pareto front of several objectives.
+  with which the missing effects can be measured. front is the Pareto front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed are the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
-- disturbed_by: a disturbance that was accepted from a trial on. own_share, drift, not_finite and page_cache are sentences on
-  what else affects the rates; cycles is one on the cycles that steps come in.
+- disturbed_by: a disturbance that is accepted from some trial on. own_share, drift, not_finite and page_cache are sentences on
+  other things that affect the rates; cycles is a sentence on the cycles in which steps come.
 - break_even and search_cost are documents of compare/break_even.py, verification of compare/verify.py, recording of
   study/recording.py, explanation of explain/explanation.py.
 """
@@ -96,6 +96,7 @@ CHECK = {"trial": whole_number, "cause": text, "where": text, "remedy": text, "p
 FINDING = {
     "cause": text, "where": text, "evidence": text, "basis": text, "gain": GAIN, "check?": CHECK,
     "remedy": {"knob?": text, "value?": knob_value, "code?": text},
+    "without?": (None, {"stages": [text], "gain": GAIN, "remaining": [number]}),
 }  # fmt: skip
 EXPLANATION = {
     "explained": [{

@@ -33,7 +33,7 @@ GAINS = {
     ENERGY: "less energy per sample",
     COST: "lower cost per epoch",
 }
-NO_TIME = "no time"  # reason of an effect that is missing for lack of time, which one line says for all such effects
+NO_TIME = "no time"  # reason of an effect that is missing for lack of time; one line reports all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 MAX_LOG_LINES = 15  # of a failed trial, in a message
 
@@ -106,7 +106,7 @@ def rank_names(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
-    """Returns a sentence on the nodes on which nothing watches for disturbances; "" if there are none.
+    """Returns a sentence on the nodes that are not monitored for disturbances; "" if there are none.
 
     Args:
         ranks: what `ranks.joined` returned for the trial.
@@ -192,7 +192,7 @@ def verdict_text(summary: Summary) -> str:
 
 
 def break_even_text(summary: Summary) -> str:
-    """Returns a sentence on how much training makes up for the winner's slower start; "" if it starts no slower."""
+    """Returns a sentence on how much training pays for the winner's slower start; "" if the start is not slower."""
     found = summary.get("break_even")
     if not found:
         return ""
@@ -226,7 +226,7 @@ def search_cost_text(summary: Summary) -> str:
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns a line on what a study has taken over, `StudyRecord.warm_start`; "" for nothing."""
+    """Returns a line on the results that a study reuses, `StudyRecord.warm_start`; "" for none."""
     if not found:
         return ""
     names = [source["study"] for source in found["sources"]]
@@ -237,7 +237,7 @@ def warm_start_text(found: dict[str, Any]) -> str:
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
-        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that needs as much")
+        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that need as much")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 

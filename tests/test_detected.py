@@ -46,15 +46,15 @@ def test_everything_that_was_seen_is_told_in_a_few_lines():
         "precision": "fp32 parameters, autocast bf16, a gradient scaler, compiled",
         "optimizer": "2 x Adam, SGD",
         "loader": "Pictures of 1,200 samples, batch 16, workers 2, prefetch 4, pinned, one of 2, made at lib/loading.py:7",
-        "step": "64 samples in each process, as the loader's batches say; 4 batches each; about 0.5 s "
-        "(2.00 steps/s, after so few steps a rough figure)",
+        "step": "64 samples in each process, from the loader's batches; 4 batches each; about 0.5 s "
+        "(2.00 steps/s, a rough figure after so few steps)",
     }
 
 
 def test_what_is_not_there_is_said_and_what_is_not_known_left_out():
     told = dict(findings(a_result(detected={"num_steps": 3, "loader": None}, world_size=1)))
     assert told["loader"] == NO_LOADER
-    assert told["step"] == "counted as one: its samples are not known"
+    assert told["step"] == "counts as one: the number of samples is unknown"
     assert not {"torch", "device", "memory", "trains"} & set(told)
 
 

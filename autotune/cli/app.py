@@ -33,12 +33,12 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 - `autotune run model=resnet18`: a built-in recipe
 - `autotune run -- python train.py`: your own script, unmodified
 - `autotune resume STUDY`: continue a study that ended early
-- `autotune show`: the latest study again
+- `autotune show`: trials and verdict of the latest study
 - `autotune explain STUDY`: where its time goes, what a change would gain
-- `autotune report STUDY --open`: what it found, as one HTML file
+- `autotune report STUDY --open`: its results as an HTML file
 - `autotune export STUDY -o best.yaml`: the winner as a file
-- `autotune apply best.yaml -- python train.py`: train with it
-- `autotune verify best.yaml`: whether its speed-up still holds
+- `autotune apply best.yaml -- python train.py`: train with the winner
+- `autotune verify best.yaml`: whether the speed-up still holds
 - `autotune ui`: the trials in the MLflow UI
 - `autotune doctor`: whether this machine is set up well
 
@@ -96,7 +96,7 @@ def run(
     as_json: AsJson = False,
     is_quiet: IsQuiet = False,
 ) -> int:
-    """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
+    """Tune: find the fastest configuration, measure it against the baseline, keep everything in runs/STUDY.
 
     The command after `--` is the program to tune, any command that trains with PyTorch. Without a command, a recipe is
     tuned (model=..., data=...). The study takes eight minutes by default: study.budget.minutes=30 gives it more time.
@@ -170,11 +170,11 @@ def show(
     trial: Annotated[
         int | None, typer.Option("--trial", metavar="N", min=0, help="Show everything about this trial.", show_default=False)
     ] = None,
-    why: Annotated[bool, typer.Option("--why", help="Show where the time goes, as far as it was explained.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show where the time goes, as far as is known.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show a study: its trials and its verdict; or one trial, completely; or why it is as fast as it is."""
+    """Show a study: its trials and its verdict; or everything about one trial; or where its time goes."""
     from autotune.cli import show as implementation
     from autotune.cli.explain import print_why
     from autotune.cli.trial import print_trial
@@ -192,7 +192,8 @@ def explain(
     context: typer.Context,
     study: AnyStudy = None,
     trial: Annotated[
-        int | None, typer.Option("--trial", metavar="N", min=0, help="Explain this trial, not the best.", show_default=False)
+        int | None,
+        typer.Option("--trial", metavar="N", min=0, help="Explain this trial instead of the best.", show_default=False),
     ] = None,
     passes: Annotated[
         str, typer.Option("--passes", metavar="PASSES", help="Passes to run, separated by commas: lines, trace, memory.")
@@ -201,14 +202,18 @@ def explain(
         float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
     ] = 2.0,
     is_fixed: Annotated[
-        bool, typer.Option("--fixed", help="Measure the command after -- against the study's program, in turn.")
+        bool, typer.Option("--fixed", help="Compare the command after -- with the study's program, in turn.")
     ] = False,
-    finding: Annotated[int, typer.Option("--finding", metavar="N", min=1, help="The finding that --fixed is about.")] = 1,
-    pairs: Annotated[int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Pairs that --fixed measures.")] = 4,
+    finding: Annotated[
+        int, typer.Option("--finding", metavar="N", min=1, help="Number of the finding that the fixed program addresses.")
+    ] = 1,
+    pairs: Annotated[
+        int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
+    ] = 4,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Explain a study's best trial: where its time goes, what a change would gain, and whether that was right.
+    """Explain a study's best trial: where its time goes, what a change would gain, and whether predictions held.
 
     Runs the program a few more times under a profiler, and tries the settings that the findings suggest. The study's result
     stays as it is.
@@ -239,7 +244,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="STUDY",
-            help="One study, or several beside each other. The latest study when not given.",
+            help="One study, or several to compare. The latest study when not given.",
             show_default=False,
         ),
     ] = None,
@@ -258,17 +263,20 @@ def report(
     picture: Annotated[
         Path | None,
         typer.Option(
-            "--picture", metavar="FILE.png", help="Also take a picture of its top, with Chromium.", show_default=False
+            "--picture",
+            metavar="FILE.png",
+            help="Also save a picture of the top of the page, with Chromium.",
+            show_default=False,
         ),
     ] = None,
     width: Annotated[int, typer.Option("--width", metavar="PX", min=320, max=4000, help="Width of the picture.")] = 1440,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Report what a study found: one HTML file that loads nothing, with charts, tables and what to change.
+    """Report a study's results: one self-contained HTML file with charts, tables and suggested changes.
 
-    Every study writes it at its end, to runs/STUDY/report.html.
-    This command makes it again, at any time, from the study's folder alone.
+    Every study writes this file at its end, to runs/STUDY/report.html.
+    This command writes it again at any time; it needs only the study's folder.
 
         autotune report resnet18 --open
         autotune report resnet18 resnet18-2 -o both.html
@@ -369,13 +377,13 @@ def verify(
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
     ] = 5.0,
     long: Annotated[
-        bool, typer.Option("--long", help="Then run baseline and best for minutes each, to see if their rates last.")
+        bool, typer.Option("--long", help="Then run baseline and best for several minutes each, to see if their rates last.")
     ] = False,
     long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of a long run.")] = 3.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Verify a best.yaml: measure baseline and best again, in turn, and compare with what the file claims.
+    """Verify a best.yaml: measure baseline and best again, in turn, and compare the speed-up with the file's.
 
     A file made for a recipe needs no command. For your own program, give the command after `--`: autotune does not run a
     command just because a file contains it. Exit code 4 means that the claim no longer holds.
@@ -421,16 +429,18 @@ def prune(
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", help="Whole studies not written to for 12h, 30d, 8w.", show_default=False),
+        typer.Option(
+            "--older-than", metavar="AGE", help="Whole studies not written to for this long: 12h, 30d, 8w.", show_default=False
+        ),
     ] = None,
-    is_meant: Annotated[bool, typer.Option("--yes", help="Remove it; without this, only say what would be removed.")] = False,
+    is_meant: Annotated[bool, typer.Option("--yes", help="Remove; without this, only list what would be removed.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Prune: free disk space. Says what would be removed and how much that is, and removes it only with --yes.
+    """Prune: free disk space. Lists what would be removed, with sizes, and removes it only with --yes.
 
     Without STUDY or --older-than, it removes what no command needs any more: compile caches of studies that are over, traces,
-    logs, and what killed processes left. Studies that run are left alone, and all results stay.
+    logs, and what killed processes left. Running studies are not touched, and all results stay.
 
         autotune prune
         autotune prune resnet18 --yes
@@ -453,7 +463,7 @@ def sync(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Bring tracking up to date with the study's folder; doing it twice changes nothing."""
+    """Copy a study's missing trials to MLflow. Copying twice changes nothing."""
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 

@@ -1,4 +1,4 @@
-"""Begins a command: records when, because a budget covers all that the user waits, and forgets impossible terminal sizes."""
+"""Begins a command: records the start time, from which the budget counts, and unsets impossible terminal sizes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Asked:
 
 
 class Steps(Quiet):
-    """Prints a line for each pass and check, on standard error; standard output is for what was found."""
+    """Prints a line for each pass and check on standard error. Standard output is for the result."""
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Prints what is run and why."""
@@ -58,23 +58,23 @@ class Steps(Quiet):
 
 
 def explain(asked: Asked, *, as_json: bool) -> int:
-    """Explains a trial of a study, or measures a fixed program against it, and prints what was found.
+    """Explains a trial of a study, or measures a fixed program against it, and prints the result.
 
     Raises:
         BadInput: the study, the trial, a pass or the command cannot be used.
-        Interrupted: by the user; what was found until then is kept.
+        Interrupted: by the user; results until then are kept.
         FolderLost: the study's folder cannot be written any more.
     """
     passes = _passes(asked)
     folder = chosen(asked.runs, asked.study)
     summary = read_summary(folder)
     if folder.is_owned:
-        raise BadInput(f"STUDY: it is still running, got {folder.name!r}. Wait for its end.")
+        raise BadInput(f"STUDY: still running, got {folder.name!r}. Wait until it ends.")
     from autotune.machine import host_facts
     from autotune.study import Wanted, explain_study
     from autotune.study.explaining import explainable
 
-    # Called for its BadInput: a wrong trial is reported before anything that takes time.
+    # Called only because it raises BadInput for a wrong trial, before anything slow begins.
     explainable(asked.trial, _records(folder), summary, folder.name)
 
     facts = host_facts()
@@ -87,7 +87,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     try:
         summary = explain_study(inputs, folder, Steps(), wanted)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted: what was found is kept. To continue: autotune explain {call(folder)}") from None
+        raise Interrupted(f"interrupted: the results so far are kept. To continue: autotune explain {call(folder)}") from None
     return _print(summary, folder, asked.trial, as_json=as_json)
 
 
@@ -101,7 +101,9 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     document = summary.get("explanation") or {}
     if not document.get("explained"):
         skipped = f": {document['skipped']}" if document.get("skipped") else ""
-        raise BadInput(f"--why: nothing was explained yet, got {folder.name!r}{skipped}. Run autotune explain {call(folder)}.")
+        raise BadInput(
+            f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run autotune explain {call(folder)}."
+        )
     return _print(summary, folder, trial, as_json=as_json, is_all=trial is None)
 
 
@@ -113,10 +115,12 @@ def _passes(asked: Asked) -> tuple[str, ...]:
     if not math.isfinite(asked.minutes):
         problems.append(f"--minutes: not a length of time, got {asked.minutes}. Give minutes: --minutes 2.")
     if asked.is_fixed and asked.command is None:
-        problems.append("--fixed: no command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py.")
+        problems.append(
+            "--fixed: needs a command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py."
+        )
     if asked.command is not None and not asked.is_fixed:
         problems.append(
-            "COMMAND: the study has its own program, got a command. Give --fixed to measure the command against that program."
+            "COMMAND: explain runs the study's own program, got a command. To compare the two programs, add --fixed."
         )
     if problems:
         raise BadInput(problems)
@@ -221,7 +225,7 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
 
 
 def _gpu_text(folder: Path) -> str:
-    """Returns how well a step uses the GPU, by the tables in a folder; "" without a GPU, or if no table says it."""
+    """Returns how well a step uses the GPU, by the tables in a folder; "" without a GPU or such a table."""
     from autotune.explain.tables import read_tables
 
     row: Mapping[str, Any] = {}
@@ -229,7 +233,7 @@ def _gpu_text(folder: Path) -> str:
         row = next(iter(read_tables(folder).rows("roofline", 0)), {})
     if row.get("busy_frac") is None:
         return ""
-    said = f"the GPU works for {share_text(row['busy_frac'])} of a step"
+    said = f"the GPU is busy for {share_text(row['busy_frac'])} of a step"
     if (on_tensor_cores := row.get("tensor_core_frac")) is not None:
         said += f", its kernels spend {share_text(on_tensor_cores)} of their time on Tensor Cores"
     if row.get("mfu_frac"):

@@ -32,8 +32,8 @@ def export(
         format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
         output: file to write, or the folder for it; None or "-" for standard output.
-        is_forced: replace a file that autotune did not write, too.
-        as_json: print the file's text and the settings it lacks as one JSON document, and write no file.
+        is_forced: replace the file even if autotune did not write it.
+        as_json: print the file's text and the settings that it lacks as one JSON document, and write no file.
     """
     check_format(format_)
     up_to = tier_named(tier)
@@ -54,7 +54,7 @@ def export(
     for line in exported.notes:
         print(f"note: {line.removeprefix('Note: ')}", file=sys.stderr)
     if exported.left_out:
-        print(f"not expressible in {format_}; `autotune apply` sets these, too, and --format yaml holds them:", file=sys.stderr)
+        print(f"not expressible in {format_}; `autotune apply` and --format yaml have these, too:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in exported.left_out), file=sys.stderr)
     return 0
 

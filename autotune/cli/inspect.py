@@ -98,7 +98,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into the exception of Ctrl-C, to remove processes and folder. More signals do nothing.
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that processes and folder are removed. Ignores further signals.
 
     Raises:
         Interrupted: there was a signal.
@@ -158,7 +158,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. Both commands resolve the same search space, so they cannot disagree."""
+    """Returns what `run` would do with each knob. Both commands resolve the search space with the same code."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve

@@ -125,12 +125,12 @@ class LiveView(View):
         self._running.pop(trial.number, None)
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
-        """Draws a line between the search and the finals."""
+        """Draws a rule between the search and the finals."""
         names = ", ".join(f"{n:04d}" for n in trials[1:])
-        self._console.print(Rule(f"finals: {names} beside the baseline, in turn", style="quiet", align="left"))
+        self._console.print(Rule(f"finals: {names} and the baseline, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """Draws a line before the ablation of the winner."""
+        """Draws a rule before the ablation of the winner."""
         words = f"attribution: the effect of each change of trial {trial:04d}, reverted one at a time"
         self._console.print(Rule(words, style="quiet", align="left"))
 

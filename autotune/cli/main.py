@@ -26,7 +26,7 @@ TAKE_COMMAND = (
     "record",
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
-LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # a word that a message cuts; a path of a usual length is shorter
+LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words that messages shorten; ordinary paths are shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,14 +76,14 @@ def _print_anything() -> None:
 
 
 def _write_nowhere(stream: TextIO) -> None:
-    """Redirects standard output or standard error to /dev/null, so that flushing its buffer at exit does not fail again."""
+    """Redirects a stream to /dev/null, so that flushing its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Returns autotune's own arguments and the program's command: the words before and after the first `--`.
 
-    The CLI library never sees the command, whose options belong to the program. The command is None if there is no `--`.
+    The options after `--` belong to the program, so the CLI library never sees them. The command is None if there is no `--`.
     """
     if SPLIT not in argv:
         return list(argv), None

@@ -41,7 +41,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
 
 
 def _slot(launcher: Launcher) -> Slot:
-    """Waits until a node is ready; shows what it waits for."""
+    """Waits until a node is ready, and shows why it waits."""
     out, said = console(stderr=True), ""
     with out.status("asking for a node") as status:
         while not (slots := launcher.slots()):

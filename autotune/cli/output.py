@@ -51,10 +51,10 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that writing a file would replace nothing but what autotune wrote: an export with comments, a report, this text.
+    """Checks that an existing file may be replaced: an export with comments, a report, or a file with this text.
 
     Raises:
-        BadInput: another file is there, or a record of a study.
+        BadInput: it is another file, or a record of a study.
     """
     check_output(file, "--output")
     content = _encoded(text)
@@ -67,7 +67,7 @@ def check_ours(text: str, file: Path) -> None:
         return  # `write` says what is wrong
     if old and old != content and not any(mark in old[:HEAD_BYTES] for mark in OURS):
         raise BadInput(
-            f"--output: nothing in the file says that autotune wrote it, got {str(file)!r}. Give another file, or --force to "
+            f"--output: the file exists and was not written by autotune, got {str(file)!r}. Give another file, or --force to "
             "replace it."
         )
 

@@ -27,7 +27,7 @@ class View(Listener):
 
 
 class Quiet(View):
-    """Prints only notices, on standard error; standard output is reserved for the JSON document."""
+    """Prints only notices, on standard error. Standard output is reserved for the JSON document."""
 
     def notice(self, message: str) -> None:
         """Prints one line on standard error."""
@@ -105,7 +105,7 @@ class PlainLines(View):
         """Prints which trials are in the finals."""
         names = ", ".join(f"{n:04d}" for n in trials[1:])
         time = f", at most {seconds_text(reserved_s)}" if reserved_s else ""
-        _say(f"finals  {'candidates' if len(trials) > 2 else 'candidate'} {names}, beside the baseline{time}")
+        _say(f"finals  {'candidates' if len(trials) > 2 else 'candidate'} {names} and the baseline{time}")
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Prints which changes of the winner the ablation measures."""

@@ -1,7 +1,7 @@
-"""Implements `autotune prune`: says what studies no longer need and how many bytes it takes, and removes it with --yes.
+"""Implements `autotune prune`: lists files that no command needs any more, with their sizes, and removes them with --yes.
 
-Of a study that stays, only what is listed here is removed: `trials/*/kept`, for example, holds the user's own files. Links are
-neither followed nor removed, because their targets may belong to someone else.
+In a study that stays, only files listed here are removed. Other files, such as those in `trials/*/kept`, may be the user's own.
+Links are neither followed nor removed, because their targets may belong to someone else.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class Place:
 
 
 def prune(asked: Asked, *, as_json: bool) -> int:
-    """Prints what can be removed, and removes it if that is meant.
+    """Prints what can be removed, and removes it with --yes.
 
     Raises:
-        BadInput: no such study or age, or a named study is a link or is worked on.
+        BadInput: no such study or age, or a named study is a link or in use.
     """
     kept: dict[str, str] = {}
     places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
@@ -128,7 +128,7 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
-    """Yields what the studies of a runs folder can do without, and what killed processes left behind."""
+    """Yields what is no longer needed in the studies of a runs folder, and what killed processes left behind."""
     for folder in studies(runs):
         if why := _why_not(folder):
             kept[folder.name] = why
@@ -139,7 +139,7 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
             for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
-                if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # the tables made of them are what is read
+                if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # a trace is kept until the tables are made from it
                     place.add(kind, [found])
         yield place
     left = [path for path in _folders(runs) if path.name.startswith(".") and path.name.endswith(REMOVED)]
@@ -151,7 +151,7 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
 
 
 def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
-    """Yields whole studies: those named, or those that nothing was written to for some time."""
+    """Yields whole studies: those that were named, or those that have not been written to for some time."""
     if asked.studies and asked.older_than is not None:
         raise BadInput("--older-than: cannot be combined with STUDY, got both. Give one of them.")
     before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else float("inf")
@@ -169,11 +169,11 @@ def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
 
 
 def _named(runs: Path, word: str) -> StudyFolder:
-    """Returns the study that is to be removed. A name that stands for two studies, or a file in a study, is refused."""
+    """Returns the study to remove. Refuses an ambiguous name and a file inside a study."""
     folder, exact = find(runs, word), runs / word
     if os.sep not in word and folder.path != exact and (exact / "study.json").is_file():
         raise BadInput(
-            f"STUDY: two studies, got {word!r}: the folder {str(exact)!r}, and {str(folder.path)!r}, the latest of that name. "
+            f"STUDY: ambiguous, got {word!r}: the folder {str(exact)!r}, or {str(folder.path)!r}, the latest of that name. "
             "Give the folder."
         )
     if os.path.exists(word) and folder.path != exact and not os.path.samefile(word, folder.path):
@@ -182,7 +182,7 @@ def _named(runs: Path, word: str) -> StudyFolder:
 
 
 def _why_not(folder: StudyFolder) -> str:
-    """Returns why nothing of a study is removed; "" if something can be."""
+    """Returns why a study must not be changed; "" if it may be."""
     if folder.path.is_symlink():
         return "it is a link"
     if (owner := owner_of(folder.path)) is not None:
@@ -217,7 +217,7 @@ def _age_s(typed: str) -> float:
 
 
 def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Path]]:
-    """Yields the kind and the path of a folder's entries that have one. Links are left out."""
+    """Yields (kind, path) for the entries of a folder that match a pattern. Links are left out."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(entry.name for entry in entries if not entry.is_symlink()):
             for kind, several in patterns.items():
@@ -242,7 +242,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _remove(place: Place, kept: dict[str, str]) -> list[str]:
-    """Removes what was found, unless a process has begun to work on the study; returns what could not be removed, and why."""
+    """Removes a place's items, unless a process works on the study by now; returns what could not be removed, and why."""
     failed = []
     with contextlib.ExitStack() as locks:
         files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []
@@ -258,7 +258,7 @@ def _remove(place: Place, kept: dict[str, str]) -> list[str]:
 
 
 def _remove_one(path: Path, *, is_study: bool) -> None:
-    """Removes a file or a folder. A study gets another name first, so that half of one never counts as a study."""
+    """Removes a file or a folder. Renames a study first, so that a half-removed folder does not count as a study."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
@@ -288,6 +288,6 @@ def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str],
     if not places:
         out.print(f"Nothing to remove in {asked.runs}.")
     elif asked.is_meant:
-        out.print(f"Removed {size}{', but for what is listed above' if failed else ''}.")
+        out.print(f"Removed {size}{', except what is listed above' if failed else ''}.")
     else:
         out.print(f"{size} can be removed. Nothing was removed yet; [command]--yes[/] removes it.")

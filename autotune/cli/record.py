@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "record-"  # prefix of the names of recording studies
 TABLE = "table.jsonl.gz"  # file name, in the recording's folder
-FIXED = {"measure.racing": "false"}  # in every recording: no trial is stopped early
+FIXED = {"measure.racing": "false"}  # the same in every recording: no trial is stopped early
 # Default: each trial starts like the user's own run. The user may turn warm starts on, to record a large table in less time.
 USUAL = {"launch.warm": "off"}
 
@@ -49,7 +49,7 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     )
     if not composed.space.domains:
         raise BadInput(
-            "search_space: no domain in it, so there is only one configuration to record. "
+            "search_space: has no domains, so there is only one configuration to record. "
             "Give domains: 'threads.intra=choice(1,2,4,8)'."
         )
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
@@ -88,7 +88,7 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
 
 def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
-    """Writes the table of all measurements so far; nothing if the baseline has not worked."""
+    """Writes the table of all measurements so far. Writes nothing if the baseline failed."""
     from autotune.replay.export import table_of
     from autotune.replay.table import write
 
@@ -145,7 +145,7 @@ def _check(asked: Asked, output: Path | None) -> None:
         if key.startswith("study.budget.")
     ]
     problems += [
-        f"{key}: {FIXED[key]} in every recording, got it on the command line. Leave it out." for key in keys if key in FIXED
+        f"{key}: is {FIXED[key]} in every recording, got it on the command line. Leave it out." for key in keys if key in FIXED
     ]
     if output is not None and not output.name.endswith(SUFFIX):
         problems.append(f"--output: the name of a table ends in {SUFFIX}, got {str(output)!r}. Give NAME{SUFFIX}.")

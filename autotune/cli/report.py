@@ -1,4 +1,4 @@
-"""Implements `autotune report`: writes what studies found into one HTML file."""
+"""Implements `autotune report`: writes the results of studies into one HTML file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
         return 0
     if asked.output and not asked.is_forced:
         check_ours(text, file)
-    if asked.picture:  # first, because taking the picture may fail, and then nothing is to be written
+    if asked.picture:  # first: if taking the picture fails, nothing is written
         from autotune.report.picture import take
 
         write_bytes(take(text, asked.picture, width_px=asked.width_px), asked.picture, "--picture")
@@ -91,7 +91,9 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
     if asked.output == STDOUT and (asked.picture or asked.is_opened):
         problems.append("--output: --picture and --open need a file, not standard output. Give -o FILE.")
     if asked.output == STDOUT and as_json:
-        problems.append("--json: standard output takes the report itself, got -o -. Give -o FILE, or leave out --json.")
+        problems.append(
+            "--json: with -o - the report itself goes to standard output, got both. Give -o FILE, or leave out --json."
+        )
     if asked.output == STDOUT and not sys.stdout:
         problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
     if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):

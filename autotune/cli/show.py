@@ -27,9 +27,9 @@ MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resu
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:
-    """Returns the study that a name or a path means, or the one that started last if none is given.
+    """Returns the study that a name or path refers to, or the one that started last if none is given.
 
-    If the name could also mean another study, prints on standard error which one it means.
+    If the name is ambiguous, prints on standard error which study is used.
 
     Raises:
         BadInput: there is no such study.
@@ -46,7 +46,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 
 
 def _readable(folder: StudyFolder) -> StudyFolder:
-    """Returns a study, unless a newer version made it; what else is wrong with it, its reader says.
+    """Returns a study after checking that no newer version of autotune made it. Its reader reports other problems.
 
     Raises:
         BadInput: a newer version of autotune made it.
@@ -57,7 +57,7 @@ def _readable(folder: StudyFolder) -> StudyFolder:
 
 
 def _other(runs: Path, name: str, folder: StudyFolder) -> str:
-    """Returns another study that the name could mean: a folder with exactly this name, in the runs folder or here; else ""."""
+    """Returns another study with exactly this name, in the runs folder or the working directory; "" if there is none."""
     places = () if os.sep in name else (os.path.join(runs, name), os.path.join(os.curdir, name))
     there = (place for place in places if is_study(Path(place)))
     return next((place for place in there if not os.path.samefile(place, folder.path)), "")

@@ -161,7 +161,9 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
-        return f"STUDY: {state.problem}, got {folder.name!r}. It mirrors the study, too: wait for it, or try again later."
+        return (
+            f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow, too: wait for it, or try again later."
+        )
     command = own_command_text("sync", folder.name, runs=folder.path.parent)
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

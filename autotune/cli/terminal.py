@@ -50,10 +50,10 @@ PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing
 
 
 class PlainConsole(Console):
-    """Console that prints no control characters of texts: names and messages in a stranger's file could steer the terminal."""
+    """Console that removes control characters from texts, because texts in a stranger's file could control the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yields the segments of what is to be printed."""
+        """Yields the segments to print."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
 
@@ -72,7 +72,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 class _Unpadded:
-    """A stream without the blanks at the end of a line, with which tables fill up to their width."""
+    """A stream that removes trailing blanks, with which tables fill lines up to their width."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

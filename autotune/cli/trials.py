@@ -62,7 +62,7 @@ def legend(about: Summary) -> Text:
 
 
 def left_out(width: int | None) -> Text | None:
-    """Returns the line on the columns that a terminal of this width has no room for; None if it shows all."""
+    """Returns a line that names the columns for which the terminal is too narrow; None if it shows all."""
     if width is None or width >= WIDE:
         return None
     names = "ratio, memory" if width >= NARROW else "ratio, D, L, memory"
@@ -70,7 +70,7 @@ def left_out(width: int | None) -> Text | None:
 
 
 def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
-    """Returns a line on how many trials were started warm, unlike the user's own run; None if there are none."""
+    """Returns a line on how many trials were started warm; None if there are none."""
     spared_s = [float(trial.get("spared_s") or 0.0) for trial in trials if trial.get("start") == "warm"]
     if not spared_s:
         return None

@@ -56,7 +56,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
         print(f"The studies are tracked by a server, which has its own UI: {_page(address, runs)}")
         return 0
     for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored stays ignored, as `nohup` requires
+        if signal.getsignal(number) is not signal.SIG_IGN:  # an ignored signal stays ignored, as `nohup` requires
             signal.signal(number, _interrupt)
     try:
         _serve(address, runs, host=host, port=port)

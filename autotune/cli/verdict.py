@@ -51,7 +51,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     Args:
         summary: the study's summary.
         path: the study's folder.
-        is_said: whether to leave out the reason of a failure, because the error message that ends `autotune run` gives it.
+        is_said: whether to leave out the reason of a failure, because the final error message of `autotune run` gives it.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):
@@ -90,7 +90,7 @@ def _grid(*, indent: int = 0) -> Table:
 
 
 def _sides(summary: Summary) -> Table | None:
-    """Returns a row for the baseline and one for the best: rate, interval, and which measurement they are."""
+    """Returns a row for the baseline and one for the best: rate, interval, and which measurement they come from."""
     made, cells = _grid(), {}
     for name in ("baseline", "best"):
         side = summary.get(name)
@@ -200,7 +200,7 @@ def _rest(summary: Summary, path: Path) -> Table:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for a pipe. They omit the reason of a failure: the final error message gives it."""
+    """Returns the verdict as plain lines, for a pipe. Omits the reason of a failure, which the final error message gives."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claim_lines(summary), *_last_lines(summary, path)]

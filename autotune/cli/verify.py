@@ -40,7 +40,7 @@ class Asked:
 
 
 def verify(asked: Asked, *, as_json: bool) -> int:
-    """Measures baseline and best of the file in alternation and prints how much of the claimed speed-up is left.
+    """Measures baseline and best of the file in turn and prints how much of the claimed speed-up is left.
 
     Raises:
         BadInput: the file, the command or a key cannot be used.
@@ -106,7 +106,7 @@ def meant(runs: Path, what: str) -> StudyFolder | Path:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns (study, best.yaml): a study whose recorded program is run, or None to run the typed command or the recipe."""
+    """Returns (study, best.yaml). The study's recorded program is run; if it is None, the typed command or the recipe."""
     folder = meant(asked.runs, asked.what)
     if isinstance(folder, Path):
         return None, folder
@@ -163,12 +163,11 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
-            f"{key}: the claim is about the value in the file, got one on the command line too. Remove it there."
-            for key in twice
+            f"{key}: set by the file that is verified, got it on the command line, too. Remove it there." for key in twice
         )
     if absent := [key for key in claim.secret if key not in composed.space.pinned]:
         raise BadInput(
-            f"{key}: a secret, whose value is not in the file, got none on the command line. Give it: {key}=VALUE."
+            f"{key}: a secret, which the file does not contain, got no value on the command line. Give {key}=VALUE."
             for key in absent
         )
     hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
@@ -187,9 +186,9 @@ def _check(asked: Asked) -> None:
     for word in asked.overrides:
         key = word.partition("=")[0].lstrip("+")
         if key.startswith("study.budget."):
-            problems.append(f"{key}: nothing is searched here, got {word!r}. Give --rounds N or --minutes M.")
+            problems.append(f"{key}: has no effect on `verify`, got {word!r}. Give --rounds N or --minutes M.")
         elif "=" in word and parse(word).is_sweep_override():
-            problems.append(f"{key}: nothing is searched here, got {word!r}. Give one value.")
+            problems.append(f"{key}: `verify` searches nothing, got {word!r}. Give one value.")
     if problems:
         raise BadInput(problems)
 

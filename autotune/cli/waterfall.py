@@ -21,7 +21,7 @@ BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
 KNOBS_FROM = 70  # columns; on narrower terminals, one phrase replaces a knob's name and values
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the product of the factors so far
-# Difference between the logarithms of the measured ratio and of the product of the factors; a smaller one is noise.
+# If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
 TOLD_APART = 0.02
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
@@ -91,7 +91,7 @@ class Waterfall:
     def _last_rows(
         self, entries: list[dict[str, Any]], whole: float | None, product: float, top: float
     ) -> list[tuple[Text, ...]]:
-        """Returns a row for what the factors do not explain, if that exceeds noise, and a row for all changes together."""
+        """Returns a row for what the factors do not explain (if it exceeds noise), and a row for all changes together."""
         if not whole or len(entries) < 2:
             return []
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")

@@ -2,7 +2,7 @@
 
 A "part" is the winner without one of its changes, or without all the changes that seem to have no effect. A round measures the
 winner and some of its parts, once each, in fresh processes and in random order. Each part is compared with the winner in the
-same round, so drift of the machine from round to round favours neither of the two.
+same round, so that drift of the machine does not affect the comparison.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer rounds there is no spread
 MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justify the time
 DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
-SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its gain is at most this many margins
+SUSPECT_MARGINS = 2.0  # changes without a proven effect are reverted together if each gains at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
-# Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. This was chosen in replays
+# Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
-# studies, a limit of 0.02 in three. The price of the lower limit is that more changes without an effect stay. This was
-# simulated with 200 winners at 5 % noise, each with one change that gains 30 % and three without an effect: with 0.02, one of
-# the three stayed in 16 % of the studies, with 0.05 in 2 %.
+# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations with 200 winners
+# at 5 % noise, each with one change that gains 30 % and three without an effect, one of the three stayed in 16 % of the studies
+# with 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
 # A change of the training is exported only if it gains more than this, and more than the machine's spread.
 TRAINING_GAIN_FRAC = 0.03
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
-FAR = 3.0  # number of standard errors by which single trials must differ to overrule an estimate
+FAR = 3.0  # single trials must differ by this many standard errors to overrule an estimate
 FEW_ROUNDS = 4  # after fewer rounds, an estimate replaces an ambiguous effect if the estimate is more precise
-MAX_FAILURES = 2  # after this many failures a part counts as impossible to measure, and its knob as needed
+MAX_FAILURES = 2  # after this many failures, a part counts as impossible to measure and its knob as "needed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds. It must leave more as effects become known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. The more is known, the more it must leave.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -68,7 +68,7 @@ class Part:
     Attributes:
         keys: knobs that are reverted to the baseline's values.
         also: changes that are lost as well because they depend on the reverted knobs, as prefetch_factor does on workers.
-        knobs: full configuration that is left.
+        knobs: the resulting full configuration.
         key: identity of the configuration.
     """
 
@@ -98,10 +98,10 @@ class Change:
         also: knobs that depend on this knob, so that their changes are lost without it.
         ratio: the winner's rate over its rate without the change; None if unknown.
         worth: "faster", "same", "slower" (the winner is faster without the change), "ambiguous", "needed" (without the change
-            nothing can be measured) or "not measured" (not estimated either).
+            nothing can be measured) or "not measured" (and not estimated).
         basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
         is_kept: whether the change is part of the configuration that is exported.
-        reason: why there is no clear effect; "" when there is one.
+        reason: why there is no clear effect; "" if there is one.
     """
 
     knob: str
@@ -131,7 +131,7 @@ class Change:
 
 
 class AblationResults:
-    """What the ablation rounds so far show about a winner's changes.
+    """The effects of a winner's changes, as far as the ablation rounds show them.
 
     Args:
         space: the search space.
@@ -179,14 +179,14 @@ class AblationResults:
         return ratio.num_rounds if ratio else 0
 
     def failure(self, part: Part) -> TrialRecord | None:
-        """Returns the failure that shows that a part cannot be measured; None while another attempt is worthwhile."""
+        """Returns the failure that makes a part count as impossible to measure; None while another attempt is worthwhile."""
         failed = self._failed.get(part.key, [])
         is_sure = any(trial.outcome.is_memory or trial.outcome is Outcome.infeasible for trial in failed)
         is_out = len(failed) >= MAX_FAILURES or is_sure
         return failed[-1] if is_out else None
 
     def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
-        """Returns the parts without one change that were as fast as the winner, or faster, but in fewer than `num_rounds`."""
+        """Returns the single-change parts that were at least as fast as the winner, but in fewer than `num_rounds` rounds."""
         found = []
         for part in self.parts.values():
             ratio = self.ratio(part)
@@ -195,7 +195,7 @@ class AblationResults:
         return found
 
     def worth(self, knob: str) -> Worth:
-        """Returns what the rounds have shown about one knob."""
+        """Returns the verdict of the rounds on one knob."""
         part = self.parts[knob]
         ratio = self.ratio(part)
         if self.failure(part):
@@ -205,12 +205,12 @@ class AblationResults:
         return judged(ratio, self.margin)
 
     def estimate(self, knob: str) -> float:
-        """Returns the knob's estimated effect; infinite without an estimate, since the effect may be anything."""
+        """Returns the knob's estimated effect; infinite without an estimate, because the effect may be of any size."""
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
 
     def is_clear(self, knob: str) -> bool:
-        """Whether a knob's estimated effect exceeds the margin for certain."""
+        """Whether a knob's estimated effect certainly exceeds the margin."""
         found = self._estimates.get(knob)
         return found is not None and found.ci is not None and found.ci[0] > 1 + self.margin
 
@@ -255,9 +255,9 @@ class AblationResults:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
-        change with a proven effect, and is not shown to be slower by the estimates. The qualifying part with the fewest changes
-        is returned. A part with even fewer changes replaces it if `idle()` leaves out all the changes that this part lacks: one
-        measurement of it is enough, since there may have been no time for more rounds.
+        change with a proven effect, and is not shown to be slower by the estimates. Of these parts, the one with the fewest
+        changes is returned. A part with even fewer changes replaces it if it lacks only changes that `idle()` leaves out. One
+        measurement of such a part is enough, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -278,7 +278,7 @@ class AblationResults:
         return found
 
     def _is_refuted(self, part: Part, ratio: stats.Ratio) -> bool:
-        """Whether the estimates from all trials show a part to be slower, while its rounds are too few to decide."""
+        """Whether the estimates from all trials show that a part is slower, although its rounds are too few to decide."""
         if ratio.num_rounds >= DECIDED_AFTER or (ratio.ci is not None and ratio.ci[1] <= 1 + ESTIMATED_FRAC):
             return False
         known = [self.estimate(knob) for knob in part.keys if knob in self._estimates]
@@ -303,8 +303,8 @@ class AblationResults:
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective changes are dropped first, up
-        to an expected cost of ESTIMATED_FRAC. A change of the training itself, such as another batch size, is also dropped,
-        unless it is likely to gain more than the machine's spread or too little is known about it.
+        to an expected cost of ESTIMATED_FRAC. A change of the training itself, such as another batch size, is also dropped
+        if enough is known about it and it is unlikely to gain more than the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -336,9 +336,9 @@ class AblationResults:
             return False
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
         is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
-        # Estimates shrink towards no effect where little is known: a vague estimate is no reason to leave out a change.
+        # If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
         is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
-        # Estimates do not overrule a measured gain, either.
+        # Nor do estimates overrule a measured gain.
         is_contested = (measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC) or self._is_far_slower(knob)
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
 
@@ -351,7 +351,7 @@ class AblationResults:
         return gain > FAR * self._spread * math.sqrt(1 / len(own) + 1 / len(other))
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the next round's parts, with time to revert `knobs` one by one; none once everything is decided."""
+        """Returns the next round's parts if there is time to revert `knobs` one by one; [] once everything is decided."""
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]
@@ -415,7 +415,7 @@ class AblationResults:
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
-        """Whether a part was shown to be as fast as the winner, as far as the rounds can tell."""
+        """Whether the rounds show, as far as they can, that a part is as fast as the winner."""
         ratio = self.ratio(part)
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False

@@ -1,20 +1,21 @@
 """Attribution: measures the effect of each change of the winner by ablation. Changes without an effect are reverted.
 
 It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by
-one, and the reporting rounds measure what is left of the winner against the baseline. So the configuration that is reported is
-the one that is exported, and no round that helped to pick it counts towards its reported speed-up.
+one, and the reporting rounds measure the remaining configuration against the baseline. So the reported configuration is the
+exported one, and no round that helped to select it counts towards its reported speed-up.
 
-A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
-own; if time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
-effect are reverted together. If the result stays within the margin of the winner, these changes are dropped; if not, the change
-with the largest effect is kept. A change leaves the rounds once its effect is known well enough. Attribution ends when
-everything is decided or the time is used up.
+A round runs the winner and its ablations once each, in random order. In two screening rounds, each change is reverted on its
+own. If time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
+effect are reverted together. If the result stays within the margin of the winner, these changes are dropped. If not, the one
+with the largest effect is kept. Once the effect of a change is known well enough, it takes no part in further rounds.
+Attribution ends when everything is decided or the time is used up.
 
-Without time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is missing
-or vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
+If there is no time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is
+missing or vague. Then the winner is measured once without the changes that seem ineffective. This configuration goes into the
+reporting rounds.
 
-The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias
-that interval.
+The intervals hold simultaneously (see `stats.compare_rounds`), so they stay valid even though they decide which changes are
+kept.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from autotune.trials.session import ConfigurationKey, Session, attribution_of, c
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
 # Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
 # studies of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum
-# with 1, .986 and 1.000 with 2. Studies took 20 % longer.
+# with 1, and .986 and 1.000 with 2; studies took 20 % longer with 2.
 UNTIMED_FRAC = 2.0
-VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; a vaguer estimate is worth one more trial
+VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; if it is wider, one more trial is run
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured next to the winner in this many rounds
-ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
+ROUNDS_IN_MIND = 4  # measurement windows are short enough for this many rounds over all knobs
 
 
 @dataclass(kw_only=True)
@@ -102,7 +103,7 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept: Kept) -> TrialRecord:
-        """Measures until everything is decided or the time is used up; returns the trial with the configuration to report."""
+        """Measures until everything is decided or the time is used up. Returns the trial with the configuration to report."""
         self.found = self._attribution(winner)
         if len(winner.changed) > 1 and self._is_promising(winner):
             self._measure(winner, kept)
@@ -119,7 +120,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial for each unknown effect tells more than a second round for some
+        if skipped and unknown:  # one trial for each unknown effect is more useful than a second round for some
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -154,7 +155,7 @@ class Attributor:
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
-        An effect is the difference of two configurations, so the configuration that was measured less often is measured again.
+        An effect is the difference of two configurations. The trial measures the one that was measured less often.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
@@ -169,9 +170,9 @@ class Attributor:
         return False
 
     def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
-        """Measures the winner next to each part that seems as fast as the winner; returns the number of the last round.
+        """Measures the winner next to each part that seems as fast; returns the number of the last round.
 
-        One round decides nothing, and a change without which the winner is as fast must not be exported.
+        One round is not enough to decide, and a change must not be exported if the winner is as fast without it.
         """
         kept_s = kept.rounds_s
         for _ in range(SETTLING_ROUNDS):
@@ -187,10 +188,10 @@ class Attributor:
         return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures, once, the winner without its ineffective changes.
+        """Measures the winner without its ineffective changes, once.
 
-        Does nothing if every change has an effect, if a configuration with as few changes, or fewer, would be exported
-        anyway, or if there is no time.
+        Does nothing if every change has an effect, if a configuration with no more changes would be exported anyway, or if
+        there is no time.
         """
         evidence = self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
@@ -271,7 +272,7 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation is worthwhile: a winner that is no faster than the baseline will not be exported."""
+        """Whether ablation is worthwhile. A winner that is no faster than the baseline will not be exported anyway."""
         return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:
@@ -282,7 +283,7 @@ class Attributor:
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
         """Returns the knobs that there is time to revert one by one.
 
-        If there is not enough time for all, knobs whose estimated effect is clear come last: they will be kept anyway.
+        Knobs whose estimated effect is clear come last, because they will be kept anyway.
         """
         left_s = self._left_s(kept_s)
         knobs = sorted(winner.changed, key=lambda knob: (evidence.is_clear(knob), -evidence.estimate(knob)))
@@ -297,7 +298,7 @@ class Attributor:
                 done.append(knob)
                 spare_s -= costs_s[knob]
             elif knob not in done and not evidence.is_clear(knob):
-                break  # single trials of this doubtful change tell more than rounds of the clear ones
+                break  # single trials of this doubtful change are more useful than rounds of the clear ones
         return done
 
     def _rules(self, knobs: Collection[str], kept_s: float) -> MeasureRules:

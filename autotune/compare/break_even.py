@@ -1,4 +1,4 @@
-"""Computes after how many samples a slower start is repaid, and how long a training must be to repay the search."""
+"""Computes after how many samples a slower start pays off, and how long a training must be to repay the search."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-MIN_DEARER_S = 2.0  # a start counts as slower if it takes at least this much longer: starts of one program vary by as much
-MIN_DEARER_FRAC = 0.2  # and at least this share of the baseline's start longer: long starts vary by more than two seconds
+# A start counts as slower if it takes longer by at least both of these: starts of one program vary by two seconds, and long
+# starts by more.
+MIN_DEARER_S = 2.0
+MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 
 
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns N, the number of samples after which a slower start is repaid, and related numbers; None if it is not slower.
+    """Returns N, the number of samples after which a slower start pays off, and related numbers; None if it is not slower.
 
-    T(N) = start + compile + N / throughput is the time to train N samples. At the N returned, it equals the baseline's T(N).
+    T(N) = start + compile + N / throughput is the time to train on N samples. For the returned N, it equals the baseline's.
 
     Args:
         records: all trials; search trials show what compiling costs without a cache.
@@ -56,8 +58,8 @@ def search_cost(
 ) -> dict[str, Any]:
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
-    A training that takes T today takes T / ratio with the best configuration. The study is repaid if the difference equals its
-    cost, at T = (seconds + dearer_s) * ratio / (ratio - 1). Only the ratio of the finals' paired rounds is used.
+    A training that takes T unchanged takes T / ratio with the best configuration. The study pays off if the difference is at
+    least its cost: from T = (seconds + dearer_s) * ratio / (ratio - 1) on. The ratio is that of the finals' paired rounds.
 
     Args:
         records: all trials.
@@ -103,7 +105,7 @@ def step_batch(knobs: Knobs) -> int | None:
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:
-    """Returns (seconds until training runs at its rate, rate per second), medians over fresh processes."""
+    """Returns (seconds until training reaches its rate, rate per second), medians over fresh processes."""
     cold_s = cold_compile_s(records, measured[0].knobs)
     starts = [fixed_s(record, cold_s) for record in measured]
     return float(np.median(starts)), float(np.median([record.value or 0.0 for record in measured]))

@@ -17,15 +17,15 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The same limit for a configuration that was no faster than another configuration with only some of its changes. In replays,
-# 0.95 found the best configuration in 86 % of cases, 0.85 in 76 %.
+# The same limit for a configuration that was no faster than another one with only some of its changes. In replays, a limit of
+# 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # if a compile phase takes this many times as long as another trial's, only the longer one compiles
-DEAR_GAIN_FRAC = 0.03  # minimum gain in the search for which a compilation in every round of the finals pays
+DEAR_FACTOR = 5.0  # if one trial's compile phase takes this many times as long as another's, only the first trial compiles
+DEAR_GAIN_FRAC = 0.03  # minimum gain in the search that justifies a compilation in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
-# Gain that a single round must show if there is no interval. It is three standard deviations of the difference between two
-# runs with 3.5 % noise each.
+# Gain that a single round must show if there is no interval: three standard deviations of the difference between two runs with
+# 3.5 % noise each.
 ONE_ROUND_FRAC = 0.15
 
 
@@ -34,14 +34,14 @@ class Decision:
     """The result of the finals.
 
     Attributes:
-        finalist: search trial that was chosen and reported; None if no configuration came near the baseline.
+        finalist: search trial that was chosen and reported; None if no configuration came close to the baseline.
         ratio: finalist over baseline, from the reporting rounds; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
         values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
-        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing ones, excludes a loss; None
-            if these rounds give no interval.
+        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing rounds, excludes a loss;
+            None if there is no such interval.
         noise: spread of one measurement, known from other rounds.
     """
 
@@ -75,8 +75,8 @@ class Decision:
         the margin and an interval of LIKELY_CONFIDENCE excludes a loss, or if a single round shows a large gain. The reported
         verdict is still "ambiguous". Otherwise the baseline is kept, because it needs no changes.
 
-        Of finalists that are in fact as fast as the baseline, at most one in ten is exported, and that costs little.
-        Requiring a 95 % interval would lose more, by rejecting real gains on noisy machines and with small budgets.
+        Of finalists that are in truth as fast as the baseline, at most one in ten is exported, which does little harm.
+        Requiring a 95 % interval would do more harm: it rejects real gains on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
@@ -99,7 +99,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     ranked = sorted(distinct.values(), key=lambda record: -(record.score or 0.0))
     fastest_first = sorted(able, key=lambda record: -(record.score or 0.0))
 
-    @functools.cache  # each is compared with all others, so only those that may be chosen are
+    @functools.cache  # compares a trial with all others, so it is called only for trials that may be chosen
     def is_worthy(place: int) -> bool:
         return not _is_superfluous(ranked[place], fastest_first)
 
@@ -107,11 +107,11 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
         return ((place, record) for place, record in enumerate(ranked) if (record.score or 0.0) >= least)
 
     first = next((record for place, record in enumerate(ranked) if is_worthy(place)), None)
-    # A baseline that breaks a constraint sets no lower limit.
+    # A baseline that violates a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (first.score or 0.0), least) if first else 0.0
-    # A configuration with only some of another's changes may have measured equally fast. Then the smaller configuration goes
-    # first. One measurement of each is no proof, so the larger configuration follows if a place is left. If only the larger
+    # A configuration with only some of another's changes may have been as fast. Then the smaller configuration goes
+    # first. One measurement of each is no proof, so the larger configuration follows if there is room. If only the larger
     # one compiles, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     entrants = (record for place, record in down_to(floor) if is_worthy(place))
@@ -124,20 +124,20 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _with_lower_tier(chosen: list[TrialRecord], lower: Iterator[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finalists. If all are of tier `training`, the best entrant of a lower tier replaces the last finalist."""
+    """Returns the finalists. If all are of tier `training`, the best trial of a lower tier replaces the last of them."""
     if any(record.tier is not Tier.training for record in chosen) or (best := next(lower, None)) is None:
         return chosen
     return [*chosen[: MAX_FINALISTS - 1], best]
 
 
 def _is_superfluous(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
-    """Whether a trial with only some of the record's changes was as fast as the record, judged by one measurement each."""
+    """Whether a trial with only some of the record's changes was as fast, judged by one measurement each."""
     score = record.score or 0.0
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
 
 def _is_dear_for_nothing(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
-    """Whether a trial with only some of the record's changes, and without its compilation, was as fast as the record."""
+    """Whether a trial with only some of the record's changes, and without its compilation, was as fast."""
     return _is_superfluous(record, (part for part in _parts(record, others) if _is_dearer(record, part)))
 
 
@@ -165,8 +165,8 @@ def choose(
     A candidate of tier `training` (a batch size) must beat candidates of lower tiers by more than max(margin, spread).
 
     Args:
-        values: trial number -> rates of the choosing rounds. If any candidate has rates, candidates without rates are left out,
-            because search values overstate the rate. If no candidate has rates, search values decide.
+        values: trial number -> rates of the choosing rounds. If only some candidates have such rates, the others are left out,
+            because search values overstate the rate. If no candidate has them, search values decide.
         candidates: by search value, best first.
         margin: equivalence margin.
         spread: relative spread of one measurement from process to process.
@@ -183,7 +183,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials of the finals that still count, because the finalists were then the same as now."""
+    """Returns the trials of the finals that still count: those run when the finalists were the same as now."""
     searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 
@@ -234,12 +234,12 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
     if any(record.outcome is Outcome.parity for record in records[1:]):
         return Decision(
             verdict="same",
-            reason="no configuration that trains like the baseline came near it; others were ruled out by their losses",
+            reason="no configuration that trains like the baseline came close to it; others were ruled out by their losses",
         )
     if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
-        reason = "undecided after one measurement each: no configuration measured faster, but some may still be as fast"
+        reason = "undecided after one measurement each: no configuration was faster, but some may be as fast"
         return Decision(verdict="ambiguous", reason=reason)
-    return Decision(verdict="same", reason="no configuration that trained came near the baseline")
+    return Decision(verdict="same", reason="no configuration that trained came close to the baseline")
 
 
 def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
@@ -272,12 +272,11 @@ def judge(
     Args:
         chosen: the finalist.
         pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
+        looks: how often the accumulating rounds are judged; the interval holds simultaneously for all looks.
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
-        choosing: for each choosing round, a dict from trial number to rate. These rounds do not count towards the verdict. They
-            do count towards what is exported, since two pairs alone would give too wide an interval, from a tenth to ten
-            times the ratio.
+        choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
+            exported, not for the verdict. Two pairs alone would give too wide an interval, from a tenth to ten times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -1,11 +1,11 @@
 """Estimates what each change of a configuration contributes, from all trials of a study.
 
-A search is not a designed experiment: knobs change together, and effects interact. But many trials lie close to the
+A search is not a designed experiment: knobs change together, and effects interact. But many trials are close to the
 configuration in question. So the log rate is modelled with that configuration as the origin. There is one coefficient for every
 knob that a trial sets to another value, and one for every pair of such knobs. The sizes of effects, interactions and noise are
-not assumed. The model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model
+unknown. So the model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model
 averaging, Hoeting et al. 1999). Effects that the trials do not determine are not estimated. tests/compare/test_effects.py
-simulates how well the intervals hold.
+simulates how often the intervals contain the truth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; their prior is `noise`
-LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that nothing is assumed of it
+LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
 MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
@@ -52,8 +52,8 @@ def estimated(
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
         is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
-        before: changes to the baseline that a reverted knob goes back to, instead of to the baseline's value; then only the
-            knobs in `lost` are looked at.
+        before: changes to the baseline; a reverted knob goes back to its value here instead of to the baseline's. If given,
+            only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -80,7 +80,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a sum of differences between trials, so that only noise and interactions leave it uncertain."""
+    """Whether a contrast is a sum of differences between trials, so that only noise and interactions make it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)

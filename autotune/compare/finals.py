@@ -1,9 +1,9 @@
-"""The finals: the best few and the baseline are measured again, in turn and in fresh processes.
+"""The finals: measures the best few configurations and the baseline again, in turn and in fresh processes.
 
 Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
 the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the
-verdict is judged once, or twice if there is time. This number is fixed beforehand, and judging twice widens the interval.
-tests/stats/test_finals_hold.py measures the error that is left.
+verdict is judged only once, or twice if there is time. Which of these is decided beforehand, and judging twice widens the
+interval. tests/stats/test_finals_hold.py measures the remaining error.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from autotune.trials.session import OutOfTime, Session
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # measurement windows are chosen so that this many trials fit: five pairs and a choosing round of four
+WANTED_TRIALS = 14  # windows are short enough for this many trials: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
-# Two single measurements must differ by this many spreads of one measurement: two standard deviations of their difference.
+# Two single measurements differ clearly if they are this many spreads apart: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)
 SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
-LARGE_EFFECT = 1.15  # ratio to the baseline above which confirming the best is worth more than the search's last trials
+LARGE_EFFECT = 1.15  # above this ratio to the baseline, confirming the best is worth more than further search trials
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
 WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
 MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
@@ -52,7 +52,7 @@ class Finals:
 
     Args:
         session: the study.
-        apart: reverts changes of the chosen configuration to measure their effects, and leaves the given time; returns the
+        apart: reverts changes of the chosen configuration to measure their effects, and leaves the given time. Returns the
             trial to report.
         known_part: returns the trial that `apart` would return from what is known so far, without measuring.
     """
@@ -124,7 +124,7 @@ class Finals:
         return candidates
 
     def _fails_parity(self, candidate: TrialRecord) -> bool:
-        """Compares a configuration's losses with the baseline's, unless they were compared; returns whether it is ruled out."""
+        """Compares a configuration's losses with the baseline's, unless that was done; returns whether it is ruled out."""
         if self._parity.is_open(candidate):
             self._parity.check(candidate)
         return not candidate.outcome.may_win
@@ -138,7 +138,7 @@ class Finals:
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
-        """Returns the configuration to report: the chosen one, without the changes that have no effect."""
+        """Returns the configuration to report: the chosen one without its ineffective changes."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
         part = self._apart(chosen, self._kept(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
@@ -189,13 +189,13 @@ class Finals:
         if len(able) > 1 and not measured and found.number != able[0].number:
             names = " and ".join(str(one.number) for one in able)
             self._session.listener.notice(
-                f"No time to measure trials {names} side by side. Trial {found.number} is taken: it changes less, and the "
+                f"No time to measure trials {names} side by side. Trial {found.number} was chosen: it changes less, and the "
                 "search shows no clear difference in rate."
             )
         return found
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
-        """Returns the leading entrants for which a round leaves enough time for the reporting pairs."""
+        """Returns as many of the best entrants as a round may have to leave enough time for the reporting pairs."""
         spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
         for entrant in entrants:
@@ -222,7 +222,7 @@ class Finals:
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
-        """Runs the reporting pairs up to the last look needed; returns whether `chosen` survived them."""
+        """Runs the reporting pairs up to the last look needed; returns False if `chosen` failed too often."""
         pairs, num_lost = self._pairs_before(chosen)
         looks = self._looks(chosen, len(pairs))
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
@@ -243,7 +243,7 @@ class Finals:
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
-        # Without time for another pair, another choice is pointless.
+        # If there is no time for another pair, choosing another configuration is pointless.
         return bool(pairs) or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen)
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
@@ -259,7 +259,7 @@ class Finals:
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that breaks a constraint is not kept
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # it violates a constraint: not kept
             decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 
@@ -273,7 +273,7 @@ class Finals:
         return pairs, len(rounds) - len(pairs)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
-        """Whether enough pairs fit: a configuration that takes a minute to compile may take too long to prove."""
+        """Whether enough pairs fit. A configuration that takes a minute to compile may take too long to confirm."""
         return stats.MIN_PAIRS * self._pair_s(candidate) <= self._session.budget.left_s
 
     def _has_time_for_pair(self, chosen: TrialRecord) -> bool:
@@ -296,8 +296,8 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
-        What the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
-        counts only if there is no other.
+        Code that the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
+        counts only if there is no other trial.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
         again = [record for record in finals if record.repeats == first.number]
@@ -309,11 +309,11 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
     """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
-    The search's own measurements count as a round. They overstate the rates, the leader's most of all. But two rounds
-    alone say little on a noisy machine. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
+    The search's own measurements count as a round. They overstate the rates, most of all the best one. But on a noisy machine,
+    two rounds alone say little. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
-    table, it lowered that share from 76 to 70 %: there, the best two configurations differ by less than repeats of the same
-    configuration do.
+    table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same
+    configuration.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}

@@ -1,4 +1,4 @@
-"""Measures two configurations in turns, each time in a fresh process: the fair comparison behind every claim."""
+"""Measures two configurations in turn, each time in a fresh process. Every claim is based on this comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Interleaving:
     so that a steady drift of the machine affects both configurations alike.
 
     Attributes:
-        pairs: the complete rounds so far; a round in which one of the two failed is left out.
+        pairs: the complete rounds so far, without rounds in which one of the two failed.
 
     Args:
         one, other: first measurements of the two configurations.
@@ -40,7 +40,7 @@ class Interleaving:
         self._index, self._is_one_first = len(self.pairs), False
 
     def round(self) -> Pair | None:
-        """Measures both once and returns their scores; None if one failed. If the first fails, the second is not measured."""
+        """Measures both once and returns their scores; None if one fails. If the first fails, the second is not measured."""
         self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
         self._index += 1
         first, second = (self._one, self._other) if self._is_one_first else (self._other, self._one)

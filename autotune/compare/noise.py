@@ -1,9 +1,9 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study measures more than
-its pairs: the rounds that choose the winner, the ablation rounds, and the search. The search counts as one more round of the
-configurations that were measured again. Earlier studies on the same machine add evidence, too. All evidence is pooled, weighted
-by degrees of freedom.
+Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study makes other
+measurements, too: the rounds that choose the winner, the ablation rounds, and the search. The search counts as one more round
+of the configurations that were measured again. Earlier studies on the same machine add evidence as well. All evidence is
+pooled, weighted by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for everything but the pairs, so that it counts less than the spread of eight pairs
+MAX_FREEDOM = 6.0  # for everything except the pairs, so that it counts less than the spread of eight pairs
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
-# Plans and estimates use this until a configuration was measured twice; the verdict never uses it. Development machines had
+# Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 
@@ -31,8 +31,8 @@ Round = Mapping[Hashable, float]
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
-    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only make
-    the spread look larger.
+    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only
+    increase the estimated spread.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:
@@ -55,7 +55,7 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns the spread of one measurement, by earlier studies and by all rounds except some pairs that are among them."""
+    """Returns the spread of one measurement, from earlier studies and from all rounds except the given pairs."""
     every = noise_of(rounds)
     if every is None:
         return earlier

@@ -19,7 +19,7 @@ def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRec
     measurement is noisy.
 
     Args:
-        records: trials, by number. Trials that broke a constraint in any measurement are left out.
+        records: trials, by number. Trials that violated a constraint in any measurement are left out.
         names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
@@ -42,7 +42,7 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 
 
 def confirm_front(session: Session, reported: set[int]) -> None:
-    """Measures points of the front again, but not those `reported`, while there is time: a single rate may be too high."""
+    """Measures points of the front again while there is time, except those `reported`: a single rate may be too high."""
     names = session.runner.goal.names
     found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
     points = _telling(found, names[1:])

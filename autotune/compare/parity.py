@@ -3,9 +3,9 @@
 Only changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
 applied to the baseline, with its batch size, loader and seed, so both runs see the same batches. The comparison covers the
 first steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such
-changes, rather than one for each configuration. A run fits into memory whenever the baseline does. The search's leader is
+changes, not one for each configuration. A run fits into memory whenever the baseline does. The search's best configuration is
 compared at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before
-the finals, whose rounds cost far more.
+the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
@@ -31,7 +31,7 @@ MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared
 BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
 MIN_S = 5.0  # minimum time of the steps in one run, no matter how small the budget
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
-# With these outcomes a run has no losses to compare. Other outcomes, such as `disturbed`, do not affect the losses.
+# A run with one of these outcomes has no losses to compare. Other outcomes, such as `disturbed`, do not affect the losses.
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip
@@ -58,7 +58,7 @@ class Parity:
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
         self._is_notified = False  # whether the user was notified that there is no time
-        self._is_late = False  # whether a run did not fit the time left
+        self._is_late = False  # whether a run did not fit into the remaining time
         for record in session.records:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
@@ -82,7 +82,9 @@ class Parity:
         each_s = max(each_s, without_window_s(session.baseline))
         has_time = (1 if runs else 2) * each_s <= session.budget.left_s
         if not has_time and not self._is_notified:
-            session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
+            session.listener.notice(
+                "No time to compare losses, so it is not checked whether the winner trains like the baseline."
+            )
         self._is_notified = self._is_notified or not has_time
         return has_time
 
@@ -103,7 +105,7 @@ class Parity:
         if self._of(record).verdict is not Verdict.failed:
             return
         first = min(arithmetic_changes, key=_cause_rank)
-        if len(arithmetic_changes) > 1:  # if the cause is known, configurations without it may still win
+        if len(arithmetic_changes) > 1:  # finds the cause, so that configurations without it may still win
             alone = self._compared({first: arithmetic_changes[first]}, candidate)
             record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)
@@ -181,7 +183,7 @@ class Parity:
         return [record.number for record in barred]
 
     def _give_back_raced(self) -> None:
-        """Readmits trials that were stopped early because they were slower than a trial that is now ruled out."""
+        """Readmits trials that were stopped early for being slower than a trial that is now ruled out."""
         searched = self._session.searched
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
@@ -196,7 +198,7 @@ def no_losses(record: TrialRecord) -> str:
 
 
 def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
-    """Returns the comparisons of a configuration, as in `summary["parity"]`; None without one. `is_held` as in `arithmetic`."""
+    """Returns the loss comparisons of `best`, for `summary["parity"]`; None without `best`. `is_held` as in `arithmetic`."""
     if best is None:
         return None
     runs = [record for record in records if record.kind is Kind.parity and record.changed and record.evidence.get("parity")]
@@ -231,7 +233,7 @@ def _text(found: dict[str, Any]) -> str:
     elif found["verdict"] == "not needed" and found["training"]:
         text = ""
     if found["training"]:
-        words = f"{changes_phrase(found['training'])} changes the training itself: only an exploding loss would rule it out"
+        words = f"{changes_phrase(found['training'])} changes the training itself, so only an exploding loss would rule it out"
         text = f"{text}; {words}" if text else words
     return str(text)
 

@@ -17,7 +17,7 @@ TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best 
 
 
 def is_barred(baseline: TrialRecord) -> bool:
-    """Whether the baseline breaks a constraint. If so, the best configuration that breaks none wins even if it is slower."""
+    """Whether the baseline violates a constraint. Then the best configuration that violates none wins, even if slower."""
     return baseline.outcome is Outcome.infeasible
 
 
@@ -33,8 +33,8 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 class TierFinals:
     """Measures the best of each tier below the winner's against the baseline, with the time that is left.
 
-    These configurations were picked by their rates in the search. The rounds measured here played no part in that, so the
-    reported speed-ups are not overstated.
+    These configurations were selected by their rates in the search. The rounds measured here did not take part in the
+    selection, so the reported speed-ups are not overstated.
 
     Attributes:
         decisions: number of the search trial -> decision from its rounds.
@@ -45,7 +45,7 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures as many tiers as there is time for, the lowest first; `best` is the best of its and all higher tiers."""
+        """Measures as many tiers as there is time for, the lowest first. `best` is the best of its own and all higher tiers."""
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}

@@ -1,4 +1,4 @@
-"""Tells whether the machine became slower or faster while configurations were compared."""
+"""Detects whether the machine became slower or faster while configurations were compared."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LEAST_FRAC = 0.03  # a smaller change over the whole comparison is not mentioned
 def trend(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much slower or faster the machine became during the finals; "" if there is no clear trend.
 
-    The rates of every configuration must have changed in the same direction, and the slope that they have in common must be
-    significant at LEVEL. tests/compare/test_trend.py simulates how often a trend is reported where there is none.
+    The rates of all configurations must have changed in the same direction, and their common slope must be significant at
+    LEVEL. tests/compare/test_trend.py simulates how often a trend is reported although there is none.
     """
     finals = [one for one in records if one.kind is Kind.final and one.value and one.outcome.may_win]
     rates: dict[int, list[tuple[float, float]]] = {}

@@ -33,7 +33,7 @@ class Comparison:
 
     Attributes:
         verdict: whether the claim holds.
-        reason: why the claim does not hold or the rounds do not decide; "" if the claim holds.
+        reason: why the claim does not hold or is ambiguous; "" if it holds.
         left: today's speed-up divided by the claimed speed-up.
     """
 
@@ -45,17 +45,17 @@ class Comparison:
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
     """Compares a claimed speed-up with today's rounds.
 
-    Both ratios have an error. Comparing their intervals for overlap is not enough: ratios whose intervals just touch already
-    differ significantly. So their quotient gets its own interval, Welch's on the log scale (`stats.quotient`). The claim
+    Both ratios have an error. It is not enough to check whether their intervals overlap: ratios whose intervals just touch
+    already differ significantly. So the quotient gets its own interval, Welch's on the log scale (`stats.quotient`). The claim
 
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
     - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
-      claim would agree with a wide enough interval;
+      claim would hold if the interval was wide enough;
     - is ambiguous otherwise.
 
-    A true claim is rejected in less than 2.5 % of cases: the upper end of a 95 % interval would have to miss by more than the
-    margin.
+    A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
+    more than the margin.
 
     Args:
         claimed: best over baseline, from the file.
@@ -199,7 +199,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns a phrase for each of the file's changes that the program now makes itself; today's speed-up excludes them."""
+    """Returns a phrase for each of the file's changes that the program now makes itself. Today's speed-up excludes them."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 

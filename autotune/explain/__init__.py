@@ -1,4 +1,5 @@
-"""Explains where a program's time goes, what a change would gain, and whether that was right.
+"""Explains where a program's time goes, what a change would gain, and whether predictions held.
 
-The tuner's side of the passes: no torch. A table that cannot be made is absent with a reason, never zero.
+This is the tuner's side of the passes and uses no torch. A table that cannot be made is absent with a reason, never filled with
+zeros.
 """

@@ -1,9 +1,9 @@
 """Splits the time of a step into categories.
 
-The categories are ordered. If several hold at the same instant, only the first counts, so their seconds sum to the step.
+The categories are ordered. If several apply at the same instant, only the first counts, so their seconds sum to the step.
 
-On a GPU the device comes first: what the host does counts only while the device has nothing to do. On the CPU the innermost
-operator of the training thread counts. While that thread only waits for autograd's threads, theirs counts.
+On a GPU the device comes first: the host's work counts only while the device has nothing to do. On the CPU the innermost
+operator of the training thread counts. While that thread only waits for autograd's threads, their operators count.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_OTHER_FRAC = 0.05  # of a step: above it, the parts of "other" are listed
 MAX_OTHER_PARTS = 5
 MIN_PART_FRAC = 0.005  # of a step: smaller parts of "other" are not listed
 
-Layer = tuple[str, Floats]  # a category, and the intervals in which it holds (a union, see `intervals`)
+Layer = tuple[str, Floats]  # a category, and the intervals in which it applies (a union, see `intervals`)
 
 
 @dataclass(kw_only=True)
@@ -57,9 +57,9 @@ class Breakdown:
         seconds: category -> mean seconds per step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
         by_step: seconds of each step, shape (steps, categories).
         step_s: mean seconds of a step.
-        other_parts: parts of "other" by place, ("between forward and backward", seconds per step); [] unless "other" is above
+        other_parts: parts of "other" by place, ("between forward and backward", seconds per step); [] if "other" is at most
             MAX_OTHER_FRAC.
-        collective_s: seconds a step in which a collective ran, exposed or not.
+        collective_s: seconds per step in which a collective ran, exposed or not.
     """
 
     is_gpu: bool
@@ -98,7 +98,7 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
-    """Returns when each category holds, in order of priority; "other" is the rest. A category can have several layers."""
+    """Returns when each category applies, in order of priority; "other" is the rest. A category can have several layers."""
     return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
 
 
@@ -149,7 +149,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Floats:
-    """Returns each event's index in WIDTHS; an event that is no kernel gets the index of BITS_UNKNOWN."""
+    """Returns each event's index in WIDTHS; the index of BITS_UNKNOWN for an event that is not a kernel."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
         found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))
@@ -184,7 +184,7 @@ def _owner_kinds(trace: Trace, host: Host) -> Floats:
 
 
 def _ranges(trace: Trace) -> Mask:
-    """Returns the ranges of the training thread, except the steps'."""
+    """Returns the ranges of the training thread, except the ranges of steps."""
     found: Mask = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread)
     return found & ~trace.is_named(lambda name: name.startswith(STEP))
 
@@ -206,7 +206,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns where no category holds, as (the ranges before and after it, seconds per step), the longest first."""
+    """Returns where no category applies, as (the ranges before and after, seconds per step), the longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

@@ -1,4 +1,4 @@
-"""Compares predicted gains with measured ones, and keeps count of how often predictions held."""
+"""Compares predicted gains with measured ones, and counts how often predictions held."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
+from autotune.explained import WITHOUT
 from autotune.knobs.base import value_text
 from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
@@ -20,14 +21,14 @@ TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A predicted gain that was tried.
+    """A comparison of a predicted gain with a measurement.
 
     Attributes:
         trial: number of the explained trial.
         cause, where: cause and place of the finding.
-        remedy: what was tried, such as "loader.num_workers=2" or the command of the fixed program.
-        how: how the gain was measured: TRIALS, PAIRS or FIXED.
-        predicted, measured: the gain as it was predicted and as it was measured.
+        remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
+        how: how the gain was measured: TRIALS, PAIRS, WITHOUT or FIXED.
+        predicted, measured: the predicted and the measured gain; for WITHOUT, the gain if the cause took no time.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
@@ -51,10 +52,10 @@ class Check:
 
 
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
-    """Returns the findings with the gains that the study's trials give, where they give one, and the checks made.
+    """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    What trials measured replaces what a rule predicted, and so does an estimate from trials near by if it is more certain. A
-    finding is left out if they show that its gain is below LEAST_GAIN.
+    A gain measured by trials replaces the prediction of a rule. So does an estimate from similar trials, if it is more certain.
+    A finding is left out if the trials show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
     for finding in findings:
@@ -77,19 +78,27 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         trial=trial,
         cause=finding.cause,
         where=finding.where,
-        remedy=remedy or _setting(finding),
+        remedy=remedy or _remedy(finding),
         how=how,
-        predicted=finding.gain,
+        predicted=finding.without.gain if how == WITHOUT and finding.without else finding.gain,
         measured=measured,
         num_pairs=num_pairs,
     )
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the check by pairs that was made before of a finding's setting, with today's prediction; None if none was."""
-    key = (trial, finding.cause, _setting(finding), PAIRS)
-    made = next((one for one in checks if (one["trial"], one["cause"], one["remedy"], one["how"]) == key), None)
-    return replace(from_json(made, Check), where=finding.where, predicted=finding.gain) if made else None
+    """Returns the earlier check by pairs of a finding's remedy, with today's prediction; None if there was none."""
+    key = (trial, finding.cause, _remedy(finding))
+    able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
+    made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
+    if made is None:
+        return None
+    predicted = finding.without.gain if made["how"] == WITHOUT and finding.without else finding.gain
+    return replace(from_json(made, Check), where=finding.where, predicted=predicted)
+
+
+def _remedy(finding: Finding) -> str:
+    return _setting(finding) if finding.knob or not finding.without else f"without {finding.without.name}"
 
 
 def _setting(finding: Finding) -> str:
@@ -97,10 +106,14 @@ def _setting(finding: Finding) -> str:
 
 
 def with_check(finding: Finding, check: Check) -> Finding:
-    """Returns a finding whose gain is replaced by the one that a check measured.
+    """Returns a finding whose gain is replaced by the gain that a check measured.
 
-    If the setting gains nothing but a change of the code may, the finding stays, without the setting: its gain is a bound now.
+    If the setting gains nothing but a change of the code may help, the finding stays without the setting, and its gain is a
+    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause.
     """
+    if check.how == WITHOUT and finding.without:
+        basis = f"{check.num_pairs} pairs without it, in turn; what usually remains after a change of the code"
+        return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
         return without_setting(finding)
     basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
@@ -108,8 +121,8 @@ def with_check(finding: Finding, check: Check) -> Finding:
 
 
 def without_setting(finding: Finding) -> Finding:
-    """Returns a finding whose setting was tried and gains nothing, or fails: a bound of what changing the code gains."""
-    basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain it"
+    """Returns a finding without its setting, which gained nothing or failed: the gain is a bound for changing the code."""
+    basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain this"
     return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 
 
@@ -117,7 +130,7 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
     """Returns the gain of one program over another, measured in pairs.
 
     Args:
-        pairs: score of the changed program, and of the program as it was, in each pair.
+        pairs: scores of the changed and the unchanged program in each pair.
         noise: spread of one measurement, as far as it is known.
     """
     ratio = paired_ratio([new for new, _ in pairs], [old for _, old in pairs], noise=noise)

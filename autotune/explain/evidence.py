@@ -1,4 +1,4 @@
-"""Defines what is known of one configuration: what the rules of `findings` look at."""
+"""Defines everything known about one configuration, as the input of the rules in `findings`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from autotune.knobs.base import HostContext
 from autotune.quantities import percent_text, step_time_text
 from autotune.records import KnobValue, TrialRecord
 
-GENERATED = "torchinductor_"  # part of the paths of code that torch.compile wrote
+GENERATED = "torchinductor_"  # part of the paths of code that torch.compile generates
 
 
 def phases_of(lines: Lines) -> dict[str, float]:
-    """Returns phase -> seconds per step: as the GPU saw it if the program trains on one, else as the training thread did.
+    """Returns phase -> seconds per step, timed on the GPU if the program uses one, else in the training thread.
 
-    The training thread runs ahead of a GPU. Where it waits for the GPU says nothing of what the GPU computes then.
+    The training thread runs ahead of a GPU. Where it waits for the GPU does not show what the GPU computes at that time.
     """
     return lines.phases_s if lines.device_phases_s is None else lines.device_phases_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """What the trace says of the operators of a step, for one rank.
+    """The operators of a step in one rank's trace.
 
     Attributes:
         count: calls of operators in a step outside its input, including those by other operators.
-        by_operator: rows of the table of operators, the most "seconds" per step first: the GPU's if the program trains on one,
-            else the host's.
-        busy_s: seconds a step that the device computes; None on the CPU.
-        layout_s: seconds a step in kernels that only convert images between layouts; 0 on the CPU.
-        is_tf32: whether most products of float32 round it to TF32, on Tensor Cores.
-        is_distorted: whether the profiler slowed the step so much that its shares are not those of the plain program.
+        by_operator: rows of the table of operators, the most "seconds" per step first: on the GPU if the program uses one, else
+            on the host.
+        busy_s: seconds per step that the device computes; None on the CPU.
+        layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
+        is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
+        is_distorted: whether the profiler slowed the step so much that shares of the step differ without it.
     """
 
     count: float
@@ -53,7 +53,7 @@ class Operations:
 
 
 def operations_of(tables: Tables) -> list[Operations]:
-    """Returns what the traces say of operators, by rank; [] without a trace."""
+    """Returns the operators in the traces, by rank; [] without a trace."""
     return [_operations_of(tables, rank) for rank in sorted({int(row["rank"]) for row in tables.rows("operators")})]
 
 
@@ -74,16 +74,16 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of one configuration.
+    """Everything known about one configuration.
 
     Attributes:
         record: the trial that measured it first.
-        cwd: folder of the program; places in it are named relative to it.
+        cwd: folder of the program; paths inside are shown relative to it.
         host_context: machine and program.
         lines, memory: documents of these passes, by rank; () for a pass that wrote none.
-        operations: what the traces say of operators, by rank; () without a trace.
+        operations: operators in the traces, by rank; () without a trace.
         domains: knob key -> values that the study may set.
-        tried: what the study's trials say of its settings; None without a study.
+        tried: effects of settings according to the study's trials; None without a study.
     """
 
     record: TrialRecord
@@ -126,20 +126,20 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step as the trial measured it, without any pass; as under the pass "lines" if the trial has no rate."""
+        """Seconds of a step in the trial, without any pass; under the pass "lines" if the trial has no rate."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step less its wait for input, or the seconds of a step at the device rate D if those are fewer."""
+        """Seconds of a step without its wait for input, or of a step at the device rate D if that is shorter."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
     @property
     def alone_s(self) -> float | None:
-        """Seconds of `busy_s` that remain if no loader worker uses the training thread's cores; None if unknown.
+        """Seconds of `busy_s` that would remain if no loader worker used the training thread's cores; None if unknown.
 
-        A training thread that has a core computes all the time: what its CPU seconds lack to `busy_s`, it waited for a core.
+        A training thread that has a core computes all the time. So `busy_s` minus its CPU seconds is its wait for a core.
         """
         if self.is_cuda or self.first.busy_cpu_s is None:
             return None
@@ -147,22 +147,22 @@ class Evidence:
 
     @property
     def slowdown(self) -> float | None:
-        """How many times as long a step took under the pass "lines" as when the trial was measured; None if unknown."""
+        """Duration of a step under the pass "lines" over that in the trial; None if unknown."""
         plain_s = self._step_at_s(self.record.value)
         return self.step_s / plain_s if plain_s else None
 
     @property
     def input_s(self) -> float:
-        """Seconds of a step in the phase "input", of all loaders: the figure that the step's breakdown shows."""
+        """Seconds of a step in the phase "input", of all loaders, as shown in the step's breakdown."""
         return self.phases_s.get(INPUT, 0.0)
 
     @property
     def wait_s(self) -> float:
-        """Seconds of `input_s` in the training loader: the step waits for its workers or, without any, does their work."""
+        """Seconds of `input_s` in the training loader: waiting for its workers or, without workers, doing their work."""
         return self.input_s if self.first.wait_s is None else min(self.first.wait_s, self.input_s)
 
     def gain(self, low_s: float, mid_s: float, high_s: float, kind: Kind) -> Gain:
-        """Returns the gain of a change that saves so many seconds of a step: at least, probably, at most."""
+        """Returns the gain of a change that saves these seconds of a step: at least, probably, at most."""
         return gain_of(self.step_s, (low_s, mid_s, high_s), kind)
 
     def of_step(self, seconds: float) -> str:
@@ -219,7 +219,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
-        """Returns the gain of setting one more knob, by the study's trials; None if they do not say."""
+        """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
@@ -229,8 +229,8 @@ class Evidence:
     def larger(self, knob: str, now: float, wanted: float) -> int | None:
         """Returns a larger value of a knob to try; None if there is none.
 
-        It is the value that gains most by the study's trials or, if they know of no gain, the smallest untried one that is at
-        least `wanted`.
+        It is the value that gains most according to the study's trials. If they show no gain, it is the smallest untried value
+        that is at least `wanted`.
         """
         values = [int(value) for value in self.domains.get(knob, ()) if int(value) > now and self.may_set(knob, value)]
         known = {value: gain.mid for value in values if (gain := self.effect(knob, value))}

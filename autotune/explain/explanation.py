@@ -44,7 +44,7 @@ def entry(
 def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Check]) -> Document:
     """Returns a document with one more explained trial and its checks.
 
-    They replace an earlier entry of the trial, and earlier checks of the same finding and remedy.
+    These replace an earlier entry of the trial, and earlier checks of the same finding and remedy.
     """
     kept = [one for one in document["explained"] if one["trial"] != added["trial"]]
     return {**_with_checks(document, checks), "explained": [*kept, dict(added)], "skipped": ""}

@@ -1,8 +1,7 @@
-"""Gives the FLOPs and the bytes of an operator from the shapes that torch.profiler recorded.
+"""Computes the FLOPs and the bytes of an operator from the shapes that torch.profiler recorded.
 
 A multiplication and an addition count as two FLOPs, as in torch.utils.flop_count. Only matrix products, convolutions and
-attention count as having FLOPs. Bytes are the least traffic: each input read once, each output written once. None stands for
-unknown.
+attention have FLOPs. Bytes are the minimum traffic: each input read once, each output written once. None means unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from autotune.explain.names import operator_kind
 
 Dims = list[list[int]]
-# What a formula raises for arguments that are not those of its operator: a trace may hold anything.
+# Exceptions that a formula raises for arguments that do not fit its operator, since a trace may contain anything.
 UNKNOWN = (LookupError, TypeError, ValueError, SyntaxError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 ITEM_BYTES = {
@@ -27,7 +26,7 @@ DTYPES = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
     "c10::Float8_e4m3fn": "float8", "c10::Float8_e5m2": "float8",
 }  # fmt: skip
-# Kinds of operators whose output counts as being as large as their largest input.
+# Kinds of operators whose output is assumed to be as large as their largest input.
 _WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")
 _WRITES_ONLY = re.compile(r"::(fill|zero)_$")
 _READS_ALL = (*_WRITES_AS_MUCH, "reduction", "pooling")
@@ -37,8 +36,8 @@ _VIEWS = re.compile(
     r"resolve_conj|resolve_neg|contiguous|unfold|movedim|result_type|item|_local_scalar_dense|is_\w+|size|stride)_?$"
 )
 _ATTENTION = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention\w*")
-# Operators of the backends. They have no formula, because each orders its arguments in its own way. They run inside operators
-# of ATen that have one.
+# Operators of the backends. They have no formula, because the order of their arguments differs. They run inside operators of
+# ATen that have one.
 BACKEND = re.compile(
     r"::(mkldnn|cudnn|miopen|mps)_\w*convolution|slow_conv|conv_depthwise|thnn_conv|"
     r"::_(flash|efficient|cudnn)_attention_(forward|backward)"
@@ -57,7 +56,7 @@ def flops_of(name: str, arguments: Mapping[str, Any]) -> float | None:
 
 
 def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
-    """Returns the least bytes that one call reads and writes; None if they are not known, 0 for views."""
+    """Returns the minimum bytes that a call reads and writes; None if unknown, 0 for views."""
     if _VIEWS.search(name):
         return 0.0
     sizes = _input_bytes(arguments)
@@ -79,7 +78,7 @@ def dtype_of(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _input_bytes(arguments: Mapping[str, Any]) -> list[int] | None:
-    """Returns the bytes of each tensor argument but scalars; None if a tensor's type is unknown or nothing was recorded."""
+    """Returns the bytes of each tensor argument except scalars; None if a tensor's type is unknown or nothing was recorded."""
     if "dims" not in arguments:
         return None
     found = []

@@ -9,7 +9,7 @@ from typing import Literal
 Kind = Literal["bound", "floor", "predicted", "measured"]
 Saved = tuple[float, float, float]  # seconds of a step that a change would save: at least, probably, at most
 LEAST_GAIN = 0.03  # smaller gains are not claimed
-LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much of it is removed
+LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much is removed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Gain:
     """How much faster training would be, as fractions: 0.38 for 38 % more samples per second.
 
     Attributes:
-        low, high: interval; the true gain should lie inside in nineteen of twenty cases.
+        low, high: interval; it should contain the true gain in 19 of 20 cases.
         mid: best estimate.
         kind: "bound" if no change can gain more than `high`; "floor" if removing the cost gains at least `low`; "predicted"
             from a model or from other trials; "measured" side by side.
@@ -37,6 +37,19 @@ def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
     """Returns the gain if a step that takes `step_s` seconds became shorter by `saved`."""
     low, mid, high = (step_s / max(step_s - seconds, LEAST_STEP_FRAC * step_s) - 1 for seconds in saved)
     return Gain(low=low, mid=mid, high=high, kind=kind)
+
+
+def gain_of_part(whole: Gain, remaining: Saved, kind: Kind) -> Gain:
+    """Returns the gain if only a part of a cost is removed.
+
+    Args:
+        whole: the gain if all of it is removed.
+        remaining: share of it that remains: at most, usually, at least.
+        kind: kind of the result.
+    """
+    saved = (gain / (1 + gain) for gain in (whole.low, whole.mid, whole.high))  # as a share of the step
+    low, mid, high = ((1 - left) * max(0.0, each) for left, each in zip(remaining, saved, strict=True))
+    return gain_of(1.0, (low, mid, high), kind)
 
 
 def measured_gain_of(ratio: float, half: float) -> Gain:

@@ -1,4 +1,4 @@
-"""Finds out what the host was doing: how its events are nested, the phase of each, and the event that launched each kernel."""
+"""Determines what the host did: how its events are nested, the phase of each, and which event launched each kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Host:
 
 
 def host_of(trace: Trace) -> Host:
-    """Returns what the host was doing."""
+    """Returns the host's events, their phases and the launchers of kernels."""
     chosen = np.flatnonzero(trace.is_of(*HOST))
     nesting = nested(trace, chosen)
     device = np.flatnonzero(trace.is_of(*DEVICE))

@@ -12,7 +12,7 @@ from autotune.plain_text import one_line
 from autotune.quantities import percent_text
 from autotune.stats import sum_known
 
-WORKER_MARGIN = 1.1  # service times vary, so more workers are needed than the mean service time asks for, by this factor
+WORKER_MARGIN = 1.1  # service times vary, so this many times as many workers are needed as for the mean service time
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
 _Document = TypeVar("_Document", Lines, Memory)
@@ -67,7 +67,7 @@ def step_s(lines: Lines) -> float:
 
 
 def demand_per_s(lines: Lines) -> float | None:
-    """Returns D, the samples a second that the program would take if the loader never made it wait; None if unknown.
+    """Returns D, the samples per second that the program would use if it never waited for the loader; None if unknown.
 
     A sample is an item of the loader's batch if the batch size is known, even if the rate is counted in another unit, such as
     tokens.
@@ -78,7 +78,7 @@ def demand_per_s(lines: Lines) -> float | None:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns ceil(1.1 x D x service_s), at least 1: the workers for a demand of D samples a second; None without a demand."""
+    """Returns ceil(1.1 x D x service_s), at least 1: the workers for D samples per second; None if D is unknown."""
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 
@@ -94,7 +94,7 @@ def lines_tables(found: Mapping[int, Lines]) -> list[Table]:
 
 
 def memory_tables(found: Mapping[int, Memory]) -> list[Table]:
-    """Returns what holds memory at the peak by category, by module and by place, and its course over a step."""
+    """Returns the memory at the peak by category, by module and by place, and the memory over a step."""
     made = [
         _table(found, "memory", "Memory at the peak", MEMORY_COLUMNS, _memory_rows),
         _table(found, "memory_modules", "Memory and FLOPs by module", MODULE_COLUMNS, _module_rows),
@@ -123,7 +123,7 @@ def _table(
 
 
 def _row(of: Any, columns: Mapping[str, str], **more: Any) -> Row:
-    """Returns a row without its rank: given values, and attributes of `of` with the names of the other columns."""
+    """Returns a row without its rank. Values that are not given are taken from the attributes of `of`."""
     return {name: more[name] if name in more else getattr(of, name) for name in columns if name != "rank"}
 
 

@@ -1,4 +1,4 @@
-"""Adds up intervals of time: their unions, the seconds of a window that a union covers, and the gaps in it.
+"""Computes with intervals of time: unions, the seconds of a window that a union covers, and the gaps.
 
 A union is an array of shape (n, 2): start and end seconds, sorted, disjoint, none empty.
 """

@@ -1,4 +1,4 @@
-"""Finds out what kernels, runtime calls and operators do by the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen give them.
+"""Determines what kernels, runtime calls and operators do from the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen use.
 
 A name that no rule matches is "unknown" and is shown as unknown.
 """
@@ -43,7 +43,7 @@ _CUDA_CORES = re.compile(
     r"sgemm(?!.*(tensorop|1688))|dgemm|simt|ffma|scudnn|winograd|fft2d|_alg\d_engine|grad_engine|implicit_convolve_sgemm|"
     r"conv2d_grouped|(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
 )  # fmt: skip
-# Kernels that do no matrix products.
+# Kernels without matrix products.
 _NO_MATRIX = re.compile(
     r"elementwise|reduce_kernel|softmax|layer_norm|rms_norm|batch_norm|bn_(fw|bw)|multi_tensor_apply|index|gather|scatter|"
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"

@@ -1,4 +1,4 @@
-"""Finds out which events of a thread contain which: parents, self times, and the innermost event at each moment."""
+"""Determines how events of a thread are nested: parents, self times, and the innermost event at each moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Nesting:
     Attributes:
         chosen: indices of these events in the trace, ascending, shape (n,).
         parents: position in `chosen` of the event that directly contains each; -1 at the top. A parent precedes its children.
-        self_s: seconds of each event that are in none of its children.
+        self_s: seconds of each event that are not in its children.
         pieces: intervals in which a thread's innermost event stays the same: columns (start, end) in seconds, shape (m, 2).
         owners: position in `chosen` of the innermost event during each piece, shape (m,).
     """
@@ -48,15 +48,15 @@ class Nesting:
 
 
 def nested(trace: Trace, chosen: Ints) -> Nesting:
-    """Returns which of some events, given by ascending indices, contain which, thread by thread.
+    """Returns the nesting of some events, given by ascending indices, within each thread.
 
-    Because times are rounded, an event may begin inside another and end after it. It is then cut at the end of the other.
+    Because times are rounded, an event may begin inside another and end after it. Then it is cut at the end of the other.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)
     open_events: dict[int, list[int]] = {}  # thread -> stack of positions
     pieces: list[tuple[float, float, int]] = []
-    since: dict[int, float] = {}  # thread -> when its present innermost event became innermost
+    since: dict[int, float] = {}  # thread -> when its current innermost event became innermost
 
     def close_until(thread: int, now: float) -> list[int]:
         stack = open_events.setdefault(thread, [])

@@ -1,4 +1,4 @@
-"""Makes the table of operators: how often each runs, how long on host and device, its FLOPs and bytes, and what bounds it."""
+"""Makes the table of operators: calls, time on host and device, FLOPs, bytes, and what limits each operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
-LAUNCH_BOUND = "launch"  # the host needs longer to start it than the device to do it
+LAUNCH_BOUND = "launch"  # the host takes longer to launch it than the device to run it
 
 COLUMNS = {
     "rank": "rank of the process",
@@ -45,12 +45,12 @@ COLUMNS = {
 
 @dataclass(kw_only=True)
 class Operators:
-    """What each call of an operator in the steps took.
+    """The operator calls within the steps, with their costs.
 
     Attributes:
         places: position of each call in `host.nesting.chosen`, shape (n,).
         groups: for each call, the number of its row in the table, shape (n,).
-        flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted at another call.
+        flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted for another call.
         device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all launched in it.
         is_tf32: whether each call launched a kernel that computes in TF32 itself.
         num_steps: number of steps in the trace.
@@ -169,7 +169,7 @@ def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: boo
 
 
 def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
-    """Returns FLOPs and bytes of each host event, counting all work once; nan if unknown or counted at another event."""
+    """Returns FLOPs and bytes of each host event, counting all work once; nan if unknown or counted for another event."""
     nesting = host.nesting
     events = nesting.chosen
     flops, num_bytes = np.full(len(events), np.nan), np.full(len(events), np.nan)
@@ -205,7 +205,7 @@ def _is_inside(parents: Ints, marked: Mask) -> Mask:
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
-    """Counts the work of a convolution or of attention at the backend's operator inside it, which takes the time."""
+    """Moves the work of a convolution or attention to the backend's operator inside it, which takes the time."""
     parents, events = host.nesting.parents, host.nesting.chosen
     backends = trace.is_named(BACKEND.search)[events] & (trace.categories[events] == OPERATOR)
     for place in np.flatnonzero(backends).tolist():
@@ -218,7 +218,7 @@ def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floa
 
 
 def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
-    """Returns which calls an operator makes directly to itself with the same shapes: its total includes them already."""
+    """Returns which calls an operator makes directly to itself with the same shapes. Its total includes them already."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
     nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])

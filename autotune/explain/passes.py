@@ -1,4 +1,4 @@
-"""Finds and reads what the passes of `explain` wrote for each rank: three documents and a trace."""
+"""Finds and reads the files that the passes of `explain` wrote for each rank: three documents and a trace."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _Document = TypeVar("_Document", Lines, Traced, Memory)
 
 @dataclass(kw_only=True)
 class Passes:
-    """What the passes wrote, by rank.
+    """The files that the passes wrote, by rank.
 
     Attributes:
         lines, traced, memory: rank -> document.
         traces: rank -> path of its trace.
-        absent: pass -> why what it wrote is missing, for all ranks or for one.
+        absent: pass -> why its file is missing, for all ranks or for one.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Passes:
     absent: dict[str, list[str]] = field(default_factory=dict)
 
     def miss(self, which: str, reason: str) -> None:
-        """Notes why something of a pass is missing."""
+        """Records why a file of a pass is missing."""
         self.absent.setdefault(which, []).append(reason)
 
     @property
@@ -50,7 +50,7 @@ class Passes:
         return [document for _, document in sorted(self.by_pass[which].items())]
 
     def notes(self, ran: Iterable[str]) -> list[str]:
-        """Returns sentences on what is missing and why, and on what rank 0 could not find out."""
+        """Returns sentences on what is missing and why, including what rank 0 could not measure."""
         notes = []
         for which in ran:
             notes += [f"{which}: not known, {reason}" for reason in self.absent.get(which, ())]
@@ -64,7 +64,7 @@ class Passes:
 
 
 def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Passes:
-    """Returns what the passes wrote, masked. If a document is in two of the trials' folders, the last one counts."""
+    """Returns the files of the passes, masked. If a document is in two of the folders, the last one counts."""
     found = Passes()
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -120,13 +120,13 @@ def _check_numbers(value: Any) -> None:
     """
     for name, item in value.items() if isinstance(value, dict) else ():
         if name in NUMBERS and not (item is None or (isinstance(item, int | float) and abs(item) < MAX_INT)):
-            raise TypeError(f"{name}: no number, or one that is too large")
+            raise TypeError(f"{name}: not a number, or too large")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_numbers(item)
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:
-    """Returns a document without secrets, and without lone surrogates, which paths may hold and no file can."""
+    """Returns a document without secrets, and without lone surrogates, which paths may contain but files cannot."""
     if isinstance(value, dict):
         return {_writable(name): _masked(item, mask) for name, item in value.items()}
     if isinstance(value, list):

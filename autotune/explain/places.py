@@ -1,4 +1,4 @@
-"""Finds out what a line of a training step does from the program's source: whether it is in an inner loop, or calls torch."""
+"""Determines from the program's source what a line of a training step does: is it in an inner loop, does it call torch?"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_in_inner_loop(line: Line, lines: Lines) -> bool:
 
 
 def _training_lines(lines: Lines) -> list[Line]:
-    """Returns lines that no loop but the training loop can hold: those that take most of a step, and those that fetch input."""
+    """Returns lines that can only be in the training loop: those that take most of a step, and those that fetch input."""
     step_s = lines.seconds / max(1, lines.steps)
     own = [line for line in lines.lines if line.is_own and line.where == MAIN]
     return [line for line in own if line.total_s >= WHOLE_STEP_FRAC * step_s or line.phase == INPUT]

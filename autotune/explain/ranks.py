@@ -24,7 +24,7 @@ COLUMNS = {
 def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
     """Returns a table with a row for each rank.
 
-    In a synchronous program a step takes equally long on all ranks. They differ in how long each waits for the others.
+    In a synchronous program, a step takes equally long on all ranks. The ranks differ in how long they wait for the others.
     """
     rows = [_row(passes, breakdowns, rank) for rank in sorted({*passes.lines, *breakdowns})]
     owns = [row["own_s"] for row in rows if row["own_s"] is not None]
@@ -33,7 +33,7 @@ def ranks_table(passes: Passes, breakdowns: Mapping[int, Breakdown]) -> Table:
         row["is_slowest"] = row["own_s"] is not None and row["own_s"] == max(owns) and len(owns) > 1
     notes = []
     if rows and all(row["own_s"] is None for row in rows):
-        notes.append("the wait for other ranks is not known, so neither is which rank is slow")
+        notes.append("the wait for other ranks is unknown, so it is also unknown which rank is slow")
     missing = [rank for rank in range(passes.world_size) if rank not in {row["rank"] for row in rows}]
     notes += [f"rank {rank}: nothing was written" for rank in missing]
     rows = [{name: row[name] for name in COLUMNS} for row in rows]

@@ -1,4 +1,4 @@
-"""Compares FLOPs and bytes per second with what a device can do at most.
+"""Compares FLOPs and bytes per second with a device's peaks.
 
 The roofline model is by Williams et al., 2009. MFU (model FLOPs utilisation) is by Chowdhery et al., 2022: the model's FLOPs
 divided by those that the device could have done in the same time.
@@ -19,7 +19,7 @@ T = 1e12
 G = 1e9
 TF32, WIDE = "tf32", "float32"
 MATRIX_KINDS = ("matmul", "convolution", "attention")  # of operators
-HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # a device that is busy for a smaller share of a step waits for the host
+HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # a device that is busy for less than this share of a step waits for the host
 
 COLUMNS = {
     "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
@@ -39,12 +39,12 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """What a device can do at most.
+    """The peaks of a device.
 
     Attributes:
         flops_per_s: dtype ("float32", "tf32", "bfloat16", "float16", "float8") -> dense FLOPs per second.
         bytes_per_s: bandwidth of its memory; None if unknown.
-        source: the data sheet that says so, or "measured".
+        source: the data sheet with these numbers, or "measured".
     """
 
     flops_per_s: Mapping[str, float]
@@ -52,14 +52,14 @@ class Peaks:
     source: str
 
     def of(self, dtype: str | None) -> float | None:
-        """Returns the peak of a dtype; for "tf32", the one of float32 if only that is known. None if unknown."""
+        """Returns the peak of a dtype; for "tf32", that of float32 if only this is known. None if unknown."""
         found = self.flops_per_s.get(dtype or "")
         return self.flops_per_s.get(WIDE) if found is None and dtype == TF32 else found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """How fast the device could do a piece of work at its peaks.
+    """The time that a piece of work would take at the device's peaks.
 
     Attributes:
         bound: "compute" or "memory", whichever alone would take longer; "" if neither is known.
@@ -71,7 +71,7 @@ class Roof:
 
 
 def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float | None, peaks: Peaks | None) -> Roof:
-    """Returns the roof over some work.
+    """Returns the roof of a piece of work.
 
     Args:
         flops: FLOPs of the work; None if unknown.
@@ -88,7 +88,7 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What is known of a step.
+    """The measured properties of a step.
 
     Attributes:
         seconds: its duration without a profiler.
@@ -108,12 +108,12 @@ class Step:
 
 
 def roofline_row(step: Step, peaks: Peaks | None) -> Row:
-    """Returns the columns of a step but its rank and device; the values are None if `peaks` or the work are unknown."""
+    """Returns the columns of a step except rank and device. The values are None if `peaks` or the work is unknown."""
     dtype = _main_dtype(step)
     peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)
     over = roof(step.flops, step.num_bytes, peak, peaks)
     flops_per_s, bytes_per_s = quotient(step.flops, step.seconds), quotient(step.num_bytes, step.seconds)
-    # A profiler lengthens what the host does, not the kernels, so their seconds are compared with those of a plain step.
+    # A profiler slows the host, not the kernels, so the kernels' seconds are compared with a step without the profiler.
     busy_frac = None if step.busy_s is None else min(1.0, step.busy_s / step.seconds)
     return {
         "step_s": step.seconds,
@@ -163,7 +163,7 @@ def _share_of(kernels: Sequence[Row], accept: Callable[[Row], bool]) -> float | 
 def documented_peaks(device_name: str) -> Peaks | None:
     """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it.
 
-    Returns None if it is not in the table, or only a slice of a GPU (MIG), which has a part of the peaks.
+    Returns None if it is not in the table, or is only a slice of a GPU (MIG), which has only part of the peaks.
     """
     if " MIG " in device_name:
         return None

@@ -23,9 +23,9 @@ class Table:
     Attributes:
         name: name of its files, without the ending.
         title: title in a few words.
-        columns: column -> what it says, with its unit, in order.
+        columns: column -> its meaning, with its unit, in order.
         rows: the rows, each column -> value; every row has every column.
-        notes: what is left out, or how something was found.
+        notes: what is left out, or how something was determined.
     """
 
     name: str
@@ -53,5 +53,5 @@ class Table:
 
 
 def quotient(value: float | None, by: float | None) -> float | None:
-    """Returns a quotient; None if one of its parts is unknown, or if it is divided by 0."""
+    """Returns a quotient; None if a number is unknown or the divisor is 0."""
     return value / by if value is not None and by else None

@@ -1,4 +1,4 @@
-"""Makes all tables of an explanation from what the passes wrote, and writes and reads them.
+"""Makes all tables of an explanation from the files of the passes, and writes and reads them.
 
 explain/<table>.csv, explain/<table>.json    one table, all ranks
 explain/tables.json                          which tables there are, why others are absent, and one step's timeline
@@ -32,12 +32,12 @@ from autotune.plain_json import from_json
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
-# Seconds of a profiled step divided by those of a plain one. Above this, a trace's shares say little of the plain program.
+# Seconds of a step with the profiler over those without it. Above this ratio, shares of a trace do not hold without it.
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
-    "syncs": "no place was seen where the host waits for a tensor's value",
-    "compile": "nothing was compiled again, and no graph broke",
+    "syncs": "the host was never seen waiting for a tensor's value",
+    "compile": "no recompilation and no graph break",
 }
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 PRIVILEGES_REMEDY = (
@@ -52,19 +52,19 @@ TRACE_TABLES = {  # name -> title, columns
     "breakdown": ("Where the time of a step goes", BREAKDOWN_COLUMNS),
     "operators": ("Operators", OPERATOR_COLUMNS),
     "kernels": ("Kernels", KERNEL_COLUMNS),
-    "roofline": ("Against the device's peaks", ROOFLINE_COLUMNS),
+    "roofline": ("Relative to the device's peaks", ROOFLINE_COLUMNS),
 }
 
 
 @dataclass(kw_only=True)
 class Tables:
-    """The tables of one configuration, as they are written and read.
+    """The tables of one configuration.
 
     Attributes:
         tables: name -> table.
         absent: name -> why there is no such table.
         timeline: what happened in one step of the rank `timeline_rank`.
-        distortion: rank -> seconds of a profiled step divided by those of a plain one.
+        distortion: rank -> seconds of a step with the profiler over those without it.
         traces: rank -> path of its trace, for ui.perfetto.dev.
         other_parts: rank -> parts of "other" by place, [(place, seconds per step)], for ranks with more than 5 % of "other".
     """
@@ -83,7 +83,7 @@ class Tables:
         return [] if table is None else table.rows if rank is None else table.of_rank(rank)
 
     def add(self, table: Table, reason: str = "") -> None:
-        """Adds a table. If it has no rows, records `reason` as why it is absent."""
+        """Adds a table; if it has no rows, records that it is absent for this reason."""
         if table.rows:
             self.tables[table.name] = table
         else:
@@ -92,14 +92,14 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Explanation:
-    """Everything that findings are made from."""
+    """The input for findings."""
 
     passes: Passes
     tables: Tables
 
 
 def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> Explanation:
-    """Returns the explanation of one configuration, masked. What cannot be read makes its tables absent, and never raises."""
+    """Returns the explanation of one configuration, masked. If a file cannot be read, its tables are absent; never raises."""
     passes = read_passes(folders, mask)
     made = _OfTraces(passes)
     for rank in sorted(passes.traces):
@@ -118,7 +118,7 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
 
 
 class _OfTraces:
-    """Collects the tables that are made from traces, one rank at a time: a trace is dropped once its rows are made."""
+    """Collects the tables that are made from traces, one rank at a time, so that only one trace is in memory."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -158,7 +158,7 @@ class _OfTraces:
             self._found.timeline, self._found.timeline_rank = timeline(trace, host), rank
 
     def tables(self) -> Tables:
-        """Returns the tables and why others are absent."""
+        """Returns the tables, and why others are absent."""
         for table in self._made.values():
             table.notes += self._passes.absent.get(TRACE, [])
             self._found.add(table)
@@ -199,8 +199,8 @@ class _OfTraces:
         if ratio <= MAX_DISTORTION:
             return
         words = f"the profiler makes a step {ratio:.1f} times as long"
-        on_gpu = "the host's seconds are longer than in a plain step, those of the GPU's work are not"
-        on_cpu = "the shares of a plain step differ from these"
+        on_gpu = "the host's seconds are longer than without it, but not the GPU's"
+        on_cpu = "the shares are not those of a step without it"
         for name in ("breakdown", "operators"):
             self._note(name, rank, f"{words}, so {on_gpu if self.breakdowns[rank].is_gpu else on_cpu}")
 
@@ -222,9 +222,9 @@ class _OfTraces:
         return min(known, default=self.breakdowns[rank].step_s)
 
     def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
-        """Returns a step's FLOPs and where they are from: counted by the pass "memory", or else computed from shapes.
+        """Returns a step's FLOPs and their source: counted by the pass "memory", or else computed from shapes.
 
-        The pass counts one step, so its FLOPs are scaled to the samples of a mean step.
+        The pass counts one step, so its FLOPs are scaled to the samples of an average step.
         """
         memory, lines = self._passes.memory.get(rank), self._passes.lines.get(rank)
         if memory is None or memory.flops is None:

@@ -1,4 +1,4 @@
-"""Picks what a drawing of one step shows: a few hundred rectangles in lanes, instead of all events."""
+"""Reduces the events of one step to a few hundred rectangles in lanes, for a drawing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rectangle:
 
     Attributes:
         lane: "phases", "training thread", "autograd thread 1", "stream 7", ...
-        name: name of the event that it shows; of the longest one if it shows several.
+        name: name of the event that it shows; if it shows several, of the longest.
         start_s: seconds from the start of the step.
         seconds: its length.
         category: on the device, a category of the breakdown; on the host, the kind of operator or the phase.

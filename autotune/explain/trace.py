@@ -1,7 +1,7 @@
 """Reads a trace of torch.profiler (Chrome's format as Kineto writes it) into compact columns.
 
-Each event is dropped as soon as it is parsed: besides the text, memory holds only the columns, about 150 bytes an event, and
-the different names and shapes. The format is defined by pytorch/kineto, libkineto/src/output_json.cpp.
+Each event is dropped as soon as it is parsed. So memory contains only the text, the columns (about 150 bytes per event), and
+the distinct names and shapes. The format is defined by pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Trace:
         categories: OPERATOR, ANNOTATION, ...
         names: index into `texts`.
         threads: index into `lanes`; for device events the lane is (device, stream).
-        correlations: number that a runtime call shares with the device event that it caused; -1 for events without one.
+        correlations: number that a runtime call and the device event that it caused share; -1 for other events.
         details: index into `arguments`; -1 for events without arguments.
-        texts: the different names, masked.
-        lanes: the different (process, thread) pairs, as texts.
-        arguments: the different arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
+        texts: the distinct names, masked.
+        lanes: the distinct (process, thread) pairs, as texts.
+        arguments: the distinct arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels.
         device_name: name of the first device; "" on the CPU.
-        left_out: numbers of the steps that do not count.
+        left_out: numbers of steps that do not count.
         notes: what was left out.
     """
 
@@ -89,7 +89,7 @@ class Trace:
         return np.isin(self.categories, categories)
 
     def is_named(self, accept: Callable[[str], Any]) -> Mask:
-        """Returns which events have a name that `accept` accepts; it is called once for each different name."""
+        """Returns which events have a name that `accept` accepts. Calls it once for each distinct name."""
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
         return accepted[self.names]
 
@@ -207,7 +207,7 @@ class _Columns:
             self.device_name = str(properties[0].get("name", ""))
 
     def _take(self, parsed: dict[str, Any]) -> Any:
-        """Called for each object in the text, the innermost first: keeps the columns of an event instead of the event."""
+        """Called for each JSON object, the innermost first. Keeps only the columns of an event."""
         if "ph" not in parsed:
             return parsed  # arguments of an event, or the whole document
         self.num_events += 1
@@ -291,7 +291,7 @@ def _shapes(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usable(kept: dict[str, Any]) -> dict[str, Any]:
-    """Returns an event's arguments without those that are not as the profiler writes them."""
+    """Returns an event's arguments, except those not in the profiler's format."""
     if "dims" not in kept:
         return {name: value for name, value in kept.items() if _is_size(value)}
     dims, types, values = (kept.get(name, []) for name in ("dims", "types", "values"))
@@ -306,7 +306,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _is_shape(value: Any) -> bool:
-    """Whether a value is a tensor's shape, or a list of shapes: the argument is a list of tensors then."""
+    """Whether a value is a tensor's shape, or a list of shapes for an argument that is a list of tensors."""
     if not isinstance(value, list):
         return False
     if all(isinstance(size, int) and 0 <= size < MAX_ELEMENTS for size in value):

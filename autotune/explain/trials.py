@@ -1,4 +1,4 @@
-"""Finds out from a study's own trials what changing one knob of a configuration gains."""
+"""Determines from a study's own trials what changing one knob of a configuration gains."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
 
-# Assumed for a measurement in a fresh process if no rounds have shown its spread. Measured: 3.9 % in six finals on an H200, and
-# 1 to 9 %, 3.8 % in the middle, for fourteen programs on two CPU cores.
+# Spread of a measurement in a fresh process that is assumed if no rounds have shown it. Measured: 3.9 % in six finals on an
+# H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
-HALVED = 0.5  # below this many times the rate of the trial most like it, a trial refutes a value even if other knobs differ
+HALVED = 0.5  # below this share of the rate of the most similar trial, a trial refutes a value even if other knobs differ
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
 def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
-    """Returns the spread of one measurement from process to process, as far as this study and earlier ones know it."""
+    """Returns the spread of one measurement from process to process, as far as this and earlier studies have measured it."""
     return pooled([noise_of(rounds_of(records)), earlier]) or USUAL_NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What the trials of a study say of setting one more knob of a configuration that a trial measured."""
+    """The effects of setting one more knob of a measured configuration, according to the study's trials."""
 
     record: TrialRecord
     records: Sequence[TrialRecord]
@@ -39,7 +39,7 @@ class Tried:
     def gain(self, key: str, value: KnobValue) -> Gain | None:
         """Returns what setting a knob gains.
 
-        The gain is measured if the study ran both configurations. Otherwise it is predicted from trials near them, or None if
+        The gain is measured if the study ran both configurations. Otherwise it is predicted from similar trials, or None if
         that is impossible.
         """
         was, changed = self.record.changed, self._changed(key, value)
@@ -54,10 +54,10 @@ class Tried:
         return None
 
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
-        """Returns whether trials with this value failed or were no faster than the trial most like them without it.
+        """Returns whether trials with this value failed or were no faster than the most similar trials without it.
 
-        False if a trial with it was faster, or if `gain` has a measured gain. If the two trials differ in other knobs, too, the
-        loss may be due to those; then a trial counts only if its rate is below HALVED times the other's.
+        False if a trial with the value was faster, or if `gain` returns a measured gain. If two trials differ in other knobs,
+        too, these may cause the loss. So then a trial counts only if its rate is below HALVED times the other's.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
@@ -76,9 +76,9 @@ class Tried:
 
 
 def _compared(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> tuple[float, int]:
-    """Returns how many times as fast a trial was as the rival that differs in the fewest other knobs, and how many these are.
+    """Returns a trial's rate relative to the rival that differs in the fewest other knobs, and the number of these knobs.
 
-    It was 0 times as fast if it failed, and infinitely fast without a rival.
+    The relative rate is 0 if the trial failed, and infinite without a rival.
     """
 
     def distance(rival: TrialRecord) -> tuple[int, float]:

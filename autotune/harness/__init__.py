@@ -7,17 +7,17 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
     boot.py, imports.py       wait for `import torch`
     state.py                  this process's session, how it imported torch, messages to the user
-    context.py                what the whole harness knows of the trial; lets its objects find each other
+    context.py                the shared facts about the trial; lets the harness's objects find each other
     patches.py                the only place that replaces functions (subclassing.py: the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and forks the trials that may be started by a fork
     applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
     session.py                one per process: makes the objects of the harness and follows the steps
-    phases.py                 times what the process is doing; writes the progress lines
+    phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
-    last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
+    last_step.py, ending.py   after which step all ranks exit; how a process ends and writes its result
     announcement.py           how rank 0 tells the other ranks a step before they reach it
-    report.py                 assembles the result from what was seen
+    report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     batches.py                counts the samples of a batch or of a module's input
     delayed.py                keeps images as bytes until they are on the device
@@ -28,15 +28,15 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     gradients.py              accumulation and loss scaling (gradient_entry.py: hooks; gradient_state.py: inspects gradients)
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
-    interval.py               how far the window's rate may lie from the truth (pure)
+    interval.py               how far the window's rate may be from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
-    away.py                   writes the stacks of a process that the tuner cannot reach by a signal
+    away.py                   writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
-    adapters.py               what is known about particular libraries; no other module names one
+    adapters.py               everything about particular libraries; no other module names one
     knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
 """
 

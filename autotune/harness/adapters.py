@@ -1,4 +1,4 @@
-"""Holds all that the harness knows of particular libraries; no other module of the harness names a library.
+"""Holds everything that the harness knows about particular libraries; no other module of the harness names a library.
 
 All other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones.
 """
@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from .patches import patches
 
-# Batch samplers of these modules read `batch_size` each time they make a batch. For any other sampler it is unknown whether
-# setting `batch_size` changes its batches, so its batches are inspected before the knob counts as applied.
+# Batch samplers of these modules read `batch_size` each time they make a batch. For other samplers it is unknown whether
+# setting `batch_size` changes their batches, so the batches are inspected before the knob counts as applied.
 READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 
 
@@ -44,8 +44,8 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of that account
-# or server. The function is called once the module is imported.
+# Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
+# The function is called once the module is imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -80,7 +80,7 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Tensors of these classes hold nothing but values; torchvision's transforms check the class and restore it with `wrap`.
+# Tensors of these classes contain only values; torchvision's transforms check the class and restore it with `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 
@@ -104,7 +104,7 @@ class MetricReader(NamedTuple):
         method: its method that begins to train.
         interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
             reads.
-        seldom: makes an instance read at most once in a given number of steps; a longer interval is kept.
+        seldom: makes an instance read at most once in a given number of steps; keeps a longer interval.
         why_not: returns why an instance's interval cannot be set; "" if it can.
     """
 

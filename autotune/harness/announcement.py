@@ -16,9 +16,9 @@ from . import protocol
 from .context import TrialContext
 from .process import num_nodes
 
-AHEAD = 2  # rank 0 tells the number this many steps ahead; all ranks see it in time (they run in lockstep)
-ASK_EVERY_S = 0.1  # between two questions to the store, each of which takes a way through the network
-AHEAD_S = 0.3  # on several nodes, the last step lies at least this many seconds ahead
+AHEAD = 2  # rank 0 announces the number this many steps ahead; all ranks see it in time, because they run in lockstep
+ASK_EVERY_S = 0.1  # between two requests to the store, each of which goes through the network
+AHEAD_S = 0.3  # on several nodes, the last step is at least this many seconds ahead
 
 
 class Announcement:
@@ -60,7 +60,7 @@ class Announcement:
 
 
 def num_ahead(context: TrialContext) -> int:
-    """Returns how many steps after this one the number must lie, so that all ranks have heard it by then."""
+    """Returns how many steps ahead the announced step must be, so that all ranks know it in time."""
     num = AHEAD + context.clock.run_ahead
     if num_nodes(os.environ) == 1:
         return num

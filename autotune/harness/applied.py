@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
-Nothing is measured, written or ended. During the first few steps everything is watched as in a trial, to find what trains.
-Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which set
-the knobs of loaders and optimizers that are made later.
+Nothing is measured, written or ended. During the first few steps the harness watches as in a trial, to find what trains. Then
+the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which set the
+knobs of loaders and optimizers that are made later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .patches import patches
 
 
 class Applied:
-    """What a real run does instead of measuring.
+    """The work of a real run, which does not measure.
 
     Args:
         context: the real run in this process; knobs that cannot work here are removed from its spec.
@@ -64,7 +64,7 @@ class Applied:
 
     def at_exit(self) -> None:
         """Called as the program ends: reports what took effect, unless a step has already triggered the report."""
-        has_failed = getattr(sys, "last_value", None) is not None  # the traceback tells the user enough
+        has_failed = getattr(sys, "last_value", None) is not None  # the traceback is enough information for the user
         if self._is_told or has_failed or not (self._has_trained or self._is_called):
             return
         hint = "no optimizer step was seen"
@@ -73,7 +73,7 @@ class Applied:
         self._tell([hint])
 
     def _tell(self, lines: List[str]) -> None:
-        """Reports once per job what is in effect, what is not, and whether torch or the device differs from `Spec.made_on`."""
+        """Reports once per job which settings are in effect, and whether torch or the device differs from `Spec.made_on`."""
         self._is_told = True
         ranks = process.group()
         rank = ranks.get_rank() if ranks else protocol.launched_rank(os.environ)

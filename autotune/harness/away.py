@@ -1,7 +1,7 @@
-"""Writes this process's stacks where the tuner cannot ask by a signal: on another node, or if standard error is not its log.
+"""Writes this process's stacks to a file if the tuner cannot request them by a signal.
 
-The tuner asks through a file in the trial's folder. A thread looks for it once a second; nothing else is done, and a process on
-the tuner's machine whose standard error is the trial's log does not need it.
+That is the case on another node, and if standard error is not the trial's log. The tuner requests the stacks by a file in the
+trial's folder. A thread checks for this file once a second, and does nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def answer_by_file(spec: protocol.Spec) -> None:
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
-    with contextlib.suppress(OSError):  # the folder is gone, or the disk full: where it hangs remains unknown
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full: the place of a hang stays unknown
         open(path, "w", encoding="utf-8").close()
         asked = os.path.join(scratch, protocol.STACKS_FILE)
         threading.Thread(target=_answer, args=(asked, path, host), daemon=True).start()

@@ -1,9 +1,9 @@
-"""Counts how many samples a batch holds, whatever its layout.
+"""Counts the samples in a batch, whatever its layout.
 
 The leading dimension of a batch's first tensor need not be the number of samples: it may be the length of the sequence, or
-documents may be packed one after the other, or a batch sampler may make batches of any size. A loader's sampler shows how many
-samples it asks for. If a dimension of the first tensor equals that number in batch after batch, the count is read from this
-dimension from then on. Otherwise the sampler's number is used throughout.
+documents may be packed one after the other, or a batch sampler may make batches of any size. But a loader's sampler shows how
+many samples it requests. If one dimension of the first tensor equals that number in several batches, the count is read from
+this dimension from then on. Otherwise the sampler's number is used.
 """
 
 from __future__ import annotations
@@ -166,13 +166,16 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
 class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
-    If the command line carries a batch size, the number of samples is read from the dimension of the first input that has this
-    size. Otherwise all elements of an integer matrix count as tokens, so it does not matter which dimension is the batch,
-    unless the matrix holds the categories of a table, whose numbers are a matrix with the same number of rows. A vector of as
-    many numbers as the module's first layer takes is one sample. Any other input counts by its leading dimension.
+    If the command line has a batch size, the number of samples is read from the dimension of the first input that has this
+    size. Otherwise:
+
+    - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. An exception is a
+      matrix of a table's categories, next to a matrix of the table's numbers with the same number of rows.
+    - A vector with as many numbers as the module's first layer takes is one sample.
+    - Any other input counts by its leading dimension.
 
     Args:
-        asked: the batch size that the command line carries; None for none.
+        asked: the batch size on the command line; None if there is none.
         width: the number of inputs of the module's first layer; None if unknown.
     """
 
@@ -250,14 +253,14 @@ def _parts(batch: Any) -> Any:
 
 
 def _items(batch: Any) -> List[Any]:
-    """Returns what a dict, list or tuple holds, bypassing what its class overrides."""
+    """Returns the items of a dict, list or tuple, without calling methods that its class overrides."""
     kind = next(kind for kind in (dict, list, tuple) if isinstance(batch, kind))
     return list(dict.values(batch) if kind is dict else kind.__iter__(batch))
 
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # torch only iterates over what the program's batch sampler yields, so it may have no length
+        return len(indices)  # torch only iterates over the program's batches of indices, so these may have no length
     except Exception:
         return 0
 

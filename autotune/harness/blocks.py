@@ -1,4 +1,4 @@
-"""Groups steps into blocks, whose rates show how far a window's rate can be trusted. Pure."""
+"""Groups steps into blocks, whose rates show how precise a window's rate is. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def agree(blocks: Blocks, rules: MeasureRules) -> bool:
         return False
     before, after = sorted(blocks.step_s[-2]), sorted(blocks.step_s[-1])
     if blocks.width > 1 or min(len(before), len(after)) < 8:
-        return True  # several workers deliver in bursts, or the steps are few: quartiles mean nothing
+        return True  # several workers deliver in bursts, or there are few steps, so quartiles mean nothing
     quarters = (0.25, 0.5, 0.75)
     return all(_close(_quantile(before, q), _quantile(after, q), rules.warmup_quartile_frac) for q in quarters)
 

@@ -80,7 +80,7 @@ def wait_for_torch(spec_path: str) -> None:
 
 
 def keep_records_away() -> None:
-    """Keeps what a trial logs away from the user's account and tracking server, even if the program's code selects them.
+    """Prevents a trial from logging to the user's account and tracking server, even if the program's code selects them.
 
     The environment of a trial already does so (offline mode, a separate store). This function covers programs that override
     their environment.

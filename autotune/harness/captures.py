@@ -1,7 +1,7 @@
 """Counts the steps of a program that records whole steps as a CUDA graph (torch.cuda.graph), by the replays of that graph.
 
-While a stream is captured, asking the device for anything (an event, a number) is an error that ends the capture, and what is
-recorded runs only later. So a step that is being captured is not counted, and nothing is read in it.
+While a stream is captured, any request to the device (for an event or a number) is an error that ends the capture, and the
+recorded work runs only later. So a step that is being captured is not counted, and nothing is read in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_capturing() -> bool:
 
 
 class CapturedSteps:
-    """Counts one step for each replay of a graph that holds a step; installed by the first step that is captured."""
+    """Counts one step for each replay of a graph that contains a step. Installed by the first captured step."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context

@@ -2,7 +2,7 @@
 
 A block is an outermost module that has children and is directly in a plain Sequential or ModuleList. Only blocks of the most
 frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is used instead,
-because it also changes whatever else checkpointing requires (key-value caches).
+because it also changes other things that checkpointing requires (key-value caches).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Checkpointing:
         if switches:
             try:
                 for enable, _ in switches:
-                    enable({"use_reentrant": False})  # the library's own switch, which knows what else must change
+                    enable({"use_reentrant": False})  # the library's own switch, which changes all that is necessary
             except ValueError as error:  # the class has the switch, but the model does not support checkpointing
                 return f"the model refuses it: {error}"
             found = [each for each in members.modules(module) if is_checkpointing(each) and _has_children(each)]
@@ -82,7 +82,7 @@ class Checkpointing:
         return ""
 
     def take_from(self, module: Any) -> str:
-        """Turns off a switch that the program has turned on; returns "", as that always works."""
+        """Turns off a switch that the program has turned on; returns "", because that always works."""
         for _, disable in checkpointing_switches(module):
             disable()
         return ""

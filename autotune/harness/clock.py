@@ -19,7 +19,7 @@ class Finished(NamedTuple):
     is_quiet: bool  # nothing was compiled and no memory segment was allocated
 
 
-RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; ranks agree on the last step before any queues it
+RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; ranks agree on the last step before queuing it
 
 
 class HostClock:
@@ -124,7 +124,7 @@ class CudaClock:
         self._begin = None
         self._num_marked += 1
         if len(self._pending) > RUN_AHEAD:
-            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device never runs dry
+            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device is never idle
         return time.monotonic()
 
     def leave_out(self) -> None:

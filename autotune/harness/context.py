@@ -1,7 +1,7 @@
-"""Holds what the whole harness knows of the trial, and lets its objects find each other.
+"""Holds the shared facts about the trial, and lets the harness's objects find each other.
 
-Their classes are imported only for type checking. At run time this module needs none of them, so each of their modules can
-import this one.
+The classes of these objects are imported only for type checking. At run time this module needs none of them, so each of their
+modules can import this one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrialContext:
         clock_offset_s: see `protocol.clock_offset_s`.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
         is_active: whether this process has made a training step.
-        is_over: whether the harness has nothing more to do in this process.
+        is_over: whether the harness has finished its work in this process.
         is_child: whether another process of the program started this process.
         rank, world_size: rank of this process among the processes that train together, and their number.
         num_steps: optimizer steps so far.
@@ -53,13 +53,13 @@ class TrialContext:
         device_index: index of the GPU that holds the trained parameters, which need not be the current device; None on the CPU,
             before the first step, or if unknown, which torch takes as the current device.
         clock: times steps; the device's clock from the first step on.
-        applied: what a real run does instead of measuring; None in a trial.
+        applied: the work of a real run; None in a trial.
         losses: records losses; None in a real run.
         explained: the pass of a trial in mode "explain"; None in all others.
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: the handlers of all knobs.
 
-    The other attributes are named for what they watch; they exist once torch is imported.
+    The other attributes are named after what they watch. They exist once torch is imported.
     """
 
     clock: HostClock  # or a CudaClock, which has the same methods
@@ -102,7 +102,7 @@ class TrialContext:
         """
         self.ending.broke(doing)
 
-    # The four methods below are abstract. `Session`, which knows all parts, implements them; the parts know only this class.
+    # The four methods below are abstract. `Session`, which uses all parts, implements them; the parts use only this class.
 
     def step_done(self) -> None:
         """Called after every counted optimizer step."""

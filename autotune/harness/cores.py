@@ -1,6 +1,6 @@
 """Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says of them.
 
-The tuner counts the cores of its own process, too. The program may have bound itself to fewer cores.
+The tuner counts the cores of its own process, too, but the program may have bound itself to fewer cores.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0  # how long rank 0 waits for the other ranks' results
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
-# A kernel fails after the call that queued it, so any later call may report this error, and the harness's may be the first.
+# A kernel fails after the call that queued it. So any later call may report this error, and the first may be the harness's.
 FAULT_OF_A_KERNEL = re.compile(
     r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
     r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable)"
@@ -63,7 +63,7 @@ class Ending:
             os._exit(0)
 
     def give_up(self, why: str) -> None:
-        """Writes what was seen of a program that cannot be measured, and ends the program at once."""
+        """Writes the observations on a program that cannot be measured, and ends the program at once."""
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -147,13 +147,13 @@ class Ending:
         except Exception:
             if self.error is None:
                 raise
-            traceback.print_exc()  # a device in error: the result names the program's error, not what follows from it
+            traceback.print_exc()  # a device in error: the result names the program's error, not its consequences
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 
     def _tell_error(self) -> None:
         # This process did not train, and an exception ended it. The exception was raised before training, or came from a rank
-        # that this process had started. If it is torchrun itself, the number that srun gave it is no rank.
+        # that this process had started. If the process is torchrun itself, the number that srun gave it is not a rank.
         from . import report
 
         if "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ:

@@ -7,10 +7,10 @@ the other passes run in `no_sync`. This begins once the first cycles have shown 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
 a GradScaler. Clipping, which comes before the step, is done only in the last call, on unscaled gradients.
 
-A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
-be driven like that. Such a program is detected in the first steps, by inspecting the gradients, and then left alone.
+This does not work for a program that handles its gradients differently (clears or clips them by hand, discards them, has
+several optimizers). Such a program is detected in the first steps, by inspecting the gradients, and then left unchanged.
 
-Nothing here is installed unless a knob asks for it.
+Nothing here is installed unless a knob needs it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gradients:
         global_batch: number of samples that a step of all ranks together should hold; None if not given.
         every: calls of `step()` per real step; None until derived from the batch size (`Spec.global_batch`).
         scaler: the harness's own GradScaler; None where nothing is scaled.
-        problem: why gradients are left alone, in words; "" while they are handled.
+        problem: why gradients are left unchanged, as a text; "" while they are handled.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -64,7 +64,7 @@ class Gradients:
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        # All is patched now, because a scheduler may wrap an optimizer's step before we know whether losses are scaled.
+        # Everything is patched now, because a scheduler may wrap an optimizer's step before it is known if losses are scaled.
         may_scale = knobs.get(module_knobs.AMP) == "fp16"
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -323,7 +323,7 @@ class Gradients:
     # --- what the program does ---
 
     def stand_down(self, why: str) -> None:
-        """Leaves the gradients alone from now on."""
+        """Stops changing the gradients."""
         if self.problem:
             return
         self.problem = why
@@ -336,7 +336,7 @@ class Gradients:
         self._parallel.catch_up()
 
     def captured(self) -> None:
-        """Notes that a step is being captured for a CUDA graph: what would be done between passes cannot be replayed."""
+        """Handles a step that is captured for a CUDA graph: work between passes cannot be replayed."""
         if self.is_active:
             self.stand_down(step_knobs.CAPTURED)
 

@@ -1,10 +1,10 @@
-"""Estimates how far a window's rate may lie from the truth. Standard library only.
+"""Estimates how far a window's rate may be from the truth. Standard library only.
 
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
 55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
 for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
-Analysis). If too few effective blocks remain, no interval is given. With so few blocks, an interval would be given mainly if
-correlated blocks looked independent by chance, and then it would be too narrow.
+Analysis). If too few effective blocks remain, no interval is given: it would be given mainly if correlated blocks looked
+independent by chance, and then it would be too narrow.
 """
 
 from __future__ import annotations

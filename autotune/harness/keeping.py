@@ -2,8 +2,8 @@
 
 If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
 protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
-these functions). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before. To the
-program, the calls seem to succeed; what the program saves in place of such a file goes to the trial's folder.
+these functions). The replacements do not change the files listed in protocol.KEPT_FILE and do everything else as before. To the
+program, the calls seem to succeed. Data that the program saves to such a file go to the trial's folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Kept:
         self._folders: Set[str] = set()  # folders that this process has made
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a `torch.save` that leaves guarded files alone and records new files that it is about to make."""
+        """Returns a `torch.save` that does not change guarded files, and records new files that it is about to make."""
 
         def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(f, (str, os.PathLike)):
@@ -97,7 +97,7 @@ class Kept:
         return saved
 
     def renaming(self, rename: Call) -> Call:
-        """Returns an `os.rename` or `os.replace` that leaves guarded names alone."""
+        """Returns an `os.rename` or `os.replace` that does not change guarded names."""
 
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
             taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
@@ -121,7 +121,7 @@ class Kept:
         return renamed
 
     def removing(self, remove: Call) -> Call:
-        """Returns an `os.remove` or `os.unlink` that leaves guarded names alone."""
+        """Returns an `os.remove` or `os.unlink` that does not remove guarded names."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             kept = self._kept(path, dir_fd)
@@ -133,7 +133,7 @@ class Kept:
         return removed
 
     def removing_folders(self, remove: Call) -> Call:
-        """Returns an `os.rmdir` that only pretends to remove a folder that holds nothing but guarded files."""
+        """Returns an `os.rmdir` that only pretends to remove a folder if it contains only guarded files."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Decides the last step of a trial, which is the same in all ranks: if one rank left early, the others would hang."""
+"""Decides the last step of a trial, which is the same in all ranks: if one rank exited earlier, the others would hang."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Loader:
-    """What is known of one DataLoader of the program. Does not keep the program's objects alive."""
+    """Facts about one DataLoader of the program. Does not keep the program's objects alive."""
 
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
         from torch.utils.data import IterableDataset
@@ -54,7 +54,7 @@ class Loader:
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
-        """Notes what the loader is made from; called each time the program makes it, for example in each epoch."""
+        """Records the loader's arguments. Called each time the program makes the loader, for example in each epoch."""
         self._dataset = _weakly(arguments.get("dataset"))
         self._given_batch_sampler = _weakly(arguments.get("batch_sampler"))
 
@@ -95,7 +95,7 @@ class Loader:
             self.began_lines.add(line)
 
     def begins_epoch(self, num_steps: int) -> None:
-        """Notes that the program iterates over it anew, after so many steps; an evaluation on it is no epoch."""
+        """Records that the program begins to iterate over it again, after `num_steps`. An evaluation on it is not an epoch."""
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
 

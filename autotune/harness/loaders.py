@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import batches, members, sites, worker
 from .context import TrialContext
-from .explain import workers
+from .explain import skipping, workers
 from .explain.documents import LINES
 from .knobs import affinity, eight_bits
 from .knobs import loader as loader_knobs
@@ -201,7 +201,9 @@ class LoaderWatch:
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
-        """Returns what each worker calls to observe itself in the pass "lines"; None in other trials."""
+        """Returns what each worker calls: to observe itself in the pass "lines", or to skip stages; None in other trials."""
+        if self._spec.skipped:
+            return functools.partial(skipping.begin, tuple(self._spec.skipped))
         if info is None or self._spec.explain != LINES:
             return None
         return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))

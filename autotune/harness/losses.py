@@ -25,7 +25,7 @@ def seed_everything(seed: int) -> None:
 
     random.seed(seed)
     torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    numpy = sys.modules.get("numpy")  # torch imports it if it is installed
     if numpy is not None:
         numpy.random.seed(seed)
 
@@ -54,7 +54,7 @@ class LossWatch:
         self._captured: Any = None  # a loss that a CUDA graph computes again at each replay
         self.num_seen = self._num_scaled = 0  # losses that backward() was called on, and those that a scaler had multiplied
         self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to a scaler's output, its input)
-        self.attention: Optional[Set[str]] = None  # fused attention kernels that the first loss was computed with
+        self.attention: Optional[Set[str]] = None  # fused attention kernels used to compute the first loss
         self._closed_step = -1  # the step whose closure's loss is recorded
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._grad_fn: Any = torch.Tensor.grad_fn

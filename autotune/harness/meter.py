@@ -1,9 +1,9 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
 The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count. They
-never come from the median step: loader-bound steps come in bursts of one per worker, and their median stays wrong however long
-the window is (11 ms where 25 ms is true). The spread of the blocks decides when a window ends. The interval that is reported
-afterwards allows for correlated blocks, or is None (interval.py).
+are never computed from the median step: loader-bound steps come in bursts of one per worker, and their median is wrong no
+matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends. The interval that
+is reported afterwards accounts for correlated blocks, or is None (interval.py).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Meter:
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # The steps measured so far belong to a state that is over: return to warm-up, unless too much time has passed already.
+        # The steps measured so far are from a state that has ended: return to warm-up, unless too much time has passed.
         if self._waited_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
@@ -266,9 +266,9 @@ class Meter:
     def _race(self, rate_per_s: float, half: Optional[float]) -> None:
         """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
-        Warm-up is over, and a queue that was filled before the window can only make the window's beginning too fast. So a rate
-        that is too low now stays low. The bound is checked at every block, so its confidence is less than 99 %. The race limit
-        makes up for that: it is 20 % below the best rate.
+        Warm-up is over, and a queue that was filled before the window can only make the beginning of the window too fast. So a
+        rate that is too low now will stay low. The bound is checked at every block, so its confidence is less than 99 %. To
+        compensate, the race limit is 20 % below the best rate.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:

@@ -43,7 +43,7 @@ class Root:
         self.samples = 0.0  # samples of its calls since the last step
         self.trains_in_evaluation = not module.training
         self.around: Any = None
-        self.is_passive = False  # nothing is left to find, count or set: its calls pass straight through
+        self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
 
     @property
     def module(self) -> Any:
@@ -251,7 +251,7 @@ class ModuleWatch:
         self._context.loaders.evaluated()
 
     def settle(self) -> None:
-        """Lets the calls of idle roots pass straight through; called by `Session._look`, not at each call.
+        """Stops intercepting the calls of idle roots. Called by `Session._look`, not at each call.
 
         No root is idle while a pass marks the phases of a step: it replaces `run`.
         """

@@ -18,7 +18,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # if another optimizer makes this number of steps and the clock none, the program has switched optimizers
+SILENT_STEPS = 64  # if another optimizer makes this many steps and the clock none, the program has switched optimizers
 
 
 class OptimizerWatch:
@@ -180,7 +180,7 @@ class OptimizerWatch:
         self._context.handlers.optimizer.on_optimizer(optimizer)
 
     def open_window(self) -> None:
-        """Notes the steps skipped before the window opens; a scaler skips some steps at first while it finds its scale."""
+        """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
         self._num_skipped_before = self.num_skipped
 
     # --- facts ---

@@ -1,9 +1,9 @@
 """Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, even if other patches lie above it. If the program or a library
+patches of one attribute are stacked, and each can be removed, even if other patches are above it. If the program or a library
 has patched the attribute on top of our patch, ours cannot be removed. In that case our patch stays below theirs, and its
-`is_active` is False so that it does nothing.
+`is_active` is False, so that it does nothing.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Phases:
         return is_first
 
     def speak(self) -> None:
-        """Lets this process write progress lines, because it trains."""
+        """Lets this process write progress lines. Called when it trains."""
         self.is_speaking = not self._context.is_applying
 
     def enter(self, phase: str) -> None:

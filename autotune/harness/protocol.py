@@ -8,10 +8,10 @@ stored document carries `schema`. History of the schema: 1, the first.
     progress.jsonl        harness -> tuner   a Progress line at each phase change, and at most five a second in between; the
                                              first, "spawn", is written when the first Python process starts, even if it
                                              never imports torch
-    result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never incomplete
+    result.rank<R>.json   harness -> tuner   RankResult; written under a temporary name and renamed, so it is never partial
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
-    explained.*.json      harness -> tuner   what a pass saw, see explain/documents.py; trace.rank<R>.json.gz holds the trace
+    explained.*.json      harness -> tuner   results of a pass, see explain/documents.py; trace.rank<R>.json.gz is the trace
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
@@ -30,8 +30,8 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 SCHEMA = 1
-# Path of spec.json; the harness starts only if this variable is set. In mode "apply" it holds the spec itself as JSON: no
-# folder is needed, nothing is left behind, and every rank on every node that inherits the environment can read it.
+# Path of spec.json; the harness starts only if this variable is set. In mode "apply" it contains the spec itself as JSON: no
+# folder is needed, no file is left behind, and every rank on every node that inherits the environment can read it.
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
@@ -63,7 +63,7 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def whole_number(text: str) -> Optional[int]:
-    """Returns the whole number that a variable holds; None if it holds none, or one of more than nine digits."""
+    """Returns the whole number in a variable's text; None if it is not one, or has more than nine digits."""
     return int(text) if text.isdecimal() and len(text) <= 9 else None
 
 
@@ -163,6 +163,8 @@ class Spec:
         late: in mode "apply", knob key -> why the knob was set too late to have any effect in this process.
         is_quiet: in mode "apply", whether to report only settings that did not take effect.
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
+        skipped: stages of the loader, and functions of the program, that are skipped to measure what they cost; see
+            explain/skipping.py.
         host, epoch_s: name of the machine that launches the trial, and when its monotonic clock was 0, in seconds since the
             epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. "" and None in a real run.
     """
@@ -191,6 +193,7 @@ class Spec:
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
     is_quiet: bool = False
     explain: str = ""
+    skipped: List[str] = dataclasses.field(default_factory=list)
     host: str = ""
     epoch_s: Optional[float] = None
     schema: int = SCHEMA
@@ -198,11 +201,11 @@ class Spec:
 
 @dataclasses.dataclass
 class KnobReport:
-    """What became of one knob in one rank.
+    """Whether one knob took effect in one rank.
 
     Attributes:
         status: APPLIED, NOT_APPLICABLE or OVERRIDDEN.
-        reason: why it was not applied, in words that fit into a sentence; empty if it was.
+        reason: why it was not applied, as part of a sentence; empty if it was.
         observed: the value read back from the process after the last step; None if it cannot be read.
     """
 
@@ -261,7 +264,7 @@ class RankResult:
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if none was reached.
-        throughput_per_s: the rank's throughput: the consumed rate, less what came from a queue that was filled earlier.
+        throughput_per_s: the rank's throughput: the consumed rate, minus the part from a queue that was filled earlier.
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
@@ -395,7 +398,7 @@ def read_result(path: str) -> RankResult:
 
 
 def result_of(raw: Dict[str, Any], source: str) -> RankResult:
-    """Returns the rank result that a document holds.
+    """Returns the rank result in a document.
 
     Args:
         raw: the document, as `dataclasses.asdict` makes it from a result; it is changed.

@@ -43,7 +43,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
 
 
 def result(context: TrialContext, status: str) -> protocol.RankResult:
-    """Returns the result of this rank; whatever fails is left out and named under detected["harness_problems"]."""
+    """Returns the result of this rank. Parts that fail are left out and named under detected["harness_problems"]."""
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []
@@ -125,7 +125,7 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     gap = context.clock.gap_frac
     if gap is not None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
-    if measured.step_s:  # an inspection of processes at their own pace measures no steps of its own
+    if measured.step_s:  # the inspection of a process at its own pace may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
         rate_per_s = window.rate_per_s if window.cycles else measured.samples / measured.step_s

@@ -1,7 +1,7 @@
 """Holds the state of one trial in one process and follows its steps.
 
 Every process of a trial that imports torch has a session. A session reports for the trial only from the first optimizer step
-on (`activate`); loader workers, launch agents and helpers never get there and never write a result.
+on (`activate`). Loader workers, launch agents and helpers make no steps and so never write a result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from . import process, protocol
 from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
+from .explain import skipping
 from .knobs.affinity import AffinityBinder
 from .last_step import LastStep
 from .peers import Peers
@@ -22,7 +23,7 @@ from .phases import Phases
 from .window import Window
 
 EAGER_STEPS = 8  # the first steps, which are processed one by one
-LOOK_S = 0.1  # seconds from one call of `_look` to the next after the eager steps; `_look` is costly because its code is cold
+LOOK_S = 0.1  # seconds between two calls of `_look` after the eager steps; `_look` is costly because its code is cold
 
 
 class Session(TrialContext):
@@ -69,6 +70,8 @@ class Session(TrialContext):
         self.gradients = gradients.Gradients(self)
         if self.spec.mode == "explain":
             self._make_explained()
+        if self.spec.skipped:
+            skipping.begin(tuple(self.spec.skipped))
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
@@ -106,12 +109,14 @@ class Session(TrialContext):
                 self.peers.lead()
         for handler in self.handlers:
             handler.on_activate()
+        if self.spec.skipped:
+            skipping.skip_functions(self.spec.skipped)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook for the usual step, which is fed by one loader and needs nothing else; others go to `otherwise`.
 
-        It does the same as `step_done`, but in a single call: a call of cold code costs a microsecond (measured), and a step
-        used to make seventeen such calls.
+        It does the same as `step_done`, but in a single call instead of seventeen: each call of cold code costs a microsecond
+        (measured).
         """
         modules, touched, training, mark = self.modules, self.loaders.touched, self.loaders.training, self.clock.mark
 

@@ -24,7 +24,7 @@ def stand_aside(doing: str) -> None:
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""
     first = (str(value).strip().splitlines() or [""])[0]
     name = kind.__name__ if kind is not None else "error"
-    say([f"the harness failed while {doing}: {name}: {first}{where}; it does nothing more, and the program goes on"])
+    say([f"the harness failed while {doing}: {name}: {first}{where}; it does nothing more, and the program continues"])
 
 
 def say(lines: List[str]) -> None:

@@ -1,4 +1,4 @@
-"""Estimates what rate the loader can sustain, and whether it shares the cores with the step.
+"""Estimates the rate that the loader can sustain, and whether it shares the cores with the step.
 
 While the first step compiles, the workers fill their queues. Until the queues are empty again, steps take more batches than the
 workers make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, at which the steps take
@@ -96,7 +96,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # workers deliver in turn, so one batch per worker is as good as none
+        left = now.stock - len(now.workers)  # workers deliver in turn, so a queue with one batch per worker counts as empty
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s

@@ -6,7 +6,7 @@ import math
 from typing import List, NamedTuple
 
 CHUNKS = 10  # blocks are merged until fewer than twice this number of parts are left; longer parts are less correlated
-# One window raises a suspicion; a second one, together with the first and the steps between, decides. In simulations with
+# If one window is suspicious, a second one decides, together with the first and the steps between. In simulations with
 # independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800 steady programs was flagged, and 4 %
 # needed a second window. Of those with autocorrelated steps of a second, whose window is six steps, a fifth needed one.
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0

@@ -145,7 +145,7 @@ def fork() -> int:
 
 
 def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str, Any]:
-    """Puts this forked process into the state of a fresh one before the first line of its program; returns the request."""
+    """Puts this forked process into the state of a fresh process before its program's first line; returns the request."""
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.0001)

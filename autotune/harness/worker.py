@@ -19,7 +19,7 @@ from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Tuple
 from .patches import patches
 
 SLOT = struct.Struct("6d")
-READINGS = 8  # a thread that loses its core during each of so many readings takes the last one
+READINGS = 8  # maximum number of readings; if the thread loses its core during each of them, the last one is used
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 
@@ -60,7 +60,8 @@ class WorkerInit:
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
-        observe: called in the worker to observe where its time goes (explain/workers.py); None except in the pass "lines".
+        observe: called in the worker to observe where its time goes (explain/workers.py) or to skip stages
+            (explain/skipping.py); None except in such trials.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ def _delays() -> Callable[[], float]:
 def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tuple[float, Any]:
     """Returns the seconds waited for a core and a clock's time at the same moment.
 
-    The system often takes a core away during these very calls. What is waited then would count on one of the two clocks only:
-    a worker on busy cores seemed to be blocked for a fifth of its time. So after a wait in between, both are read again.
+    The system often takes a core away during these calls. The wait would then count on only one of the two clocks: a worker on
+    busy cores seemed to be blocked for a fifth of its time. So after a wait in between, both are read again.
     """
     for _ in range(READINGS - 1):
         before_s, now = delay_s(), clock()
@@ -152,7 +153,7 @@ def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tup
 def create(path: str, num_workers: int) -> None:
     """Creates the file for the workers of one loader, or enlarges it for more workers.
 
-    Its room is taken now: a worker that writes to a mapped file without room on the disk is killed by SIGBUS.
+    Its disk space is allocated now: if there is none later, a worker that writes to the mapped file is killed by SIGBUS.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

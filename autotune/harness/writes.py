@@ -19,8 +19,8 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The program is given up after MOST_PASSES backward passes without a visible step. No program accumulates over this number of
-# passes before it even makes an optimizer. If the program has made an optimizer, nothing is examined in the first MOST_PASSES.
+# The harness gives up after MOST_PASSES backward passes without a detected step. No program accumulates over so many passes
+# before it even makes an optimizer. If the program has made an optimizer, nothing is examined in the first MOST_PASSES.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
 # if backward passes will be counted instead.

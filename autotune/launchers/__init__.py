@@ -1,4 +1,4 @@
-"""Starts a trial's processes, watches them, and ends every one of them."""
+"""Starts a trial's processes, watches them, and ends all of them."""
 
 from __future__ import annotations
 

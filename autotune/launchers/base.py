@@ -1,7 +1,7 @@
 """Defines the launcher interface, the only one between the study and the processes of a trial.
 
 A launcher knows nothing about knobs, rates or outcomes: it starts a command with an environment, reports how it ended and
-leaves no process behind. What the report means is decided in failures.py.
+leaves no process behind. failures.py interprets the report.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Start = Literal["fresh", "warm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long a trial may take before it is ended as stuck.
+    """How long a trial may take before it is ended as hanging.
 
     Attributes:
         start_s: from launch until the first step begins, through phases spawn, import, init and first_batch.
-        compile_s: in phase compile. A compiling trial is slow, not stuck, so this phase has its own limit.
+        compile_s: in phase compile. A compiling trial is slow, but does not hang, so this phase has its own limit.
         step_s: between two progress lines in the later phases (warmup, steady, exit).
         total_s: from launch to the end of the trial.
     """
@@ -50,7 +50,7 @@ class Launch:
         folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
-        slot: name of the slot that starts it, a part of the marks of its processes; "" for the whole machine.
+        slot: name of the slot that starts it, which is part of the marks of its processes; "" for the whole machine.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
             then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
     """
@@ -108,14 +108,14 @@ class Ended:
 
     @classmethod
     def stopped(cls, reason: str, *, phase: str, seconds: float) -> Ended:
-        """Returns the end of a trial of which nothing is known but that it was stopped for `reason`."""
+        """Returns the end of a trial about which only the `reason` for stopping it is known."""
         return cls(
             exit_code=None, signal=None, cause="stopped", phase=phase, results=[], problems=[], seconds=seconds,
             evidence={"stop_reason": reason},
         )  # fmt: skip
 
     def facts(self, spec: protocol.Spec, *, device_used_frac: float | None = None) -> Facts:
-        """Returns the facts that `failures.classify` decides from; `device_used_frac` is the largest share of memory in use."""
+        """Returns the facts for `failures.classify`; `device_used_frac` is the largest share of the device's memory in use."""
         return Facts(
             exit_code=self.exit_code,
             signal=self.signal,
@@ -142,17 +142,17 @@ class Running(ABC):
     """A running trial. Used by the study's loop only, from the thread that started it.
 
     Call `poll` and `progress` in turn, several times a second, until `poll` returns Ended. Call `stop` at any time. `poll` and
-    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Once a trial has passed a
-    deadline, `poll` may take a few seconds, to find out where the trial is stuck.
+    `progress` read files and return at once; they are cheap enough not to disturb the measured trial. Once a trial has passed a
+    deadline, `poll` may take a few seconds, to find out where the trial hangs.
     """
 
     @abstractmethod
     def poll(self) -> Ended | None:
         """Returns None until all processes of the trial have exited; after that, how it ended, always as the same object.
 
-        The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
-        called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. No
-        program can make this method raise: `Ended` reports unreadable and foreign results, and endless output is cut.
+        The trial is over when every rank has written its result, the first process has exited, a deadline has passed, or `stop`
+        was called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, over several calls. No program
+        can make this method raise: `Ended` reports unreadable and foreign results, and endless output is cut.
         """
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Running(ABC):
 
         Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered after it.
 
-        May be called again, also after the end: the first cause stays. A trial whose results were already complete keeps the
+        May be called again, even after the end: the first cause is kept. A trial whose results were already complete keeps the
         cause "result".
 
         Args:
@@ -178,7 +178,7 @@ class Slot:
     """A place where trials run, one at a time, for the whole study: another machine, or a part of this one.
 
     Attributes:
-        name: for messages: "n1, job 12", or the number of a part, "2".
+        name: for messages: "n1, job 12", or the number of a part of this machine, "2".
         host: name of the machine.
         gpus: UUIDs of the GPUs that its trials may use.
         cores: numbers of the CPUs that they may use.
@@ -196,8 +196,8 @@ class Launcher(ABC):
     """Starts trials. Owned by the tuner's process; one launcher serves one study.
 
     Attributes:
-        clock: clock of the study. It stands still while the launcher waits for a machine.
-        slot: the part of the machine that its trials share with no other trial; None for the whole machine.
+        clock: clock of the study. It is paused while the launcher waits for a machine.
+        slot: the part of the machine reserved for its trials; None for the whole machine.
     """
 
     clock = Clock()
@@ -218,19 +218,20 @@ class Launcher(ABC):
         """
 
     def slots(self) -> list[Slot]:
-        """Returns at once the slots on other machines that are ready now; the first call asks for them.
+        """Returns at once the slots on other machines that are ready now; the first call requests them.
 
-        A launcher that starts trials on this machine has none; its parts are `beside`.
+        A launcher that starts trials on this machine has none; the slots of this machine are `beside`.
 
         Raises:
-            BadInput: no such machine can be had, or it cannot run the study's trials.
+            BadInput: no such machine is available, or it cannot run the study's trials.
         """
         return []
 
     def beside(self) -> list[Launcher]:
-        """Returns a launcher for each slot, on which trials can run in parallel; [] if there is one slot only.
+        """Returns a launcher for each slot, on which trials can run in parallel; [] if there is only one slot.
 
-        `start` of this launcher itself gives a trial the whole machine: no other trial may run then. `close` closes all.
+        `start` of this launcher itself gives a trial the whole machine, so no other trial may run at that time. `close` closes
+        all slots.
         """
         return []
 
@@ -239,13 +240,13 @@ class Launcher(ABC):
         return ""
 
     def watch(self) -> MachineWatch | None:
-        """Returns the watch of the machine that trials run on; None if that is this machine."""
+        """Returns the monitor of the machine that trials run on; None if that is this machine."""
         return None
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends processes that a killed tuner left running for this study; called before the first trial, never during one.
+        """Ends processes that a killed tuner left running for this study. Called before the first trial, never during one.
 
-        A killed tuner normally leaves nothing; there is something to find only if its supervisor was killed as well.
+        A killed tuner normally leaves no processes, unless its supervisor was killed as well.
 
         Returns:
             One line for the user per process ended.
@@ -253,4 +254,4 @@ class Launcher(ABC):
         return []
 
     def close(self) -> None:  # noqa: B027 (most launchers hold nothing)
-        """Releases what the launcher holds for the whole study, and ends what still runs. Called after the last trial."""
+        """Releases the launcher's resources, and ends processes that still run. Called after the last trial."""

@@ -1,4 +1,4 @@
-"""Reaches an agent through a child process, whose standard input and output are the link: `srun`, or Ray's broker."""
+"""Connects to an agent through a child process (`srun`, or Ray's broker), whose standard input and output are the link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from autotune.plain_text import plain, shortened
 # Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
 # nodes it only keeps the job's place, until standard input ends: by the link, which srun passes to all tasks.
 _AGENT = (
-    'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; exit 127; }; done; '
+    # After the message it waits: srun ends all tasks once one has failed, and may lose what that one has just printed.
+    'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
 )
@@ -32,7 +33,7 @@ EXIT_S = 15.0  # longest wait for the exit of a child whose link has closed
 
 
 class ChildTransport(Transport):
-    """A child process, started by a command, with an agent at its other end."""
+    """A child process that connects to an agent."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the child and the agent print to standard error)
@@ -54,17 +55,17 @@ class ChildTransport(Transport):
         self._end = weakref.finalize(self, _end, self._process, self.link, self._log)
 
     def close(self) -> None:
-        """Closes the link, upon which the agent and the child leave; ends the child, and so the agent, if that takes long."""
+        """Closes the link, so that agent and child exit; if that takes too long, ends the child and so the agent."""
         self._end()
 
     def exited(self, patience_s: float) -> int | None:
-        """Returns the exit status of the child, after a wait of at most `patience_s`; None if it runs."""
+        """Waits at most `patience_s` for the child; returns its exit status, None if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         return self._process.poll()
 
     def unseen(self) -> BadInput | None:
-        """Returns the error for an agent that did not start because a node does not see what it needs; None if it does."""
+        """Returns the error if the agent did not start because a node does not see the files that it needs; else None."""
         if (found := _UNSEEN.search(self.text())) is None:
             return None
         ours = {sys.executable: "the interpreter that autotune runs in", str(PACKAGE.parent): "autotune itself"}
@@ -74,25 +75,25 @@ class ChildTransport(Transport):
         )
 
     def text(self) -> str:
-        """Returns the end of what the child and the agent have printed to standard error."""
+        """Returns the end of the standard error of child and agent."""
         file = self._log.fileno()  # the child writes at its offset, which pread leaves alone
         size = os.fstat(file).st_size
         return plain(os.pread(file, MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace"))
 
     def last_words(self) -> str:
-        """Returns the last line of it."""
+        """Returns the last line of `text`."""
         lines = [line.strip() for line in self.text().splitlines() if line.strip()]
         return shortened(lines[-1], 200) if lines else ""
 
 
 def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
-    """Returns the error for a node that an engine did not give within `launch.queue_minutes`, for the reason `why`."""
+    """Returns the error if an engine provided no node within `launch.queue_minutes`, for the reason `why`."""
     problem = f"{engine} had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
-    return BadInput(f"launch.queue_minutes: {problem}. Ask for less, or give more minutes; null waits as long as it takes.")
+    return BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
 
 def agent_command(*seen: str) -> list[str]:
-    """Returns the command that starts the agent on a node, if the node sees the paths `seen` and what the agent is run by."""
+    """Returns the command that starts the agent on a node, after checking that the node sees `seen` and the interpreter."""
     return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 

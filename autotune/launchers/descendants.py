@@ -18,7 +18,7 @@ from autotune.launchers.writers import parent_of
 class Descendants:
     """The processes of all running trials.
 
-    `look` lists the process ids and reads the parents of new ones only, which is cheap enough to do once a second while a trial
+    `look` lists all process ids, but reads only the parents of new ones. That is cheap enough to do once a second while a trial
     is measured.
     """
 

@@ -2,8 +2,8 @@
 
 It uses only the standard library, and is run by file path.
 
-It is a separate program rather than a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the
-process id, so nothing of this program is left once the trial's command runs.
+It is a separate program instead of a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the process
+id and replaces this program by the trial's command.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ PACKAGE = Path(autotune.__file__).resolve().parent
 
 SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"  # used in a mark instead of a trial's number
 
-# Users set these for real runs. They name experiment records, which trials must not write to.
+# Users set these for real runs. They name experiment records, to which trials must not write.
 UNWANTED = (
     "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
     "WANDB_SERVICE",
@@ -44,7 +44,7 @@ def is_mark_of(study: Path, mark: str, slot: str | None = None) -> bool:
     Args:
         study: the study's folder.
         mark: the mark.
-        slot: only those of this slot, "" for the whole machine; None for all.
+        slot: accept only marks of this slot, "" for the whole machine; None for all marks.
     """
     prefix = mark_of(study, "")
     if not mark.startswith(prefix):
@@ -74,7 +74,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 def server_environment(launch: Launch) -> dict[str, str]:
     """Returns a warm server's environment: that of a trial without the variables that differ between trials.
 
-    One of them names the spec. Without a spec the harness stays inactive.
+    One of these variables names the spec. Without a spec, the harness stays inactive.
     """
     environment = trial_environment(launch)
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):

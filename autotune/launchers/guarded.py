@@ -1,9 +1,9 @@
 """Guards one user file that a trial must not write over.
 
-When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically takes
-the file's place, and the trial goes on to write into the old file, which no longer has a name. So the path names a complete
-file at every moment and nothing has to be restored later. Other programs are let through at once, ahead of any waiting process
-of a trial, so what they write stays as they wrote it.
+When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
+the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
+and nothing has to be restored later. Other programs do not wait and come before any waiting process of a trial, so what they
+write is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from autotune.launchers.leases import Lease
 
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
-# Largest file that is copied. The trial waits meanwhile, but by default for 45 s at most (/proc/sys/fs/lease-break-time).
+# Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program's save
 LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
@@ -35,10 +35,10 @@ class Guarded:
 
     Attributes:
         path: the file, resolved.
-        is_kept: whether the trial opened the file for writing and was given the old file.
+        is_kept: whether the trial opened the file for writing and got the old file instead.
         why_not: why the file can no longer be guarded; "" while it can.
         open_since_s: since when the file is unguarded because another program writes it, monotonic clock; None otherwise.
-        aside: copy of the original, made if the trial could not be kept from overwriting the file; else None.
+        aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
     def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path) -> None:
@@ -51,7 +51,7 @@ class Guarded:
         self.look()
 
     def look(self) -> None:
-        """Answers processes that wait to write, and takes the lease if none is held."""
+        """Handles processes that wait to write, and takes the lease if none is held."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
         if self._lease is not None or self.why_not:
@@ -108,13 +108,13 @@ class Guarded:
             self.copy_aside()
         finally:
             self._lease = new
-            lease.close()  # this lets the waiting process go on
+            lease.close()  # this lets the waiting process continue
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
         """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.
 
-        The lease must not end before they have left their open(). A process that is still inside open() would then get the
-        file, and hold it open while it is stopped.
+        The lease must not end before the processes have left open(). Otherwise, a process that is still inside open() would get
+        the file and hold it open while it is stopped.
         """
         self._stopped |= pids
         _send(pids, signal.SIGSTOP)
@@ -134,8 +134,8 @@ class Guarded:
             expected: the processes that may be waiting for that file.
 
         Raises:
-            BlockingIOError: other processes wait as well; the path is unchanged.
-            OSError: there is no room, or the folder cannot be written; the path is unchanged.
+            BlockingIOError: other processes wait, too; the path is unchanged.
+            OSError: there is no space, or the folder cannot be written; the path is unchanged.
         """
         if lease.status.st_nlink > 1:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
@@ -170,7 +170,7 @@ def copy(lease: Lease, target: Path) -> None:
     """Copies a leased file with its times, permissions, owner and extended attributes.
 
     Raises:
-        OSError: there is no room for it, it is too large to be copied while a trial waits, or it was written meanwhile.
+        OSError: there is no space for it, it is too large to be copied while a trial waits, or it was written meanwhile.
     """
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         try:

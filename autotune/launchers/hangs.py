@@ -1,4 +1,4 @@
-"""Finds out where a stuck trial hangs, from the stacks of its processes taken together."""
+"""Determines where a trial hangs, from the stacks of all its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, pla
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes that are asked through a file may take, which they look for once a second
+AWAY_S = 4.0  # how long processes may take that are asked through a file, for which they check once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -118,7 +118,7 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code; if this call went on into a library, the innermost call of all, too."""
+        """The innermost call in the user's own code; if it called a library, also the innermost call of all."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's
@@ -140,7 +140,7 @@ class Hang:
     Attributes:
         kind: "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown".
         summary: the kind and the place in words, for the trial's reason.
-        processes: what each process was doing, for the evidence.
+        processes: state and stack of each process, for the evidence.
     """
 
     kind: str
@@ -161,7 +161,7 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
 
     Args:
         processes: the trial's processes on this machine.
-        log: the trial's standard error in its folder, where the stacks are written, those of other machines in "scratch".
+        log: the trial's standard error in its folder, to which stacks are written; those of other machines go to "scratch".
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked
@@ -174,7 +174,7 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
 
 
 def understood(found: Sequence[Looked]) -> Hang:
-    """Returns where a trial hangs, judged from the states and stacks of its processes."""
+    """Returns where a trial hangs, from the states and stacks of its processes."""
     known = [p for p in found if p.frames and not p.is_helper]
     workers, ranks = [p for p in known if p.is_worker], [p for p in known if not p.is_worker]
     kind, summary = (
@@ -286,7 +286,7 @@ def _told(text: str) -> Looked:
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state. For uninterruptible sleep (a lost file server, say), adds the kernel function it sleeps in."""
+    """Returns the state. For uninterruptible sleep (for example after losing a file server), adds the kernel function."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"

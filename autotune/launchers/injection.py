@@ -33,7 +33,7 @@ def with_harness(argv: Sequence[str]) -> list[str]:
 
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
-    """Returns why a trial's Python process, older than YOUNG_S, did not load the harness; "" if no reason is found."""
+    """Returns why a Python process older than YOUNG_S did not load the harness; "" if no reason is found."""
     import psutil  # imported here: `autotune.apply` needs this module in user environments, where psutil may be missing
 
     for process in processes:

@@ -1,9 +1,9 @@
 """Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
-A trial is the user's own command, so it saves where the real training saves, and other programs may save there meanwhile.
-This process guards the existing checkpoints (guarded.py), and checkpoints that other programs create while a trial runs. It
-also notes which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a
-trial leaves no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most
+A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
+time. This process guards the existing checkpoints (guarded.py), and checkpoints that other programs create while a trial runs.
+It also records which files the trial's processes write. It is a separate process, so that files stay guarded if the tuner, the
+supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the study has exited (at most
 ALONE_S).
 
 Every process of the study has a mark in its environment; all these marks begin with PREFIX. Tuner and keeper send each other
@@ -59,8 +59,8 @@ IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial 
 MAX_GUARDED, MAX_WATCHED = 64, 400  # maximum number of guarded files (a descriptor each) and of watched folders
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # of any study: other studies' trials must not write over the file, either
-# After the tuner has exited: pause between two checks whether a process of the study is left, and the longest that the keeper
-# stays. The trials normally end within seconds.
+# After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
+# keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
@@ -99,7 +99,7 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Lets the processes that wait to write go on, and handles changes in the watched folders. The last call scans now."""
+        """Lets waiting processes continue, and handles changes in the watched folders. The last call always scans."""
         events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()
@@ -115,7 +115,7 @@ class Trial:
         self._publish()
 
     def _scan(self) -> None:
-        """Notes the files that the trial's processes have open for writing."""
+        """Records the files that the trial's processes have open for writing."""
         began_s = time.thread_time()
         self._note(self._processes.opened())
         now_s = time.monotonic()
@@ -219,7 +219,7 @@ class Trial:
 
 
 class Keeper:
-    """The keeper program: its state, and its main loop in `run`. `prefix` begins the marks of the study's processes."""
+    """The keeper program: its state, and its main loop in `run`. All marks of the study's processes begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self._processes = Processes(prefix)

@@ -1,4 +1,4 @@
-"""Read leases (fcntl(2), "Leases"): a process that opens a leased file for writing waits until the holder gives way.
+"""Read leases (fcntl(2), "Leases"): a process that opens a leased file for writing waits until the holder releases it.
 
 Linux only. Only the owner of a file and root may lease it; most network file systems do not support leases.
 """

@@ -1,7 +1,8 @@
 """Carries messages between the tuner and the agent on a node, over a pair of pipes.
 
-A message is its length in bytes (four bytes, big-endian), then a JSON object. It is never a pickle: neither side runs what the
-other one sends. Each side sends a beat every BEAT_S. If the beats stop, the sender is gone, even if no pipe was closed.
+A message is its length in bytes (four bytes, big-endian), followed by a JSON object. It is never a pickle, so neither side
+executes anything that the other sends. Each side sends a beat every BEAT_S. If the beats stop, the sender is gone, even if no
+pipe was closed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-START = b"\nautotune link 1\n"  # sent first. What precedes it is the output of other programs, such as a site's login scripts
+START = b"\nautotune link 1\n"  # sent first. Anything before it is output of other programs, such as a site's login scripts
 LENGTH = struct.Struct(">I")
 MAX_BYTES = 1 << 30  # a trial's results have 64 MiB per rank at most
 READ_BYTES = 1 << 16
@@ -33,7 +34,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """One end of a link. A thread receives messages and sends the beats, so both go on while the owner is busy.
+    """One end of a link. A thread receives messages and sends the beats, so both continue while the owner is busy.
 
     Attributes:
         is_begun: whether the other side has begun to send.
@@ -62,13 +63,13 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard, or since the link was opened.
 
-        Beats that a message with a wrong length swallows do not count; the pieces of a long message do.
+        Pieces of a long message count. Beats that are mistaken for part of a message with a wrong length do not.
         """
         return time.monotonic() - self._heard_s
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other side is known to be gone. Messages that it sent before may still be waiting."""
+        """Whether the other side is known to be gone. Messages that it sent before may still be unread."""
         return bool(self._why_lost)
 
     def send(self, message: Message) -> None:
@@ -99,7 +100,7 @@ class Link:
         return message
 
     def close(self) -> None:
-        """Closes both pipes; the other side then knows that this side is gone."""
+        """Closes both pipes, which tells the other side that this side is gone."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -128,7 +129,7 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a beat. While a message is sent or the pipe is full, none is needed: the other side has something to read."""
+        """Sends a beat, unless a message is being sent or the pipe is full: then the other side has something to read."""
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

@@ -34,14 +34,14 @@ from autotune.plain_text import shortened
 from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORTS_BYTES = 256 << 10  # of the end of the log, in which reports of torchrun are looked for
+REPORTS_BYTES = 256 << 10  # size of the end of the log that is searched for reports of torchrun
 LOG_S = 2.0  # between two looks into a running trial's log
-STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as stuck
+STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as hanging
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graces:
-    """Grace periods: how long the launcher waits before it steps in.
+    """Grace periods: how long the launcher waits before it acts.
 
     Attributes:
         ranks_s: wait for the other ranks' results after the first one.
@@ -108,13 +108,13 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, and with it whatever still runs. Then ends the process that guards the user's files."""
+        """Ends the supervisor, and with it all trials that still run. Then ends the process that guards the user's files."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
 
     def _on_slot(self, launch: Launch) -> Launch:
-        """Returns a launch with what its slot adds to the environment."""
+        """Returns a launch with the environment variables of its slot."""
         if self.slot is None:
             return launch
         env = {"TMPDIR": str(self._temporary_folder), **launch.env} if self._temporary_folder else dict(launch.env)
@@ -286,7 +286,7 @@ class LocalRunning(Running):
                 self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
-        """Takes over from a supervisor that was killed, or that does not end the trial in time."""
+        """Ends the trial itself if the supervisor was killed or does not end the trial in time."""
         graces = self._graces
         patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
         if self._cause is not None and now_s - self._cause_s > patience_s:
@@ -317,7 +317,7 @@ class LocalRunning(Running):
         )
 
     def _has_lost_task(self, now_s: float) -> bool:
-        """Whether srun says that a task has failed. It goes on all the same, and other ranks may wait for that one for ever."""
+        """Whether srun says that a task has failed. srun itself continues, and other ranks may wait for that task forever."""
         if now_s < self._next_log_s:
             return False
         self._next_log_s = now_s + LOG_S

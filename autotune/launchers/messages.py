@@ -1,4 +1,4 @@
-"""Turns what tuner and agent send each other into plain JSON, and back."""
+"""Converts the messages between tuner and agent to plain JSON, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What the watch of a node saw in a trial's window; the names are those of `MachineWatch`."""
+    """Observations of a node's monitor in a trial's window, with the names of `MachineWatch`."""
 
     disturbances: list[Disturbance] = dataclasses.field(default_factory=list)
     cpu_use: CpuUse | None = None
@@ -40,7 +40,7 @@ def to_launch(raw: dict[str, Any]) -> Launch:
     """Returns the launch that `from_launch` made into JSON, for this machine's clock.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such document.
+        KeyError, TypeError, ValueError: the document is invalid.
     """
     if not isinstance(raw["spec"], dict):
         raise TypeError(f"spec: not an object, got {raw['spec']!r}")
@@ -63,7 +63,7 @@ def to_ended(raw: dict[str, Any]) -> Ended:
 
 
 def from_watch(watch: MachineWatch) -> dict[str, Any]:
-    """Returns what a watch saw in the last trial, as JSON."""
+    """Returns the observations of a monitor in the last trial, as JSON."""
     watched = Watched(
         disturbances=watch.disturbances(), cpu_use=watch.cpu_use, metrics=watch.metrics(), used_frac=watch.used_frac()
     )

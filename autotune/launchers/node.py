@@ -1,9 +1,9 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
-Deadlines, progress, counters and the watch of the machine are the node's own business, because clocks and /proc do not travel;
-so are the processes, which are started and ended by the same LocalLauncher as on the tuner's machine. The agent ends its trial
-and itself when the link closes, and when it has not heard the tuner for LEASE_S.
+The agent handles deadlines, progress, counters and the monitoring of the machine, because clocks and /proc are only valid on
+the node. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link closes,
+or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line each
@@ -48,18 +48,18 @@ from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0
-LEAVE_S = 15.0  # an agent that was to leave and is still busy after this exits at once; the supervisor ends the trial then
-# Signals with which an engine ends a job, and how long it may take from one process of the job to the next.
+LEAVE_S = 15.0  # an agent that should exit and is still busy after this time exits at once; the supervisor then ends the trial
+# Signals with which an engine ends a job, and the longest time between signalling two processes of the job.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
-VISIBLE_S = 5.0  # longest wait for a file of the tuner's to appear: network file systems remember what was not there
-# With these the engine says which devices a job may use. The rest of its environment is not the user's: trials do not get it.
+VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
+# Variables by which the engine says which devices a job may use. Trials get nothing else from the engine's environment.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
-# By these a trial's own srun finds the agent's job, and programs find each other. As in a batch script, srun starts a task on
-# each node of the job if it is not told more: the number of tasks is that of the agent's step, and is left out.
+# Variables by which a trial's own srun finds the agent's job, and programs find each other. The number of tasks is left out,
+# because it is that of the agent's step. So srun starts one task per node by default, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
@@ -75,7 +75,7 @@ class Agent:
         self._watch: MachineWatch | None = None
         self._running: Running | None = None
         self._nonce = ""
-        self._over: Message | None = None  # what was said of the last trial's end
+        self._over: Message | None = None  # the message on the last trial's end
         self._next_look_s = 0.0
         self._tasks: dict[str, Callable[[Message], dict[str, Any]]] = {
             "open": self._open,
@@ -94,10 +94,10 @@ class Agent:
         return self._watch
 
     def run(self) -> None:
-        """Serves the tuner until it is gone.
+        """Serves the tuner until the tuner is gone.
 
         Raises:
-            LinkLost: it is gone.
+            LinkLost: the tuner is gone.
         """
         self._link.send(hello())
         while self._link.silent_s < LEASE_S:
@@ -109,7 +109,7 @@ class Agent:
         raise LinkLost(f"nothing was heard from the tuner for {LEASE_S:.0f} s")
 
     def close(self) -> None:
-        """Ends the running trial, and all that was started for the study."""
+        """Ends the running trial, and everything that was started for the study."""
         self._launcher.close()
         if self._watch:
             self._watch.close()
@@ -153,7 +153,7 @@ class Agent:
         return {"over": self._over}
 
     def _look(self, running: Running) -> None:
-        """Looks at the running trial; tells the tuner if it is over."""
+        """Polls the running trial, and tells the tuner if it is over."""
         self._next_look_s = time.monotonic() + POLL_S
         if (ended := running.poll()) is None:
             self._watched.look(running.progress())
@@ -182,9 +182,9 @@ def hello() -> Message:
 
 
 def take_over(environment: dict[str, str], program: str) -> None:
-    """Replaces the environment of this process, and so of its trials, by the tuner's, except for what is the engine's to say.
+    """Replaces the environment of this process, and so of its trials, by the tuner's, except for the engine's variables.
 
-    That is the devices and, if trials start steps in the agent's job, which job and nodes these are.
+    The engine determines the devices and, if trials start steps in the agent's job, the job and its nodes.
 
     Args:
         environment: the tuner's.
@@ -201,7 +201,7 @@ def take_over(environment: dict[str, str], program: str) -> None:
 
 
 def missing(message: Message) -> list[str]:
-    """Returns what the study needs and this machine does not see, a problem each.
+    """Returns a problem for each file or folder that the study needs and this machine does not see.
 
     Args:
         message: "cwd", "program" (the first word of the command), "runs_dir", and "token", a file that the tuner has made
@@ -225,7 +225,7 @@ def missing(message: Message) -> list[str]:
 
 
 def _leave_at_last(link: Link) -> None:
-    """Exits if the tuner is gone and the main thread has not left, which a program on a stuck file system may hold up."""
+    """Exits if the tuner is gone and the main thread still runs, for example because it waits for a hanging file system."""
     while not link.is_lost and link.silent_s < LEASE_S:
         time.sleep(1.0)
     time.sleep(LEAVE_S)
@@ -233,7 +233,7 @@ def _leave_at_last(link: Link) -> None:
 
 
 def _link() -> Link:
-    """Returns the link; what anything else prints to standard output goes to standard error from now on."""
+    """Returns the link. From now on, other output to standard output goes to standard error."""
     link = Link(os.dup(0), os.dup(1))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -252,7 +252,7 @@ def main() -> None:
         agent.run()
     except LinkLost as lost:
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"autotune: the agent leaves: {lost}\n")
+            sys.stderr.write(f"autotune: the agent exits: {lost}\n")
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)

@@ -1,4 +1,4 @@
-"""Watches the machine of a node from the tuner's side, by asking its agent."""
+"""Monitors a node from the tuner's side, by asking its agent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ANSWER_S = 60.0  # longest wait for an answer, besides what the question itself 
 
 
 class NodeWatch(MachineWatch):
-    """The watch of a node, by its agent. The agent looks at the running trial itself; this class has what it saw.
+    """The monitor of a node. The agent observes the running trial; this class holds the agent's observations.
 
     Attributes:
-        seen: what the agent saw in the window of the last trial.
+        seen: observations in the window of the last trial.
     """
 
     def __init__(self, node: Callable[[], Node | None], clock: Clock) -> None:
@@ -30,7 +30,7 @@ class NodeWatch(MachineWatch):
         self._node, self._clock = node, clock
 
     def follow(self, results: Sequence[RankResult]) -> None:
-        """Does nothing: the agent has done it."""
+        """Does nothing: the agent does this."""
 
     def before(self, *, max_s: float = 30.0) -> str:
         """Returns what still holds the node's device after a wait of at most `max_s`; "" without a node."""
@@ -38,10 +38,10 @@ class NodeWatch(MachineWatch):
         return str(self._ask("before", max_s + ANSWER_S, max_s=max_s).get("held", ""))
 
     def look(self, progress: Progress | None) -> None:
-        """Does nothing: the agent looks."""
+        """Does nothing: the agent does this."""
 
     def ended(self) -> None:
-        """Does nothing: the agent has noticed."""
+        """Does nothing: the agent does this."""
 
     def disturbances(self) -> list[Disturbance]:
         """Returns what slowed the trial down in its window."""
@@ -70,7 +70,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent closes its own."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Returns the agent's answer; {} without a node. A node that is lost is noticed by the next trial's start."""
+        """Returns the agent's answer; {} without a node. If the node is lost, the start of the next trial notices it."""
         if (node := self._node()) is not None:
             with contextlib.suppress(NodeLost):
                 return node.ask(what, patience_s, **fields)

@@ -1,8 +1,8 @@
 """Finds a study's processes, even those whose parent is gone, and ends them.
 
-A study's processes carry a mark in their environment, which children keep even if they start a new session. All descendants of
-a marked process belong to the study as well. Before psutil sends a signal, it checks the start time as well as the id, so that
-a process with a reused id is never hit.
+A study's processes have a mark in their environment, which children inherit even if they start a new session. All descendants
+of a marked process belong to the study, too. Before psutil sends a signal, it checks the start time as well as the id, so that
+a process that reuses an id is never hit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns those of {id: seconds since the epoch when created} that still run; a process that reuses an id is left out."""
+    """Returns those of {id: seconds since the epoch when created} that still run, without processes that reuse an id."""
     found = []
     for pid, created_s in seen.items():
         with contextlib.suppress(psutil.Error):
@@ -56,7 +56,7 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends processes, and any that they start meanwhile; returns the processes that would not end.
+    """Ends processes, and processes that they start meanwhile; returns the processes that could not be ended.
 
     Args:
         find: returns the processes that are alive now.
@@ -112,7 +112,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def mark(process: psutil.Process) -> str:
-    """Returns a process's value of MARK_VARIABLE; "" if it has none, or if it is another user's, who may have set it to any."""
+    """Returns a process's MARK_VARIABLE; "" if it has none, or if it is another user's, who may set it to anything."""
     try:
         found = str(process.environ().get(MARK_VARIABLE, ""))
         return found if found and process.uids().real == os.getuid() else ""
@@ -121,7 +121,7 @@ def mark(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether this very process runs: not another one with its id, and not a zombie."""
+    """Whether exactly this process runs: not another one with the same id, and not a zombie."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.Error:

@@ -45,7 +45,7 @@ class RankResults:
         return bool(self.by_rank) and not self.missing
 
     def refresh(self) -> None:
-        """Makes a network file system look for new results of other nodes; it may remember what was there for half a minute."""
+        """Makes a network file system check for new results from other nodes; it may cache the old state for half a minute."""
         with contextlib.suppress(OSError):
             (self._folder / LOOK_FILE).touch()
             (self._folder / LOOK_FILE).unlink()
@@ -83,7 +83,7 @@ class RankResults:
         if not all(type(number) is int for number in numbers) or not 0 <= result.rank < result.world_size <= 1_000_000:
             raise ValueError(f"rank {result.rank!r} of {result.world_size!r} is not possible")
         if name != protocol.result_file(result.rank):
-            raise ValueError(f"it holds rank {result.rank}")
+            raise ValueError(f"it contains rank {result.rank}")
         if (result.trial, result.nonce) != (self._spec.trial, self._spec.nonce):
             raise ValueError(
                 f"it belongs to another attempt (trial {result.trial}), not to this one (trial {self._spec.trial})"

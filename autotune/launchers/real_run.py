@@ -1,7 +1,7 @@
 """Prepares a real run with the knobs of a best.yaml: the environment of its processes, and the announcement before it starts.
 
-Used by `autotune apply`, which then becomes the program, and by `autotune.apply` inside the program. The whole spec is passed
-in the environment, so it reaches every rank on every node, and no folder has to outlive this process.
+Used by `autotune apply`, which the program then replaces, and by `autotune.apply` inside the program. The whole spec is passed
+in the environment, so it reaches every rank on every node, and no folder is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> 
 
 
 def announce(best: Best, notes: Sequence[str] = ()) -> None:
-    """Prints to standard error, on rank 0 only, what is about to be applied and where it was tuned."""
+    """Prints to standard error, on rank 0 only, which settings will be applied and where they were tuned."""
     if protocol.launched_rank(os.environ) != 0:
         return
     study, ratio, day = best.origin
@@ -89,5 +89,5 @@ def _say(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # standard error is closed, or its disk is full: the run goes on
+    except (OSError, ValueError):  # standard error is closed, or its disk is full: the run continues
         return

@@ -1,4 +1,4 @@
-"""Runs trials on another machine, through the agent that an engine has started there (node.py). The engine is a subclass's."""
+"""Runs trials on another machine, through an agent that an engine starts there (node.py). Subclasses define the engine."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
 
-ANSWER_S = 60.0  # longest wait for an answer that takes no more than files and processes
+ANSWER_S = 60.0  # longest wait for an answer that only needs files and processes
 START_S = 180.0  # the same for a start, which may have to wait for a warm server
 STOP_S = 60.0  # the same for a stop, with its grace periods
 PROGRESS_S = 1.0
-PROGRESS_EVERY_S = 0.5  # each question takes milliseconds of both machines, by way of Ray
+PROGRESS_EVERY_S = 0.5  # each question takes milliseconds on both machines if it goes through Ray
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a node must see, and what its agent watches.
+    """What a node must see, and what its agent monitors.
 
     Attributes:
         cwd: working directory of the program.
@@ -59,7 +59,7 @@ class RemoteLauncher(Launcher):
 
     Attributes:
         node: the node; None while there is none.
-        watched: its watch.
+        watched: the node's monitor.
 
     Args:
         place: what the node must see.
@@ -74,7 +74,7 @@ class RemoteLauncher(Launcher):
         self._place, self._graces, self._patience_s = place, graces or Graces(), patience_s
         self._transport: Transport | None = None
         self._slot: Slot | None = None
-        self._first: Slot | None = None  # on which the study has begun
+        self._first: Slot | None = None  # on which the study began
         self._study: Path | None = None
         self._asked_s = 0.0
         self._name = ""
@@ -86,15 +86,15 @@ class RemoteLauncher(Launcher):
 
     @abstractmethod
     def transport(self) -> Transport:
-        """Asks the engine for a node, and returns at once.
+        """Requests a node from the engine, and returns at once.
 
         Raises:
-            BadInput: the engine is not there.
+            BadInput: the engine is not installed or not reachable.
         """
 
     @abstractmethod
     def too_late(self, waited_s: float, why: str) -> BadInput:
-        """Returns the error for a node that did not come within the patience, for the reason `why`."""
+        """Returns the error if there was no node within `patience_s`, for the reason `why`."""
 
     def slots(self) -> list[Slot]:
         """Returns the one slot once its agent is ready. See `Launcher.slots`."""
@@ -107,7 +107,7 @@ class RemoteLauncher(Launcher):
         return self._transport.why_waiting() if self._transport and self._slot is None else ""
 
     def watch(self) -> MachineWatch:
-        """Returns the watch of the node."""
+        """Returns the monitor of the node."""
         return self.watched
 
     def start(self, launch: Launch) -> Running:
@@ -119,7 +119,7 @@ class RemoteLauncher(Launcher):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left on the node. See `Launcher.sweep`.
 
-        On other nodes nothing is left after link.LEASE_S.
+        On other nodes, nothing is left after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:
@@ -140,7 +140,7 @@ class RemoteLauncher(Launcher):
         """Returns the node; None while there is none. A node that was lost since the last trial is replaced.
 
         Raises:
-            BadInput: no node can be had.
+            BadInput: no node is available.
         """
         if self.node is not None:
             try:
@@ -160,7 +160,7 @@ class RemoteLauncher(Launcher):
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
-        """Takes the next step towards an agent that is ready: asks for a node, or looks whether it is there."""
+        """Takes the next step towards a ready agent: requests a node, or checks whether it is ready."""
         if self._transport is None:
             self._transport, self._asked_s = self.transport(), time.monotonic()
             self.clock.pause()
@@ -182,7 +182,7 @@ class RemoteLauncher(Launcher):
             raise self.too_late(waited_s, why)
 
     def _open(self, transport: Transport, hello: Message) -> None:
-        """Lets a new agent get ready for the study."""
+        """Prepares a new agent for the study."""
         try:
             with readable():
                 self._slot = self._opened(transport, hello)
@@ -246,7 +246,7 @@ class RemoteRunning(Running):
         """See `Running.poll`.
 
         Raises:
-            BadInput: the trial waited for a node, and none can be had, or the trial cannot be started there.
+            BadInput: the trial waited for a node, and none is available, or the trial cannot be started there.
         """
         if self._ended is None:
             try:
@@ -259,7 +259,7 @@ class RemoteRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
-        """Returns the newest progress line of rank 0, read on the node now or just before; the last one known if it is lost."""
+        """Returns the newest progress line of rank 0 on the node; if the node is lost, the last known line."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
             with contextlib.suppress(NodeLost), readable():  # `poll` finds out
@@ -281,7 +281,7 @@ class RemoteRunning(Running):
                 self._lose(str(lost))
 
     def _step(self) -> None:
-        """Starts the trial if it still waits for a node; else looks whether it is over."""
+        """Starts the trial if it still waits for a node; otherwise checks whether it is over."""
         if self._node is not None:
             event = self._node.event()
             if event and event.get("nonce") == self._launch.spec.nonce:  # else it is of a trial that was stopped before
@@ -311,7 +311,7 @@ class RemoteRunning(Running):
 
 
 def unlike(first: Slot, slot: Slot) -> list[str]:
-    """Returns what makes rates of two nodes incomparable, a problem each."""
+    """Returns a problem for each difference that makes the rates of two nodes incomparable."""
     one, other = comparable(first.facts), comparable(slot.facts)
     return [
         f"launcher: node {slot.host} is unlike node {first.host}, on which the study began: {name} was {one[name]!r}, got "
@@ -331,7 +331,7 @@ def _check_version(hello: Message) -> None:
 
 @contextlib.contextmanager
 def _token(runs_dir: Path) -> Iterator[str]:
-    """Makes a file in the runs folder, by which a node shows that it sees the same folder; yields its name."""
+    """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields its name."""
     try:
         runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=".autotune-") as file:

@@ -1,4 +1,4 @@
-"""Runs trials in parallel on several nodes, or in several jobs on one node: an agent for each slot."""
+"""Runs trials in parallel on several nodes, or in several jobs on one node, with an agent for each slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.monitors.watch import MachineWatch
 
 
 class RemoteSlots(Launcher):
-    """Several remote launchers as one. A trial that runs alone runs on the first of them."""
+    """Several remote launchers as one. A trial that runs alone uses the first of them."""
 
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
@@ -27,7 +27,7 @@ class RemoteSlots(Launcher):
         return list(self._parts)
 
     def slots(self) -> list[Slot]:
-        """Returns the slots once all are ready for the first time, later those that are. See `Launcher.slots`."""
+        """Returns [] until all slots were ready at once; from then on, the slots that are ready. See `Launcher.slots`."""
         found = [slot for part in self._parts for slot in part.slots()]
         if self._are_ready:
             return found
@@ -42,11 +42,11 @@ class RemoteSlots(Launcher):
         return found
 
     def why_waiting(self) -> str:
-        """Returns why the first slot that has no node waits for one."""
+        """Returns why the first slot without a node waits for one."""
         return next(filter(None, (part.why_waiting() for part in self._parts)), "")
 
     def watch(self) -> MachineWatch:
-        """Returns the watch of the first slot's node."""
+        """Returns the monitor of the first slot's node."""
         return self._parts[0].watch()
 
     def start(self, launch: Launch) -> Running:
@@ -64,7 +64,7 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`), which stands still only while all slots are `waiting` for a node."""
+    """One slot's share of the study's clock (`whole`), which is paused only while all slots are `waiting` for a node."""
 
     def __init__(self, whole: PausableClock, waiting: set[int], index: int, num: int) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class _Share(PausableClock):
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Notes that this slot has no node."""
+        """Records that this slot has no node."""
         self._waiting.add(self._index)
         if len(self._waiting) == self._num:
             self._whole.pause()
 
     def go_on(self) -> None:
-        """Notes that this slot has a node, or needs none."""
+        """Records that this slot has a node, or needs none."""
         self._waiting.discard(self._index)
         self._whole.go_on()

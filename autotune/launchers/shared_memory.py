@@ -20,8 +20,8 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
     A segment is removed if its name contains the id of one of these processes, the process has exited, and the segment was
-    made after the process started. Other names do not identify their maker (`psm_...` of multiprocessing.shared_memory). The
-    library's own resource tracker removes such segments, and is left running long enough to do so.
+    made after the process started. Other names do not contain the id (`psm_...` of multiprocessing.shared_memory). The
+    library's own resource tracker removes such segments, and may run long enough to do so.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.

@@ -1,4 +1,4 @@
-"""Divides this machine into slots, on which trials run in parallel: each has GPUs and cores of its own, and a TMPDIR."""
+"""Divides this machine into slots, on which trials run in parallel. Each has its own GPUs, cores and TMPDIR."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SlotsLauncher(LocalLauncher):
         return list(self._parts)
 
     def close(self) -> None:
-        """Ends whatever still runs, on the slots as well."""
+        """Ends all processes that still run, including those on the slots."""
         for part in self._parts:
             part.close()
         super().close()
@@ -46,8 +46,8 @@ class SlotsLauncher(LocalLauncher):
 
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
-    """Returns slots of this machine, with as many GPUs (UUIDs; none for trials on the CPU) and cores each."""
-    # Those of one NUMA node lie together, and in it the threads of one core.
+    """Returns slots of this machine, each with the same number of GPUs (UUIDs; none for trials on the CPU) and cores."""
+    # Sorted so that CPUs of one NUMA node are together, and in a node the threads of one core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)

@@ -1,12 +1,13 @@
 """Runs trials in a job of Slurm: `srun` starts the agent on a node, and its standard input and output are the link.
 
-The job lives as long as the study. Only `srun` and `squeue` are needed: no accounting (`sacct`), no batch script, no port.
-`squeue` is asked for reasons, and for the job's state when the agent is silent; the agent itself says how trials end.
+The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
+script, no port. `squeue` provides the reason for waiting, and the job's state when the agent is silent. The agent reports how
+trials end.
 
-A trial may have several nodes: then the agent runs on the job's first node, and on each other one a task that only waits for
-the end of its standard input, to which srun passes the link as well. The user's own `srun` starts the trial's ranks, as a
-further step of the same job, so that a trial is the command that the real run will be. The agent's step shares its CPUs and
-GPUs with that step (`--overlap`).
+If a trial has several nodes, the agent runs on the job's first node. On each other node, a task only waits for the end of its
+standard input, to which srun passes the link, too. The user's own `srun` starts the trial's ranks as a further step of the same
+job, so that a trial uses the same command as the real run. The agent's step shares its CPUs and GPUs with that step
+(`--overlap`).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # squeue is answered by the one controller that all users share
+ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
 SQUEUE_S = 5.0
-BEGIN_S = 300.0  # longest time from the job's start to the agent's first word; a site's prolog may take minutes
-WAIT_S = 2  # the tasks of other nodes are ended this long after the agent has left
-# Words in a refusal of Slurm -> the option that it is about; the first that fits counts.
+BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
+WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
+# Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
     "time limit": "minutes", "memory": "mem", "processors": "cpus", "cpu count": "cpus",
 }  # fmt: skip
-# Reasons of queued jobs that no waiting ends: limits of the partition, or of one job in it.
+# Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
@@ -61,14 +62,21 @@ class SlurmLauncher(RemoteLauncher):
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm = slurm
+        self._unended: set[str] = set()  # jobs that Slurm may still count as running although srun is gone
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
         if shutil.which("srun") is None:
             raise BadInput("launcher: srun is not installed here, got 'slurm'. Start autotune on a machine that submits jobs.")
         slurm, place = self._slurm, self._place
-        seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent looks only at its own node
-        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen)
+        seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
+        cancel(self._unended)
+        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen, unended=self._unended)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        super().close()
+        cancel(self._unended)
 
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
@@ -76,20 +84,30 @@ class SlurmLauncher(RemoteLauncher):
 
 
 class Srun(ChildTransport):
-    """One run of `srun` with the agent at its other end.
+    """One run of `srun`, connected to an agent.
 
     Args:
         slurm: `launch.slurm`.
-        is_shared: whether trials start steps of their own in the agent's job.
+        is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
+        unended: gets the job's number if srun ends otherwise than it should.
     """
 
-    def __init__(self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = ()) -> None:
+    def __init__(
+        self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = (), unended: set[str] | None = None
+    ) -> None:
         self._words = command(slurm, os.environ, is_shared=is_shared)
         super().__init__([*self._words, *agent_command(*seen)])
-        self._slurm = slurm
+        self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
         self._queued_s = time.monotonic()  # when the job was last known to be queued
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        job = self._job() if self._end.alive and JOB not in os.environ else ""
+        super().close()
+        if job and self._process.returncode:
+            self._unended.add(job)
 
     def why_waiting(self) -> str:
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
@@ -101,7 +119,7 @@ class Srun(ChildTransport):
         return f"{reason} (job {job})"
 
     def why_never(self) -> BadInput | None:
-        """Returns the error for a job that Slurm has queued although it cannot start, or whose agent is silent; else None."""
+        """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
         if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun names no job that is queued
             return None
         if job := self._job():
@@ -121,7 +139,7 @@ class Srun(ChildTransport):
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""
-        status = self.exited(1.0 if self.link.is_lost else 0.0)  # if it is exiting, its last words are worth a moment
+        status = self.exited(1.0 if self.link.is_lost else 0.0)  # if it is exiting, waits a moment for its last message
         if status is not None:
             unseen = self.unseen()
             return str(unseen) if unseen else f"srun ended with status {status} ({self._errors()})"
@@ -130,7 +148,7 @@ class Srun(ChildTransport):
         return f"Slurm says that job {job} is {self._state}" if self._state not in ("", "RUNNING", "PENDING") else ""
 
     def refusal(self) -> BadInput:
-        """Returns Slurm's words on why there is no job, or what keeps the agent from starting on the node."""
+        """Returns Slurm's message on why there is no job, or why the agent does not start on the node."""
         self.exited(EXIT_S)
         text, words = self.text(), self._errors()
         if unseen := self.unseen():
@@ -140,7 +158,7 @@ class Srun(ChildTransport):
         return self._refused(next((name for word, name in OPTIONS.items() if word in words.lower()), None), words)
 
     def _refused(self, name: str | None, words: str) -> BadInput:
-        """Returns the error for a job that Slurm does not start, in its words; `name` is the option at fault, if known."""
+        """Returns the error for a job that Slurm does not start, with Slurm's message; `name` is the wrong option, if known."""
         value = getattr(self._slurm, name) if name else None
         if value is not None:
             got, there = f"launch.slurm.{name}: Slurm refuses it, got {value!r}", "`sinfo` and `scontrol show partition`"
@@ -154,7 +172,7 @@ class Srun(ChildTransport):
         return self.job or (found[1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:
-        """Asks Slurm for state and reason of the job, if it was not asked just now."""
+        """Asks Slurm for state and reason of the job, unless it was asked just now."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -170,23 +188,39 @@ class Srun(ChildTransport):
             self._state = self._state or "no longer in the queue"
 
     def _errors(self) -> str:
-        """Returns srun's error messages on one line, or else the last line of whatever was printed."""
+        """Returns srun's error messages on one line; if there are none, the last line of its output."""
         lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
 
 
+def cancel(jobs: set[str]) -> None:
+    """Cancels jobs, and removes those from the set that Slurm's controller answers for.
+
+    srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
+    allocated until the job's time limit, although nothing runs there.
+    """
+    for job in sorted(jobs):
+        try:
+            asked = ["scancel", "--quiet", job]
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if not any(word in answer.stderr for word in UNREACHABLE):
+            jobs.discard(job)
+
+
 def has_steps(slurm: SlurmOptions, program: str) -> bool:
-    """Whether trials start steps of their own in the agent's job; `program` is the first word of their command."""
+    """Whether trials start further steps in the agent's job; `program` is the first word of their command."""
     return slurm.nodes > 1 or Path(program).name == SRUN
 
 
 def command(slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False) -> list[str]:
-    """Returns srun and its options, which start the agent on a node; inside the tuner's allocation, as a step of that job.
+    """Returns srun with options that start the agent on a node; inside an allocation of the tuner, as a step of that job.
 
     Args:
         slurm: `launch.slurm`.
-        environment: the tuner's, which says whether this is a job.
-        is_shared: whether trials start steps of their own in the job.
+        environment: the tuner's environment, which shows whether the tuner runs in a job.
+        is_shared: whether trials start further steps in the job.
     """
     given = {
         "partition": slurm.partition,
@@ -215,6 +249,6 @@ def command(slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: b
 
 
 def _existing(path: str) -> str:
-    """Returns the absolute path, or its nearest folder that exists."""
+    """Returns the absolute path, or the nearest existing folder above it."""
     found = Path(path).absolute()
     return str(next(each for each in (found, *found.parents) if os.path.exists(each)))

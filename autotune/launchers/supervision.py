@@ -41,7 +41,7 @@ class SupervisorProcess:
 
     Args:
         study: the study's folder, from which the mark is derived.
-        slot: name of the slot whose trials it starts, a part of the mark; "" for the whole machine.
+        slot: name of the slot whose trials it starts, which is part of the mark; "" for the whole machine.
         cores: the cores that its trials may use; () for all.
         terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
@@ -53,7 +53,7 @@ class SupervisorProcess:
         try:
             self._process = subprocess.Popen(
                 argv,
-                cwd="/",  # so that it does not keep a disk from being unmounted
+                cwd="/",  # so that it does not prevent unmounting a disk
                 env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR, slot)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -61,7 +61,7 @@ class SupervisorProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor a hangup may reach it
             )
-            if cores:  # what it starts inherits them
+            if cores:  # its children inherit them
                 os.sched_setaffinity(self._process.pid, cores)
         except BaseException:
             ours.close()
@@ -80,7 +80,7 @@ class SupervisorProcess:
 
     @property
     def end(self) -> str | None:
-        """How the supervisor ended, in words; None while it runs. Up to date only after `messages`."""
+        """Text on how the supervisor ended; None while it runs. Up to date only after `messages`."""
         return self._end
 
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:

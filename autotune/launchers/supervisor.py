@@ -1,12 +1,12 @@
 """Runs the parent process of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-It sits between the tuner and the trials because a process that dies leaves its children behind. It has its own session, so
-neither Ctrl-C nor a hangup reaches it, and it is a subreaper, so it stays the ancestor of every process that a trial starts.
-When the tuner exits, for whatever reason, the socket between them closes: the supervisor then ends every trial, removes their
-shared memory and exits. While a trial is measured, the supervisor only reads the process list once a second.
+It is the parent of the trials instead of the tuner, because a process that dies leaves its children behind. It has its own
+session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process that a trial
+starts. When the tuner exits, for whatever reason, the socket between them closes. Then the supervisor ends every trial, removes
+its shared memory and exits. While a trial is measured, the supervisor only reads the process list once a second.
 
-FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. No message is ever stored, because
-environments hold secrets.
+FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. Messages are never stored, because they
+contain environments with secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
                 {"do": "serve", ...}                        the same, for a warm server (harness/warm_server.py), which is
@@ -43,7 +43,7 @@ from autotune.launchers.descendants import Descendants
 
 ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 1.0  # between reads of the process list while a trial runs; a process that lives shorter may go unseen
+LOOK_S = 1.0  # between reads of the process list while a trial runs; a shorter-lived process may not be seen
 END_LOOK_S = 0.05  # between reads of the process list while a trial is being ended
 READ_BYTES = 1 << 16
 FORK_S = 5.0  # a warm server normally forks within 10 ms
@@ -145,7 +145,7 @@ class Supervisor:
         self._flush()
 
     def _flush(self) -> None:
-        """Sends queued messages as far as the tuner reads them. A stopped tuner must not block the supervisor."""
+        """Sends as many queued messages as the tuner reads. A stopped tuner must not block the supervisor."""
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._tuner.send(self._outgoing) :]
@@ -224,7 +224,7 @@ class Supervisor:
                 ours.sendall(json.dumps(request).encode() + b"\n")
 
     def _hear_server(self, mark: str) -> None:
-        """Handles a warm server's only message, whether it is ready, and the end of its socket once it has exited."""
+        """Handles a warm server's only message (whether it is ready), and the closing of its socket when it has exited."""
         link = self._trials[mark].link if mark in self._trials else None
         if link is None:
             return

@@ -1,4 +1,4 @@
-"""Reaches the agent on a node: through a transport, which is an engine's job, and with questions and answers."""
+"""Talks to the agent on a node: a transport, one for each engine, starts it; a `Node` exchanges questions and answers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autotune.launchers.link import Link, LinkLost, Message
 from autotune.launchers.local import signals_held
 from autotune.plain_text import shortened
 
-SILENT_S = 10.0  # after this long without a beat, the engine is asked whether the node is still there
-LOST_S = 32.0  # after this long it counts as lost, whatever the engine says: its agent has left by then (link.LEASE_S)
-LEAVE_S, KILL_S = 15.0, 3.0  # an agent that leaves needs its grace periods to end a trial
+SILENT_S = 10.0  # after this time without a beat, the engine is asked whether the node is still there
+LOST_S = 32.0  # after this time the node counts as lost, whatever the engine says: its agent has exited by then (link.LEASE_S)
+LEAVE_S, KILL_S = 15.0, 3.0  # an agent that exits needs its grace periods to end a trial
 
 
 class NodeLost(Exception):
@@ -27,7 +27,7 @@ class NodeLost(Exception):
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Gives up a node whose agent sends something else than this version understands.
+    """Gives up a node whose agent sends something that this version does not understand.
 
     Raises:
         NodeLost: a message lacks a key, or a value has another type.
@@ -39,11 +39,11 @@ def readable() -> Iterator[None]:
 
 
 class Transport(ABC):
-    """A way to one node: the engine's job with the agent in it.
+    """A connection to one node: the engine's job in which the agent runs.
 
     Attributes:
         link: the link to the agent.
-        job: the engine's name of the job, from the agent; "" until then.
+        job: the engine's name of the job, as reported by the agent; "" until then.
     """
 
     link: Link
@@ -51,19 +51,19 @@ class Transport(ABC):
 
     @abstractmethod
     def why_waiting(self) -> str:
-        """Returns why the agent has not started yet, in the engine's words; "" if it has not said anything."""
+        """Returns the engine's reason why the agent has not started yet; "" if it gave none."""
 
     @abstractmethod
     def why_never(self) -> BadInput | None:
-        """Returns why the agent will never start although the engine has taken the job; None if it may start."""
+        """Returns why the agent will never start although the engine has accepted the job; None if it may start."""
 
     @abstractmethod
     def refusal(self) -> BadInput:
-        """Returns why the agent did not start, once the link has closed without a word from it."""
+        """Returns why the agent did not start, if the link closed before its first message."""
 
     @abstractmethod
     def why_lost(self) -> str:
-        """Returns what the engine says of the job's end; "" if it says that the job is running, or nothing."""
+        """Returns what the engine says about the job's end; "" if it says nothing, or that the job is running."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,10 +71,10 @@ class Transport(ABC):
 
 
 class Node:
-    """The agent, once it has said hello.
+    """An agent that has sent its hello message.
 
     Attributes:
-        about: what is recorded of the node: "host", "boot_id", "job".
+        about: facts about the node for the records: "host", "boot_id", "job".
     """
 
     def __init__(self, transport: Transport, hello: Message) -> None:
@@ -87,7 +87,7 @@ class Node:
         """Sends a message and returns the answer.
 
         Raises:
-            NodeLost: there is none within `patience_s`, or the agent is gone.
+            NodeLost: there is no answer within `patience_s`, or the agent is gone.
             BadInput: the agent refuses it as bad input.
         """
         number = next(self._ids)
@@ -102,15 +102,15 @@ class Node:
             if message and message.get("re") == number:
                 with readable():
                     return _checked(message)
-            if message and "is" in message:  # other answers came too late for those who asked
+            if message and "is" in message:  # answers that came too late are dropped
                 self._events.append(message)
         raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
 
     def event(self) -> Message | None:
-        """Returns what the agent has said unasked: that the trial has ended; None if nothing. Returns at once.
+        """Returns the agent's message that the trial has ended; None if there is none. Returns at once.
 
         Raises:
-            NodeLost: it is gone.
+            NodeLost: the agent is gone.
         """
         if self._events:
             return self._events.popleft()
@@ -135,7 +135,7 @@ class Node:
 
 
 def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
-    """Closes the link and waits for the process at its other end, which leaves then; ends it if it does not, or cannot know."""
+    """Closes the link and waits for the process at its other end to exit; ends it if it does not exit or cannot notice."""
     is_reached = link.is_begun and not link.is_lost and link.silent_s < SILENT_S
     leave_s = LEAVE_S if is_reached else 1.0 if link.is_begun else 0.0
     link.close()
@@ -148,7 +148,7 @@ def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
 
 
 def _checked(answer: Message) -> Message:
-    """Returns an answer of the agent, or raises the error that it holds."""
+    """Returns an answer of the agent, or raises the error in it."""
     if "problems" in answer:
         raise BadInput([str(problem) for problem in answer["problems"]])
     if "fault" in answer:

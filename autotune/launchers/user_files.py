@@ -47,8 +47,8 @@ class Report:
     Attributes:
         left: new files and folders that the trial made -> their size in bytes.
         new: new files and folders of unknown origin -> their size in bytes.
-        kept: user files that the guard kept the trial from changing.
-        aside: user files that the trial did change or remove -> copy of the original.
+        kept: user files that the trial would have changed without the guard.
+        aside: user files that the trial changed or removed -> copy of the original.
         unguarded: user files that could not be guarded -> reason.
     """
 
@@ -188,7 +188,7 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
-        Text files are left out: they are configuration, which people edit while a study runs.
+        Text files are left out: they are configuration files, which people edit while a study runs.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
@@ -225,9 +225,9 @@ class Folders:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
-        """Returns what a trial made besides the new names: folders anywhere, and files outside or deeper in the known folders.
+        """Returns what else a trial made: folders anywhere, and files outside or deeper in the known folders.
 
-        What is in the study or in a temporary folder, or in a folder that is returned, is left out.
+        Leaves out files in the study or in a temporary folder, and files in a folder that is returned.
         """
         temporary, found = list(_temporary_places()), list[Path]()
         for path in sorted(wrote):

@@ -1,4 +1,4 @@
-"""Warm starts: decides which commands allow them, and manages the server process that forks the trials."""
+"""Decides which commands allow warm starts, and manages the server process that forks the trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, another will not help
+MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, a further one will not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class WarmServer:
         self.mark = "" if self.why_not else mark
 
     def give_up(self, why: str) -> None:
-        """Ends a server that did not fork; the next trial starts another one."""
+        """Ends a server that did not fork. The next trial starts another one."""
         if self._supervisor is not None:
             self._supervisor.end_trial(self.mark, after_s=0.0)
         self.mark, self.why_not, self._key = "", why, None

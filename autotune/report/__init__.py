@@ -1,1 +1,1 @@
-"""What a study found, for people: the words of its verdict, and one HTML file that shows everything."""
+"""Reports a study's results: the text of its verdict, and an HTML file that shows everything."""

@@ -20,14 +20,14 @@ MAX_DIFFERENCE = 300  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Several studies beside each other.
+    """The comparison of several studies.
 
     Attributes:
         names: their names.
-        facts: what each study is, and what it found.
+        facts: program, machine and result of each study.
         rates: their speed-ups.
-        effects: the effect of each change in each of them.
-        differences: (the first and another one, what differs between them).
+        effects: the effect of each change in each study.
+        differences: (heading that names the first study and another one, differences between the two).
     """
 
     names: Sequence[str]
@@ -38,7 +38,7 @@ class Compared:
 
 
 def compared(studies: Sequence[Study]) -> Compared:
-    """Returns studies beside each other, in the order given."""
+    """Returns the comparison of studies, in the order given."""
     names = [study.label for study in studies]
     return Compared(
         names=names,
@@ -52,7 +52,7 @@ def compared(studies: Sequence[Study]) -> Compared:
 def _facts(studies: Sequence[Study]) -> Grid:
     facts = {
         "gained": [headline(study.summary) for study in studies],
-        "as it is today": [" ".join(side_texts(study.summary, study.summary.get("baseline") or {})) for study in studies],
+        "unchanged": [" ".join(side_texts(study.summary, study.summary.get("baseline") or {})) for study in studies],
         "best": [" ".join(side_texts(study.summary, study.summary.get("best") or {})) for study in studies],
         "changes": [changes_phrase((study.summary.get("best") or {}).get("overrides") or {}) for study in studies],
         "program": [str(study.summary.get("title") or "") for study in studies],
@@ -82,7 +82,7 @@ def _differences(studies: Sequence[Study]) -> list[tuple[str, list[str]]]:
 
 
 def _phrases(first: Study, other: Study) -> list[str]:
-    from autotune.trials.identity import differences  # it imports Optuna, which takes longer than a report of one study
+    from autotune.trials.identity import differences  # imports Optuna, which takes longer than writing a report on one study
 
     found = differences(first.summary.get("identity") or {}, other.summary.get("identity") or {})
     return [one_line(words, MAX_DIFFERENCE) for words in found] or ["nothing: program, machine and search space are the same"]

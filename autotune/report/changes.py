@@ -13,7 +13,7 @@ MAX_TRIED = 4  # values that a line names
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
-    """Returns the best's changes in the order of the summary's attribution. Others follow, with knob and values only."""
+    """Returns the best's changes in the order of the summary's attribution. Unattributed changes follow, without effects."""
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     known = [entry for entry in summary.get("attribution") or [] if entry.get("knob") in overrides]
@@ -31,7 +31,7 @@ def basis_lines(summary: Summary) -> list[str]:
 
 
 def missing_text(summary: Summary) -> str:
-    """Returns a line on the changes whose effects are not known, and on what it takes to know them; "" if all are known."""
+    """Returns a line on changes whose effects are unknown, and the budget that measures them; "" if all are known."""
     entries = [entry for entry in summary.get("attribution") or [] if entry.get("verdict") == "not measured"]
     if not entries:
         return ""
@@ -55,9 +55,9 @@ def dropped_lines(summary: Summary) -> list[str]:
 
 
 def tried_text(summary: Summary) -> str:
-    """Returns a line on values that the search tried and the best does not have, the fastest first; "" without any.
+    """Returns a line on values that the search tried and the best does not have, the fastest first; "" if there are none.
 
-    "batch 64 0.98x, compile default timeout (the fastest trial with each, against the best's)".
+    "batch 64 0.98x, compile default timeout (the fastest trial with each, relative to the best)".
     """
     if not summary.get("speedup") or summary.get("verification") or summary.get("recording"):
         return ""
@@ -66,11 +66,11 @@ def tried_text(summary: Summary) -> str:
     words = [f"{knob_phrase(*pair)} {found if isinstance(found, str) else ratio_text(found)}" for pair, found in ranked]
     more = f" and {len(words) - MAX_TRIED} more" if len(words) > MAX_TRIED else ""
     whose = "best" if (summary.get("best") or {}).get("overrides") else "baseline"
-    return f"{', '.join(words[:MAX_TRIED])}{more} (the fastest trial with each, against the {whose}'s)" if words else ""
+    return f"{', '.join(words[:MAX_TRIED])}{more} (the fastest trial with each, relative to the {whose})" if words else ""
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> its fastest trial's score by that of the best's first trial; without a score, its outcome."""
+    """Returns (knob, value) -> score of its fastest trial over the best's first score; the outcome if no trial has a score."""
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}

@@ -1,4 +1,4 @@
-"""Words a verification: what the file claims and what was measured, as lines and rows without layout."""
+"""Describes a verification, claimed and measured values, as lines and rows without layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def headline(found: dict[str, Any]) -> str:
 
 
 def explanation(found: dict[str, Any]) -> str:
-    """Returns the reason for the verdict and what to do about it; "" if there is none, as for a claim that holds."""
+    """Returns the reason for the verdict and what to do about it; "" if the claim holds."""
     reason, verdict = str(found.get("reason") or ""), found.get("verdict")
     if verdict == "ambiguous" and found.get("now"):
         rounds = 2 * int(found["now"]["num_rounds"])

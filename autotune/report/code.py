@@ -1,4 +1,4 @@
-"""Prepares what a reader pastes or runs to use the best configuration: the export formats."""
+"""Prepares the best configuration in every export format, to paste or run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Code:
 
 
 def codes(study: Study) -> list[Code]:
-    """Returns the best configuration in every format, the one to paste first; [] if nothing is to be changed."""
+    """Returns the best configuration in every format, the Python code first; [] if nothing is changed."""
     if not has_winner(study.summary) or study.summary.get("verification"):
         return []
     names = sorted(FORMATS, key=lambda name: list(USES).index(name) if name in USES else len(USES))

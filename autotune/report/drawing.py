@@ -1,7 +1,7 @@
 """Draws charts as SVG and HTML, without scripts and without inline styles: positions are percentages, sizes are pixels.
 
-A chart is as wide as its place, and its text is never scaled: a bar chart is a list of rows with text beside a drawn track, a
-plot is one drawing whose marks stand at percentages of its width. Colours are classes of style.css.
+A chart is as wide as its container, and its text is never scaled. A bar chart is a list of rows, each with text and a drawn
+track. A plot is one drawing whose marks are placed at percentages of its width. Colours are classes of style.css.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 
 TRACK_PX = 22  # height of the track of a bar chart's row
-PLOT_PX, TOP_PX, BOTTOM_PX = 260, 14, 24  # height of a plot, and its margins for the texts of its axes
+PLOT_PX, TOP_PX, BOTTOM_PX = 260, 14, 24  # height of a plot, and its margins for axis labels
 NEAR_EDGE_FRAC = 0.08  # texts closer to an edge than this share of the width are aligned with it
-MAX_TITLED = 300  # marks that show a text when pointed at; more of them would fill the file
+MAX_TITLED = 300  # marks with a tooltip; more would make the file too large
 NUM_TICKS = 4
 NOTHING = Markup("")
 _INTERVAL = re.compile(r"\[[^\[\]]{1,40}\]")
@@ -28,7 +28,7 @@ class Scale:
 
     Attributes:
         low, high: values at the two ends.
-        is_log: whether equal factors are equally far apart; both ends are positive then.
+        is_log: whether the scale is logarithmic, so that equal factors are equally far apart. Both ends must be positive then.
     """
 
     low: float
@@ -36,7 +36,7 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Returns the share of the width at which a value stands."""
+        """Returns the position of a value, as a share of the width."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -69,7 +69,7 @@ def powers_of_two(low: float, high: float) -> list[float]:
 
 
 def percent(share: float) -> str:
-    """Returns a share as a coordinate: "12.3%"; "0%" for one that is not a number, which a browser would complain about."""
+    """Returns a share as a coordinate: "12.3%"; "0%" for NaN, which browsers reject."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%" if math.isfinite(share) else "0%"
 
 
@@ -77,7 +77,7 @@ def percent(share: float) -> str:
 
 
 def bar(start: float, end: float, kind: str, *, top: float = 4, height: float = 14) -> Markup:
-    """Returns a bar between two shares of the width, `top` and `height` in pixels; wide enough to be seen if it is empty."""
+    """Returns a bar between two shares of the width; `top` and `height` are pixels. An empty bar is still visible."""
     low, high = sorted((start, end))
     width = percent(max(high - low, 0.002))
     return Markup('<rect class="{}" x="{}" width="{}" y="{:g}" height="{:g}"/>').format(kind, percent(low), width, top, height)
@@ -90,14 +90,14 @@ def interval(low: float, high: float, kind: str, *, middle: float = TRACK_PX / 2
 
 
 def line(start: float, end: float, kind: str, top: float, bottom: float) -> Markup:
-    """Returns a line from (start, top) to (end, bottom): shares of the width, and pixels."""
+    """Returns a line from (start, top) to (end, bottom); start and end are shares of the width, top and bottom are pixels."""
     return Markup('<line class="{}" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
         kind, percent(start), percent(end), top, bottom
     )
 
 
 def dot(x: float, y: float, kind: str, title: str = "") -> Markup:
-    """Returns a dot at a share of the width and a pixel of the height."""
+    """Returns a dot; x is a share of the width, y is in pixels."""
     return Markup('<circle class="{}" cx="{}" cy="{:.1f}" r="4"').format(kind, percent(x), y) + _closed("circle", title)
 
 
@@ -111,7 +111,7 @@ CROSS, DIAMOND, PLUS, SQUARE = "M-4-4 4 4M-4 4 4-4", "M0-5 5 0 0 5-5 0Z", "M-5 0
 
 
 def box(start: float, end: float, kind: str, top: float, height: float, *, title: str = "", label: str = "") -> Markup:
-    """Returns a rectangle with a label that is cut at its edge."""
+    """Returns a rectangle with a label, which is clipped at the rectangle's edge."""
     inner = Markup('<rect class="{}" width="100%" height="100%"/>').format(kind)
     if label:
         inner += Markup('<text x="3" y="{:g}">{}</text>').format(height / 2 + 4, label)
@@ -122,7 +122,7 @@ def box(start: float, end: float, kind: str, top: float, height: float, *, title
 
 
 def text(x: float, y: float, words: str, kind: str = "") -> Markup:
-    """Returns a text at a share of the width, aligned with an edge that is close."""
+    """Returns a text; x is a share of the width. A text near an edge is aligned with it."""
     anchor = "start" if x < NEAR_EDGE_FRAC else "end" if x > 1 - NEAR_EDGE_FRAC else "middle"
     return Markup('<text class="{} {}" x="{}" y="{:.1f}">{}</text>').format(anchor, kind, percent(x), y, words)
 
@@ -139,9 +139,9 @@ class Row:
     """One row of a bar chart.
 
     Attributes:
-        label: what it shows, at the left.
-        value: the number, at the right.
-        marks: what is drawn between them.
+        label: text at the left.
+        value: number at the right.
+        marks: drawing between them.
         note: a line of small text below the label.
     """
 
@@ -153,12 +153,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """A bar chart: rows of text with a track each.
+    """A bar chart: rows of text, each with a track.
 
     Attributes:
         rows: the rows.
         axis: (share of the width, text) of the axis below them; [] for none.
-        key: (class, meaning) of the kinds of marks; [] if there is one kind only.
+        key: (class, meaning) of each kind of mark; [] if there is only one kind.
     """
 
     rows: Sequence[Row]
@@ -181,7 +181,7 @@ class Bars:
 
 
 def legend(key: Iterable[tuple[str, str]]) -> Markup:
-    """Returns what the kinds of marks mean; each is shown as it is drawn."""
+    """Returns the legend: each kind of mark as drawn, with its meaning."""
     made = [Markup('<li><svg aria-hidden="true">{}</svg>{}</li>').format(_sample(kind), said) for kind, said in key]
     return Markup('<ul class="key">{}</ul>').format(NOTHING.join(made)) if made else NOTHING
 
@@ -199,11 +199,11 @@ def _sample(kind: str) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A drawing with two axes; the text of the vertical one stands inside, on its lines.
+    """A drawing with two axes. The labels of the vertical axis are inside the plot, on its lines.
 
     Attributes:
-        title: what a screen reader says.
-        marks: what is drawn, from back to front.
+        title: text for screen readers.
+        marks: drawing, from back to front.
         x: (share of the width, text) of the horizontal axis.
         y: (pixel of the height, text) of the vertical axis.
         key: as in Bars.
@@ -233,22 +233,22 @@ def heights(high: float) -> Scale:
 
 
 def at_height(share: float) -> float:
-    """Returns the pixel of the height at which a share of a plot's vertical axis stands."""
+    """Returns the vertical position, in pixels, of a share of a plot's vertical axis."""
     return TOP_PX + (1 - share) * (PLOT_PX - TOP_PX - BOTTOM_PX)
 
 
 def tied(words: str) -> str:
-    """Returns a text in which no line breaks inside an interval or before a percent sign."""
+    """Returns a text with no line breaks inside an interval or before a percent sign."""
     return _INTERVAL.sub(lambda found: found[0].replace(" ", "\u00a0"), words).replace(" %", "\u00a0%")
 
 
 def breakable(words: str) -> Markup:
-    """Returns a text in which lines of a path break after a slash."""
+    """Returns a text in which paths may break after a slash."""
     return Markup("/<wbr>").join(escape(part) for part in tied(words).split("/"))
 
 
 def inline_code(words: str) -> Markup:
-    """Returns a text whose parts in backticks are code."""
+    """Returns a text in which parts in backticks are formatted as code."""
     parts = tied(words).split("`")
     if len(parts) % 2 == 0:  # a backtick without its partner
         return escape(words)

@@ -1,4 +1,4 @@
-"""Words which processes measured a configuration again in the finals, and what each of them counts for."""
+"""Describes the processes that measured a configuration in the finals, and what each was used for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autotune.plain_text import one_line
 from autotune.records import CHOOSING, REPORTED, Kind
 from autotune.report.verdict import WHEN
 
-PAIRED, CHOSEN, ALONE = "in pairs", "to choose", "without a partner"  # what a process of the finals counts for
+PAIRED, CHOSEN, ALONE = "in pairs", "to choose", "without a partner"  # what a process of the finals was used for
 MAX_REASON = 200  # characters
 Trials = Sequence[dict[str, Any]]
 
 
 def finals_of(trials: Trials, number: int) -> list[dict[str, Any]]:
-    """Returns the trials of the finals that measured a configuration again, also those without a result."""
+    """Returns the trials of the finals that measured a configuration, including those without a result."""
     return [trial for trial in trials if trial.get("kind") == Kind.final and trial.get("repeats") == number]
 
 
@@ -32,7 +32,7 @@ def processes_text(trials: Trials, first: dict[str, Any]) -> str:
 
 
 def finals_notes(trials: Trials) -> list[str]:
-    """Returns sentences on the processes of the finals that the ratio is not made of, and why they are left out."""
+    """Returns sentences on the processes of the finals that do not count towards the ratio, and why."""
     finals = [trial for trial in trials if trial.get("kind") == Kind.final]
     notes = []
     if any(trial.get("why") == CHOOSING for trial in finals):
@@ -44,11 +44,11 @@ def finals_notes(trials: Trials) -> list[str]:
 
 
 def _lost_text(trials: Trials, trial: dict[str, Any]) -> str:
-    """Returns a sentence on why a trial of the finals counts for nothing."""
+    """Returns a sentence on why a trial of the finals does not count."""
     again = trial.get("repeats") or 0
     what = f"{trial['number']:04d}, which measured {again:04d} again in the finals,"
     if trial.get("value"):
-        return f"{what} counts for no pair: the other trial of its round gave no result."
+        return f"{what} does not count, because the other trial of its round gave no result."
     reason = one_line(str(trial.get("reason") or ""), MAX_REASON)
     because = f" ({reason})" if reason else ""
     is_measured = any(each.get("value") for each in finals_of(trials, again))
@@ -57,7 +57,7 @@ def _lost_text(trials: Trials, trial: dict[str, Any]) -> str:
 
 
 def _use(trials: Trials, trial: dict[str, Any]) -> str:
-    """Returns what a trial of the finals counts for; "" if its kind of round has no name."""
+    """Returns what a trial of the finals was used for; "" if its kind of round has no name."""
     if trial.get("why") == CHOOSING:
         return CHOSEN
     if trial.get("why") != REPORTED:

@@ -1,4 +1,4 @@
-"""Words the three lines that a report begins with: what was gained, what it costs, and what is next."""
+"""Writes the three lines that a report begins with: what was gained, what it costs, and what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.report.study import Study
 from autotune.report.verdict import advice_of, has_winner, headline, more_time, next_commands, objective_lines
 from autotune.wording import changes_phrase, parity_lines, search_cost_text, side_texts
 
-OWN = ("autotune report", "autotune show", "autotune ui")  # commands that show what a reader of the report sees already
+OWN = ("autotune report", "autotune show", "autotune ui")  # commands that only show what the report already shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ def _gained(study: Study) -> FirstLine:
 
 
 def _rates(study: Study) -> str:
-    """Returns both rates: "13.6 samples/s as it is today, 28.5 samples/s with the best"."""
+    """Returns both rates: "13.6 samples/s unchanged, 28.5 samples/s with the best"."""
     summary = study.summary
     baseline, best = summary.get("baseline") or {}, summary.get("best") or {}
     if baseline.get("value") is None:
         return ""
-    today = f"{side_texts(summary, baseline)[0]} as it is today"
+    today = f"{side_texts(summary, baseline)[0]} unchanged"
     return f"{today}, {side_texts(summary, best)[0]} with the best" if best.get("overrides") else today
 
 

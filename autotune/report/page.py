@@ -1,4 +1,4 @@
-"""Makes a report: one HTML file that shows one study, or several beside each other. It loads nothing and runs no script."""
+"""Makes a report: one HTML file on one or several studies. The file loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autotune.report.study import Study
 from autotune.wording import machine_text
 
 TEMPLATES = Path(__file__).parent / "templates"
-CODE = "part-code"  # place of the formats to paste
+CODE = "part-code"  # anchor of the formats to paste
 SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "part-gain": ("What was gained", (gain.rates, gain.changes)),
     "part-time": (
@@ -56,10 +56,10 @@ class Section:
     """A section of a study's report.
 
     Attributes:
-        key: its place in the page.
+        key: its anchor in the page.
         title: its heading.
         figures: what it shows.
-        absent: (reason, figures that are absent for it).
+        absent: (reason, figures that are absent for this reason).
     """
 
     key: str
@@ -73,8 +73,8 @@ class Shown:
     """One study as a page shows it.
 
     Attributes:
-        key: what the places of its sections begin with; "" for a study alone.
-        about: machine and day, in a line.
+        key: prefix of its anchors; "" if the page shows only this study.
+        about: machine and day, in one line.
         study: the study.
         first: the three lines at the top.
         code: the best configuration in every format.
@@ -90,7 +90,7 @@ class Shown:
 
 
 def page(studies: Sequence[Study]) -> str:
-    """Returns the report of studies, as HTML without control characters, whatever the study's texts contain."""
+    """Returns the report on studies as HTML, without control characters from the studies' texts."""
     studies = _labelled(studies)
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -107,7 +107,7 @@ def page(studies: Sequence[Study]) -> str:
 
 
 def _labelled(studies: Sequence[Study]) -> list[Study]:
-    """Returns the studies with different labels: their folders, where names are the same."""
+    """Returns the studies with distinct labels: their folders if several have the same name."""
     is_same = len({study.label for study in studies}) < len(studies)
     return [replace(study, label=str(study.folder.path)) if is_same else study for study in studies]
 
@@ -130,15 +130,15 @@ def _shown(study: Study, key: str) -> Shown:
 
 
 def _parts(shown: Sequence[Shown]) -> list[tuple[str, str]]:
-    """Returns (place, title) of what a reader may jump to: the sections of a study alone, or the studies."""
+    """Returns (anchor, title) for the table of contents: the sections of a single study, or the studies."""
     if len(shown) > 1:
-        return [("beside", "Beside each other"), *((f"{one.key}title", one.study.label) for one in shown)]
+        return [("beside", "Comparison"), *((f"{one.key}title", one.study.label) for one in shown)]
     first, *others = [(section.key, section.title) for section in shown[0].sections]
     return [first, (CODE, "What to change"), *others]
 
 
 def _section(key: str, title: str, figures: Sequence[Figure]) -> Section:
-    """Returns a section; figures without anything to show stand at its end, in one line for each reason."""
+    """Returns a section. Figures without content are listed at its end, one line for each reason."""
     absent: dict[str, list[Figure]] = {}
     for figure in figures:
         if figure.is_empty:

@@ -1,4 +1,4 @@
-"""Takes a picture of the top of a report with a browser that is installed, for a README or a message."""
+"""Takes a picture of the top of a report with an installed browser, for a README or a message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.errors import BadInput
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH_PX, HEIGHT_PX = 1440, 900
-SPARE_PX = 200  # what Chromium keeps of a window for itself; that part of a picture stays empty
-NUM_COLOURS = 64  # a page has few: so the file takes a third
+SPARE_PX = 200  # part of a window that Chromium uses itself, which stays empty in a picture
+NUM_COLOURS = 64  # a page has few colours, and with a palette the file is a third as large
 TIMEOUT_S = 60.0
 
 
@@ -26,10 +26,10 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
     Args:
         page: the page, as HTML.
         file: where it will be written.
-        width_px: its width; its height is always the same.
+        width_px: its width; the height is fixed.
 
     Raises:
-        BadInput: the file's name does not end in .png, no browser is installed, or it takes no picture.
+        BadInput: the file's name does not end in .png, no browser is installed, or the browser fails.
     """
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     problems = [] if file.suffix.lower() == ".png" else [f"--picture: not a PNG, got {str(file)!r}. Give FILE.png."]
@@ -49,7 +49,7 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
         ]  # fmt: skip
         _run(arguments)
         if not made.is_file():
-            raise BadInput(f"--picture: {browser} made none, got {str(file)!r}. Try another browser.")
+            raise BadInput(f"--picture: {browser} made no picture, got {str(file)!r}. Try another browser.")
         taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
         content = io.BytesIO()
         taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
@@ -61,5 +61,5 @@ def _run(arguments: list[str]) -> None:
         subprocess.run(arguments, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(
-            f"--picture: {arguments[0]} cannot take one, got {type(error).__name__}. Try another browser."
+            f"--picture: {arguments[0]} cannot take a picture, got {type(error).__name__}. Try another browser."
         ) from error

@@ -19,22 +19,22 @@ from autotune.space import Choice, domain_from_json
 from autotune.studies import call
 
 BASELINE = 0  # number of the baseline's trial
-MAX_UNREAD = 3  # trials whose record cannot be read that are named
+MAX_UNREAD = 3  # unreadable trials that are listed by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is known of a study.
+    """Everything that a report shows about a study.
 
     Attributes:
         folder: its folder.
         summary: its summary, without secrets and without numbers that are not finite.
         records: the trials' records, by number, without those that cannot be read.
         tables: number of an explained trial -> its tables.
-        space: searched knob -> its values, none for an interval; what was changed, if study.json cannot be read.
-        unread: a sentence for each file that is missing or damaged, on what the report lacks for it.
-        name: what to type for the study on a command line, as one word or with the option for its runs folder.
-        label: what it is called beside other studies.
+        space: searched knob -> its values, () for an interval. If study.json cannot be read, the knobs that were changed.
+        unread: a sentence for each missing or damaged file, on what the report lacks without it.
+        name: the study on a command line: one word, or with the option for its runs folder.
+        label: its name in a comparison with other studies.
     """
 
     folder: StudyFolder
@@ -58,7 +58,7 @@ class Study:
 
     @property
     def sides(self) -> dict[str, int]:
-        """Role -> trial of the baseline and, if it is another one, of the best."""
+        """Role -> trial number of the baseline and, if it is another trial, of the best."""
         return {"baseline": BASELINE, "best": self.best} if self.best != BASELINE else {"baseline": BASELINE}
 
     @property
@@ -73,7 +73,7 @@ class Study:
 
     @property
     def configurations(self) -> list[dict[str, Any]]:
-        """The first trial of each configuration: the baseline's, those of the search, and what the finals measured again."""
+        """The first trial of each configuration: the baseline, search trials, and those that the finals measured again."""
         again = {self.best, *(trial.get("repeats") for trial in self.finals)}
         kinds = (Kind.baseline, Kind.search)
         return [trial for trial in self.trials if trial.get("kind") in kinds or trial["number"] in again]
@@ -95,7 +95,7 @@ class Study:
 
         Args:
             table: name of the table.
-            what: what it would tell, for the beginning of the sentence; "" if a title says it.
+            what: subject of the sentence, what the table would show; "" if a title says it.
         """
         tables = self.tables.get(self.best)
         if tables is not None and (reason := tables.absent.get(table)):
@@ -106,7 +106,7 @@ class Study:
 
 
 def read(folder: StudyFolder, summary: Summary) -> Study:
-    """Returns what is known of a study. What cannot be read is left out, and `unread` says so.
+    """Reads a study. What cannot be read is left out and named in `unread`.
 
     Args:
         folder: its folder; `mask` removes secrets.
@@ -146,13 +146,13 @@ def _why(error: Exception) -> str:
 
 
 def _space(folder: StudyFolder) -> dict[str, tuple[KnobValue, ...]]:
-    """Returns knob -> values of a study's search space; none for an interval."""
+    """Returns knob -> values of a study's search space; () for an interval."""
     found = {key: domain_from_json(raw) for key, raw in folder.read_study().space.items()}
     return {key: domain.values if isinstance(domain, Choice) else () for key, domain in found.items() if domain}
 
 
 def _tables(study: Study, number: int) -> Tables | None:
-    """Returns the tables of a trial; None if no pass of it ended well. Those that need a trace are read, not made again."""
+    """Returns the tables of a trial; None if none of its passes succeeded. Tables of a trace are read, not made again."""
     passes = passes_of(number, list(study.records.values()))
     ran = {name: one for name, one in passes.items() if one.outcome is Outcome.ok}
     folders = folders_of(ran, study.folder.path / "trials")

@@ -1,4 +1,4 @@
-"""Words the trials of a study: what each one measured, and which of them was the best so far."""
+"""Describes the trials of a study: what each measured, and which was the best so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNCOUNTED = {Kind.explain: ("pass", "passes"), Kind.check: ("check", "checks")} 
 
 
 def outcomes_text(summary: Summary) -> str:
-    """Returns the outcomes of a study's trials; those that only explain the result are counted apart.
+    """Returns the outcomes of a study's trials. Trials that only explain the result are counted separately.
 
     "5 ok, 1 timeout; to explain the result, also 6 passes and 4 checks: 10 ok (trials 0006 to 0015)".
     """

@@ -1,4 +1,4 @@
-"""Words a study's verdict, as lines without layout: what was gained, what it costs, what is next, what disturbed it."""
+"""Writes a study's verdict as lines without layout: gain, cost, next commands, and what may have affected the numbers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def more_time(summary: Summary) -> str:
 def objective_lines(summary: Summary) -> list[str]:
     """Returns notes on the ratio: a baseline that violates a constraint, the ratio without training changes, break-even."""
     baseline = summary.get("baseline") or {}
-    barred = f"The program as it is run today cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
+    barred = f"The unchanged program cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
     return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
 
 
@@ -113,12 +113,12 @@ def same_training_text(summary: Summary) -> str:
 
 
 def verdict_of(summary: Summary) -> str:
-    """Returns the verdict in a word: "faster", "same", "ambiguous", "holds"; "" before there is one."""
+    """Returns the verdict as one word or phrase: "faster", "same", "ambiguous", "holds"; "" before there is one."""
     return str((summary.get("verification") or summary.get("speedup") or {}).get("verdict") or "")
 
 
 def reason_of(summary: Summary) -> str:
-    """Returns the reason of the verdict; "" if there is none, or if the headline says it."""
+    """Returns the reason of the verdict; "" if there is none, or if the headline contains it."""
     if verification := summary.get("verification"):
         return claims.explanation(verification)
     speedup = summary.get("speedup") or {}
@@ -127,7 +127,7 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason of the verdict, or else what to do about it; "" if there is neither."""
+    """Returns the reason of the verdict; without one, what to do about it; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
     return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio else "")
 

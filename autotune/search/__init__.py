@@ -1,4 +1,4 @@
-"""Searches with Optuna: the samplers, how they learn outcomes, and the journal."""
+"""Searches with Optuna: samplers, the results passed to them, and the journal."""
 
 from autotune.search.rates import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.search.samplers import SAMPLERS, make_sampler

@@ -45,8 +45,8 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # `multivariate` and `constant_liar` are Optuna 5's defaults for one objective. They are set explicitly because the search
-    # relies on them. `group` is left off: it is experimental and meant for conditional knobs. Here only one or two knobs are
-    # conditional. TPE samples them independently and logs a line about it, which `begin_study` silences.
+    # relies on them. `group` is off: it is experimental and meant for conditional knobs, of which there are only one or two
+    # here. TPE samples these independently and logs a line about it, which `begin_study` silences.
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,
@@ -62,7 +62,7 @@ def _rates(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampl
 def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     if importlib.util.find_spec("torch") is None:  # find_spec does not import torch, which would be slow
         raise BadInput(
-            "search.sampler: needs torch, which is not installed where autotune is, got 'gp'. "
+            "search.sampler: needs torch, which is missing in autotune's environment, got 'gp'. "
             "Install it (pip install torch), or use search.sampler=rates."
         )
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP_TRIALS, deterministic_objective=False)

@@ -1,12 +1,12 @@
-"""Manages the Optuna study: writes its journal and passes the outcome of each trial on to Optuna.
+"""Manages the Optuna study: writes its journal and passes the outcome of each trial to Optuna.
 
 The trials' records are the source of truth, and the journal is made from them. A resumed search starts a new journal and adds
 every finished trial. So no trial is missing, duplicated or running forever, no matter when the last search was killed.
 
-Optuna 5's samplers ignore trials with the state FAIL, so they would propose a failed configuration again and again. A failed
-trial is therefore passed on as COMPLETE, with the worst score seen and a violated constraint. Then samplers avoid it. A trial
-that has a rate but may not win is passed on in the same way, because optuna-dashboard ignores constraints and calls the trial
-with the highest score the best.
+Optuna 5's samplers ignore trials with the state FAIL, so they would propose a failed configuration again and again. Therefore a
+failed trial is passed as COMPLETE, with the worst score seen and a violated constraint, and samplers avoid it. A trial that has
+a rate but cannot win is passed in the same way, because optuna-dashboard ignores constraints and calls the trial with the
+highest score the best.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
-STEADY = "steady"  # constraint broken by a rate that may not win, so that no viewer of the journal names it the best trial
+STEADY = "steady"  # constraint violated by a rate that cannot win, so that no viewer of the journal calls it the best trial
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, as after a process was killed for memory
 
@@ -73,7 +73,7 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
     if record.outcome.is_memory:
         violation = _memory_violation(record.peak_memory_bytes, memory_capacity_bytes)
         return Told(state=TrialState.COMPLETE, values=list(worst), constraints={MEMORY: violation})
-    return Told(state=TrialState.COMPLETE, values=list(worst), constraints={WORKS: 1.0})  # as FAIL it would be proposed again
+    return Told(state=TrialState.COMPLETE, values=list(worst), constraints={WORKS: 1.0})  # with FAIL it would be proposed again
 
 
 def scores_of(record: TrialRecord) -> list[float | None]:
@@ -114,8 +114,8 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 class _Journal(JournalFileBackend):
     """Optuna's journal file. Waits a little if the disk is full, and leaves no half-written line.
 
-    Optuna writes 20 records per trial and reads each of them back. This class reads the file only if another process has also
-    written to it. It does not call fsync, because the journal can be rebuilt from the trials' records.
+    Optuna writes 20 records per trial and reads each of them back. This class reads the file only if another process has
+    written to it, too. It does not call fsync, because the journal can be rebuilt from the trials' records.
 
     Args:
         file: the journal, which is empty.
@@ -207,7 +207,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
 
 
 def _even(answer: Told) -> dict[str, float]:
-    """Returns the violation of every constraint, 0 if there is none: Optuna's GP needs the same constraints in all trials."""
+    """Returns the violation of every constraint, 0 for none: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
     own = (MEMORY, WORKS, STEADY)

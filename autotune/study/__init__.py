@@ -1,4 +1,4 @@
-"""A study from its first trial to its verdict: baseline, search, finals, summary."""
+"""Runs a study from its first trial to its verdict: baseline, search, finals, summary."""
 
 from autotune.clock import Clock
 from autotune.study.explaining import Wanted

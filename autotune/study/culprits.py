@@ -15,7 +15,7 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks failures caused by a configuration's changes. Failures for lack of memory or by chance are left out.
+    """Tracks failures that a configuration's changes may have caused, but not failures for lack of memory or by chance.
 
     Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If this new
     trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried
@@ -30,10 +30,10 @@ class Culprits:
         self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
 
     def learn(self, record: TrialRecord) -> None:
-        """Takes a search trial into account."""
+        """Records a search trial."""
         if record.outcome.is_no_answer:
             return
-        if record.value is not None:  # even if parity ruled it out
+        if record.value is not None:  # it worked, even if parity ruled it out later
             self._worked.add(record.changed)
         elif not _is_other(record):
             self._failed.append(record)
@@ -48,7 +48,7 @@ class Culprits:
         return self._fitted
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
-        """Returns a failed trial that shows that a configuration with these changes fails; None if it may work."""
+        """Returns a failed trial which shows that a configuration with these changes fails; None if it may work."""
         causes = zip(self._failed, self._causes, strict=True)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
         if alike is not None:
@@ -65,7 +65,7 @@ class Culprits:
         kept = {key: value for key, value in proposal.knobs.items() if key not in failing}
         left_out = ", ".join(knob_phrase(key, proposal.knobs[key]) for key in failing)
         knobs = self._space.active({**self._space.reference, **kept})
-        return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
+        return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}, with which a trial failed")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
         """Yields (key, full configuration, why) of changes to `best` that help to find a failure's cause, latest first."""
@@ -81,6 +81,6 @@ class Culprits:
 
 
 def _is_other(record: TrialRecord) -> bool:
-    """Whether a trial may have failed for lack of memory or by chance, rather than because of its changes."""
+    """Whether a trial may have failed for lack of memory or by chance instead of because of its changes."""
     is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
     return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

@@ -1,7 +1,7 @@
 """Chooses the configurations that a recording measures: the whole search space if it is small enough, else a sample.
 
-A sample must contain what samplers are likely to propose. So it has the baseline, the expert's initial configurations, and
-points one change away from these. Random points of the whole space cover unexpected regions.
+A sample must contain what samplers are likely to propose. So it contains the baseline, the expert's initial configurations, and
+points one change away from these. Random points cover the rest of the space.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # shares of the time spent waiting for input; common profilers use the same
-HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # shares of the time in communication that no computation hides
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
+    0.15,
+    0.03,
+)  # shares of the time spent in communication that computation does not hide
 BUSY_FRAC = 0.8  # a GPU that runs a kernel for a smaller share of the time waits for the host to launch the next one
 LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
 
@@ -20,7 +23,7 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
     """Returns what limits a trial: input, host, device or communication; [] if the numbers are missing.
 
     Args:
-        record: the winner, or the baseline if nothing was better.
+        record: the winner, or the baseline if no trial was better.
         device: "cuda" or "cpu", where the program trains; None if unknown.
     """
     if not record.value:
@@ -29,7 +32,7 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 
 
 def _led(found: list[Finding]) -> list[Finding]:
-    """Returns the findings, the most important first. Leaves "device-bound" out if there is any other finding.
+    """Returns the findings, the most important first. Leaves out "device-bound" if there is any other finding.
 
     Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note that
     a faster loader gains at most 1 % would distract.
@@ -59,7 +62,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     if gain_frac is None:
         return []
     bound, evidence = f"with an infinitely fast loader at most {signed(gain_frac)}", _evidence(record)
-    # On a GPU, the training thread may load data and wait for it while the GPU computes what was queued before.
+    # On a GPU, the training thread may load data and wait for it while the GPU still works through its queue.
     if record.data_wait_frac >= MODERATE_WAIT_FRAC and gain_frac < LEAST_GAIN_FRAC:
         return [_of_device(record, device, f"The step waits for its input, yet {bound}.")]
     if record.data_wait_frac >= HIGH_WAIT_FRAC:
@@ -70,7 +73,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
 
 
 def _of_device(record: TrialRecord, device: str | None, why: str) -> Finding:
-    """Returns the finding on a trial that its input does not limit: limited by its device, or by the host that feeds a GPU.
+    """Returns the finding for a trial that is not limited by its input: the device limits it, or the host that feeds a GPU.
 
     Measured on an H100, resnet18, batch 32, bf16: a kernel ran for 31 % of the time, because launching the kernels took the
     training thread longer than the GPU took to run them.

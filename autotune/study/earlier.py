@@ -14,7 +14,7 @@ from autotune.launchers.rank_results import RankResults
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 
-CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune was killed while the trial ran
+CUT_OFF_CAUSE = "cut off"  # cause in a record's evidence: autotune was killed while the trial ran
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ def read_earlier(folder: StudyFolder) -> Earlier:
     try:
         about, records = folder.read_study(), folder.read_trials()
     except (OSError, ValueError) as error:
-        advice = "Move that trial's folder away and go on without the trial, or start a new study with `autotune run`."
+        advice = "Move that trial's folder away to continue without the trial, or start a new study with `autotune run`."
         raise BadInput(f"{folder.path}: cannot be continued, got {error}. {advice}") from error
     cut_off = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off() if request.number]
     counted = [record for record in records if record.kind not in (Kind.explain, Kind.check)]
@@ -98,7 +98,7 @@ def _noted_s(folder: StudyFolder) -> float:
 
 
 def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
-    """Returns a record for a trial that has none, because autotune was killed while it ran."""
+    """Returns a record for a trial without one: autotune was killed while the trial ran."""
     progress = ProgressFile(path / protocol.PROGRESS_FILE)
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)

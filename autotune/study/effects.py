@@ -23,7 +23,7 @@ def with_estimates(
 ) -> list[dict[str, Any]]:
     """Returns the entries of an attribution, with an estimate where nothing was measured but the trials allow one.
 
-    The attribution itself decides without these estimates, which may be vague.
+    The attribution does not use these estimates for its decisions, because they may be vague.
 
     Args:
         entries: `Change.as_json` of the winner's changes.
@@ -46,7 +46,7 @@ def with_estimates(
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
-    """Returns the budget that lets an attribution measure the missing effects once each, {"minutes", "more_minutes"}.
+    """Returns the budget with which an attribution can measure each missing effect once, {"minutes", "more_minutes"}.
 
     Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
     """
@@ -54,7 +54,7 @@ def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Seque
     if not num or not about.budget_s:
         return None
     again = [record.attempt_s for record in records if record.kind is Kind.final]
-    each_s = max(again, default=records[0].fresh_s)  # without its changes, the best is about as slow as the baseline
+    each_s = max(again, default=records[0].fresh_s)  # without its changes, the best takes about as long as the baseline
     begin = math.floor(about.budget_s / 60) + 1
     for minutes in range(begin, math.ceil(MOST_FACTOR * about.budget_s / 60) + 1):
         budget = Budget(clock=Clock(), total_s=60.0 * minutes)

@@ -1,6 +1,6 @@
 """Explains trials of a study: runs the passes, finds what costs time, and tries settings to measure what they gain.
 
-Passes and checks are trials of their own kinds, which count for nothing else: neither the search nor the verdict sees them.
+Passes and checks are trials of separate kinds. Neither the search nor the verdict uses them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
@@ -20,7 +20,7 @@ from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
 from autotune.explain.tables import Explanation, explained, read_tables, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
-from autotune.explained import entry_of
+from autotune.explained import WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
@@ -37,11 +37,10 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # at most this many findings of a trial are tried
-# Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the shares of the step are
-# not those of the measured program.
+# Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
+# the measured program spends a step.
 MAX_SLOWDOWN = 1.5
 Pair = tuple[float, float]  # score with the remedy, score without
-Side = tuple[Session, Knobs, str]
 ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
 
 
@@ -52,8 +51,8 @@ class Wanted:
     Attributes:
         trial: number of the trial; None for the best.
         passes: passes to run, unless they have run before.
-        minutes: time for checks, after the passes; no check begins that would not fit.
-        fixed: a fixed version of the program, to measure against the study's program; None for none.
+        minutes: time for checks, after the passes; a check that would not fit is not started.
+        fixed: a fixed version of the program, to measure against the study's program; None if there is none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
     """
@@ -66,6 +65,15 @@ class Wanted:
     pairs: int = 2
 
 
+class Side(NamedTuple):
+    """One of two sides that are measured in turn: where, with which knobs, its name, and the stages that are skipped."""
+
+    session: Session
+    knobs: Knobs
+    why: str
+    skipped: tuple[str, ...] = ()
+
+
 OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
@@ -73,7 +81,7 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     """Returns the trial to explain, and its role in the study.
 
     Raises:
-        BadInput: there is no such trial, or it has no measurement; the error names the trials that can be explained.
+        BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
     able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
@@ -102,7 +110,7 @@ def pass_s(record: TrialRecord, which: str) -> float:
 
 
 def planned_s(baseline: TrialRecord) -> list[float]:
-    """Returns the expected seconds of each pass at the end of a study, in order, if the best takes as long as the baseline."""
+    """Returns the expected seconds of each pass at the end of a study, in order, assuming the baseline's step time."""
     return [pass_s(baseline, which) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
 
 
@@ -120,7 +128,7 @@ class Explaining:
     # At the end of a study --------------------------------------------------------------------------------------------------
 
     def run(self, best: TrialRecord) -> None:
-        """Explains the best trial and the baseline in at most a tenth of the study's time. What does not fit is left out."""
+        """Explains the best trial and the baseline in at most a tenth of the study's time. Leaves out what does not fit."""
         session, baseline = self._session, self._session.baseline
         session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
         ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
@@ -141,7 +149,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass, and runs it again if it was ended by a signal: without the pass, the program has run to its end."""
+        """Runs a pass, and repeats it if a signal ended it, since without the pass the program has run to its end."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):
@@ -158,7 +166,7 @@ class Explaining:
     # Any time ---------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
-        """Runs the wanted passes of a trial that have not run yet, explains the trial, and tries the settings that it finds."""
+        """Runs the requested passes that a trial lacks, explains the trial, and tries the settings that findings propose."""
         session, before = self._session, self._passes(record)
         if wanted.fixed:
             self._compare(wanted.fixed, wanted, record)
@@ -170,7 +178,7 @@ class Explaining:
         self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60)
 
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
-        """Finds what costs time in a trial, from the passes that ran, and tries findings while there is time."""
+        """Finds what costs time in a trial, from the passes that ran, and checks findings while there is time."""
         passes = self._passes(record)
         if not passes:
             return
@@ -236,7 +244,10 @@ class Explaining:
     def _tried(
         self, record: TrialRecord, findings: Sequence[Finding], ends_s: float | None
     ) -> tuple[list[Finding], list[checks.Check]]:
-        """Tries the settings that findings propose, while there is time: one ABBA round each, the largest gains first."""
+        """Tries findings while there is time, the largest gains first, in one ABBA round each.
+
+        A finding is tried with the setting that it proposes, or without the stages that cost too much.
+        """
         kept: list[Finding] = []
         made: list[checks.Check] = []
         for finding in findings:
@@ -247,29 +258,37 @@ class Explaining:
         return kept, made
 
     def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
-        assert finding.value is not None
         if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
             return before
         session, cause = self._session, finding.cause
-        changed = configuration_with(record, finding.knob, finding.value, session.resolved)
-        if not self._is_time_for(self._pairs_s(record, changed), ends_s):
+        knobs, skipped = self._remedied(record, finding)
+        if not self._is_time_for(self._pairs_s(record, knobs), ends_s):
             return None
-        sides = (session, record.knobs, f"{cause}: as it was"), (session, changed, f"{cause}: with the remedy")
+        new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
+        sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
-        return self._check(record, finding, pairs, how=checks.PAIRS) if pairs else None
+        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS) if pairs else None
+
+    def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
+        """Returns the knobs, and the stages to skip, that show what a finding's remedy gains."""
+        if finding.value is not None:
+            return configuration_with(record, finding.knob, finding.value, self._session.resolved), ()
+        return record.knobs, finding.without.stages if finding.without else ()
 
     def _pairs_s(self, record: TrialRecord, changed: Knobs) -> float:
-        """Returns the expected seconds of one ABBA round; what the first trial compiles, the second finds in the cache."""
+        """Returns the expected seconds of one ABBA round. Only the first trial compiles; the others use the cache."""
         return len(ORDER) * record.fresh_s + self._session.compile_s(record, changed)
 
     def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
-        """Measures two sides in the order of ORDER and returns the complete pairs; a side that fails ends the round."""
+        """Measures two sides in the order of ORDER and returns the complete pairs. A failure ends the round."""
         number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
         scores: list[float] = []
         with contextlib.suppress(OutOfTime):
             for is_new in ORDER:
-                session, knobs, why = sides[is_new]
-                made = session.measure_check(record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s)
+                session, knobs, why, skipped = sides[is_new]
+                made = session.measure_check(
+                    record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s, skipped=skipped
+                )
                 if not (made.outcome.may_win and made.score):
                     break
                 scores.append(made.score)
@@ -281,12 +300,10 @@ class Explaining:
         return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns why the setting that a finding proposes was not tried, and the command that tries it."""
-        assert finding.value is not None
-        changed = configuration_with(record, finding.knob, finding.value, self._session.resolved)
-        needed_s = self._pairs_s(record, changed)
+        """Returns why a finding was not tried, and the command that tries it."""
+        needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
         command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
-        return f"{finding.cause}: not tried, two pairs take {seconds_text(needed_s)}; `{command}` tries it"
+        return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
         """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.
@@ -298,14 +315,14 @@ class Explaining:
         finding = _chosen(entry_of(self.document, record.number), wanted, session.folder.name)
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
-            (session, record.knobs, f"{finding.cause}: the program as it was"),
-            (other, record.knobs, f"{finding.cause}: the fixed program"),
+            Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
+            Side(other, record.knobs, f"{finding.cause}: the fixed program"),
         )
         pairs: list[Pair] = []
         for _ in range((wanted.pairs + 1) // 2):
             pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
             last = session.records[-1]
-            if not last.outcome.may_win and last.why == sides[True][2]:
+            if not last.outcome.may_win and last.why == sides[True].why:
                 raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
@@ -316,30 +333,31 @@ class Explaining:
 
 
 def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns what is left of a finding whose setting may have failed or gained nothing by now: at most one finding."""
-    if not (_is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
+    """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if nothing is left of it."""
+    if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
-    """Returns the finding that a fixed program is to confirm.
+    """Returns the finding that a fixed program is meant to confirm.
 
     Raises:
         BadInput: there is no such finding.
     """
     if entry is None:
-        raise BadInput(f"--fixed: this trial of study {study!r} was not explained yet. First: autotune explain {study}.")
+        raise BadInput(f"--fixed: this trial of study {study!r} was not explained yet. Run autotune explain {study} first.")
     if not 1 <= wanted.finding <= len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
-    was = (finding.check or {}).get("predicted")
-    return replace(finding, gain=from_json(was, Gain)) if was else finding
+    check = finding.check or {}
+    is_other = check.get("how") == WITHOUT  # then the check's gain is that of a cause which costs nothing at all
+    return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns why the pass "lines" does not represent the measured program; "" if it does."""
+    """Returns a note if the pass "lines" slowed the program too much to represent it; "" otherwise."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""
@@ -348,8 +366,8 @@ def _slowed(evidence: Evidence) -> str:
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether a finding names a setting that was not tried yet."""
-    return bool(finding.knob) and finding.value is not None and finding.check is None
+    """Whether a finding can be tried, and was not yet."""
+    return finding.check is None and (finding.value is not None or finding.without is not None)
 
 
 def _failed(name: str, record: TrialRecord) -> str:

@@ -1,8 +1,8 @@
-"""Takes over results of earlier studies: configurations to try first, and configurations that run out of memory.
+"""Reuses results of earlier studies: configurations to try first, and configurations that run out of memory.
 
 These results do not count as measurements of this study. They only decide which configurations come first and which are left
-out. They are written into study.json before the search begins. From then on, the study does not depend on the earlier
-studies, and it takes over the same results when it is resumed:
+out. They are written into study.json before the search begins, so that a resumed study uses the same results even if the
+earlier studies are gone:
 
     {"asked": search.warm_start,
      "sources": [{"study", "is_same", "differs": [key of the identity]}],     the latest first
@@ -35,15 +35,15 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # only the latest studies are used: they have taken over results of older studies
+MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
 MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
 MAX_OUT = 20  # kept small because each is compared with every proposal
-# Parts of the identity that must be equal. Search space, pins and objective may differ.
+# Parts of a study's identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
 UNLIKE = ("machine.price_per_hour",)  # exceptions to ALIKE: these may differ
-# Parts that change during development. If an earlier study differs only in these, a notice names that study.
+# Parts that change often during development. If an earlier study differs only in these, a notice names that study.
 RECENT = ("program.script", "program.torch")
 
 
@@ -82,7 +82,7 @@ def check_named(asked: Any, runs: Path) -> None:
 
 
 def inherit(session: Session) -> dict[str, Any]:
-    """Returns what a study takes over, as stored in study.json; {} for nothing. Call it after the baseline."""
+    """Returns the results that a study reuses, as stored in study.json; {} for none. Call it after the baseline."""
     asked = session.inputs.config.search.warm_start
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}
@@ -116,7 +116,7 @@ def earlier_noise(session: Session) -> stats.Noise | None:
 
 
 def why_nothing(session: Session) -> str:
-    """Returns a note on why nothing was taken over; "" if none is needed.
+    """Returns a note on why nothing was reused; "" if no note is needed.
 
     A note is needed if a named study had nothing useful. It is also needed if a study of the same command differs only in the
     script or torch, since such a study is used only if it is named.
@@ -127,7 +127,7 @@ def why_nothing(session: Session) -> str:
     if names := _names(config.warm_start):
         is_grid = config.sampler == "grid"
         why = "a grid has a fixed order" if is_grid else "no readable trial there was faster than its baseline"
-        return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
+        return f"search.warm_start: nothing was reused from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
     for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:
         differs = _differing(about.identity, own)
@@ -228,7 +228,7 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline, sorted by ratio. Those that were proved by finals come first."""
+    """Returns the configurations that beat their baseline, sorted by ratio. Those confirmed in finals come first."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
@@ -294,8 +294,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    A failure does not count if a configuration at least as large did run, in one of these studies or as the baseline of this
-    study. In this case something else must have used the memory.
+    A failure does not count if a configuration at least as large has run, in one of these studies or as the baseline of this
+    study: then something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -318,13 +318,13 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much of the exhausted kind of memory as another study; False if unknown."""
+    """Whether a study has no more memory, of the kind that ran out, than another study; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory available to a trial; None if unknown. With a GPU, `device.memory_limit` is no host limit."""
+    """Returns the memory available to a trial; None if unknown. With a GPU, `device.memory_limit` does not limit the host."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

@@ -13,10 +13,10 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-# In replays of two recordings, three configurations of earlier studies were compared with one. With three, the result of short
-# studies was 1 % faster, and the result of long studies was no slower.
+# In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, short
+# studies ended with a 1 % faster result, and long studies with a result that was no slower.
 NUM_EARLIER_SEEDS = 3
-NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
+NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; from then on the models choose better
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
@@ -42,7 +42,7 @@ class Proposal:
 
 
 def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], bool]) -> Iterator[Proposal]:
-    """Yields the best configurations of earlier studies, translated to this space, each once.
+    """Yields the best configurations of earlier studies, translated to this search space, each once.
 
     Args:
         session: the study.
@@ -50,7 +50,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial.
     """
     space = session.resolved
-    # If this study is resumed, the initial configurations that it tried before count as well.
+    # In a resumed study, the initial configurations that it has already tried count as well.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
@@ -98,7 +98,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
         elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):
-            # Only on a GPU: on a CPU, most of the memory is the process's own, at any batch size.
+            # Only on a GPU: on a CPU, most of the memory belongs to the process itself, at any batch size.
             why = "expert's choice at a smaller batch, to measure the memory per sample"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
@@ -119,7 +119,7 @@ def filling_seed(
     larger = [value for value in space.domains[BATCH].values if isinstance(value, int) and value > batch]
     filling = filling_batch(best.knobs, larger)
     if filling is not None:
-        why = f"the largest batch that is expected to fit the memory, on the best so far (trial {best.number})"
+        why = f"the best so far (trial {best.number}) with the largest batch that is expected to fit the memory"
         yield Proposal(knobs=space.active({**best.knobs, BATCH: filling}), why=why, origin=EXPERT)
 
 

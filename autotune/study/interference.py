@@ -1,4 +1,4 @@
-"""Decides whether search trials may run in parallel: only if neighbours do not slow a trial down.
+"""Decides whether search trials may run in parallel: only if they do not slow each other down.
 
 A configuration is measured alone and on all slots at once, in turn. With many slots, all of them run in the first pair; the
 further pairs use those machines whose slots were slowest in it. Finals, attribution and verification always run alone.
@@ -95,7 +95,7 @@ class Interference:
         self._took_s = self._ended_s - began_s
         self._session.about.slots = self._as_json(found)
         if found is None:
-            self._use_one(f"trial {best.number}'s configuration could not be measured beside itself")
+            self._use_one(f"the configuration of trial {best.number} could not be measured in parallel")
         elif not found.is_allowed:
             self._use_one(self._words(found))
         else:
@@ -105,7 +105,7 @@ class Interference:
                 self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
 
     def _is_unlike(self, best: TrialRecord) -> bool:
-        """Whether the last calibration says nothing about a configuration as fast as the best one; True before the first."""
+        """Whether the best is too fast for the last calibration to apply to it; True before the first calibration."""
         known = self._calibrated
         return known is None or (best.score or 0.0) >= AGAIN_FACTOR * (known.score or math.inf)
 
@@ -116,9 +116,9 @@ class Interference:
         return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
 
     def _why_not(self, best: TrialRecord) -> str:
-        """Returns why trials cannot run in parallel, without measuring; "" if they might.
+        """Returns why trials cannot run in parallel, as far as is known without measuring; "" if they may.
 
-        A calibration pays only if the parallel trials after it are more than one slot could run without it.
+        A calibration pays only if more trials fit after it, in parallel, than would fit on one slot without it.
         """
         session = self._session
         evidence = session.baseline.evidence
@@ -129,7 +129,7 @@ class Interference:
         each_s = max(best.fresh_s, 1e-9)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
-            return f"a test for disturbances by neighbours takes {seconds_text(needed_s)}, too much of the time left"
+            return f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time"
         return ""
 
     def _left_s(self, each_s: float) -> float:
@@ -189,16 +189,16 @@ class Interference:
 
 
 class Uncalibrated(Interference):
-    """Leaves the number of slots as it is, for replays: recorded trials have no neighbours."""
+    """Does not change the number of slots. For replays, because recorded trials have no neighbours."""
 
     def check(self, best: TrialRecord) -> None:
         """Does nothing."""
 
 
 def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
-    """Returns what pairs show: a rate alone and, by name of the slot, the rates in parallel.
+    """Returns the calibration that follows from pairs of a rate alone and the rates in parallel, by name of the slot.
 
-    The ratio is that of all slots of a pair. Single slots are judged only if they ran in every pair.
+    The ratio is computed over all slots of a pair. Single slots are judged only if they ran in every pair.
     """
     alone = [rate for rate, _ in pairs]
     ratio = stats.paired_ratio([geometric_mean(beside.values()) for _, beside in pairs], alone)
@@ -210,12 +210,12 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
 
 
 def _order(number: int, places: Sequence[Place]) -> tuple[Sequence[Place], Sequence[Place]]:
-    """Returns the slots of the two halves of a pair, [] for alone; the halves change places from pair to pair."""
+    """Returns the slots of the two halves of a pair, [] for alone. The order of the halves alternates from pair to pair."""
     return ([], places) if number % 2 else (places, [])
 
 
 def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Sequence[Place]:
-    """Returns all slots of the machines whose slowest slots had the lowest rates, as many machines as have SAMPLE_SLOTS."""
+    """Returns all slots of the machines with the slowest slots: enough machines to have SAMPLE_SLOTS slots."""
     found: list[Place] = []
     for host in dict.fromkeys(place.host for place in sorted(places, key=lambda place: rates.get(place.name, math.inf))):
         if len(found) < SAMPLE_SLOTS:

@@ -1,7 +1,7 @@
 """Runs a study: baseline, search, finals with attribution.
 
-Every trial's record is on disk once it is over, so an interrupted study can be resumed. The summary follows
-within seconds, with more than 100 trials within ten minutes.
+A trial's record is on disk as soon as the trial has ended, so an interrupted study can be resumed. The summary is updated
+within seconds; with more than 100 trials, within ten minutes.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # Python's own message
 DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
-# While trials run, the summary is written at most this often, and takes at most this share of the tuner's time: it grows with
-# the number of trials. It is made from the records again if the tuner is killed before it was written.
+# While trials run, the summary is written at most this often, and takes at most this share of the tuner's time, because it
+# grows with the number of trials. If the tuner is killed before it is written, the summary is made again from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
-# With many trials it is also written only once their number has grown by this share, or else this much later. Otherwise a study
+# With many trials, the summary is written only once their number has grown by this share, or after this time. Otherwise a study
 # of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
 SUMMARY_GROWTH_FRAC, SUMMARY_LATEST_S = 0.02, 600.0
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
@@ -100,7 +100,7 @@ def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, 
 
     Raises:
         BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.
-        KeyboardInterrupt: the user stopped it; what was found until then is on disk.
+        KeyboardInterrupt: the user stopped it; the results until then are on disk.
     """
     folder.mask = inputs.secrets.message
     with folder.claimed(), Interrupts(listener.notice) as interrupts:
@@ -180,7 +180,7 @@ class _Study:
         return summary
 
     def _outcome(self) -> tuple[str, str, NothingWorked | None]:
-        """Returns the final status, its reason, and the failure to raise once everything is on disk."""
+        """Returns the final status, its reason, and the exception to raise once everything is on disk (or None)."""
         try:
             self._baseline()
             if self._inputs.is_recording:
@@ -231,7 +231,7 @@ class _Study:
         try:
             self._explaining.run_asked(wanted, record, role)
         except Ending as ending:
-            if str(ending):  # the program was edited, or the device is at fault
+            if str(ending):  # the program was edited, or the device is faulty
                 raise BadInput(f"STUDY: {ending}.") from None
             raise KeyboardInterrupt from None
         finally:
@@ -245,7 +245,7 @@ class _Study:
         return summary
 
     def _amend(self, summary: Summary) -> None:
-        """Adds passes, checks and the explanation to a summary, and leaves the rest of it as it is."""
+        """Adds passes, checks and the explanation to a summary, and changes nothing else in it."""
         summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
         summary["num_trials"] = len(summary["trials"])
         summary["explanation"] = self._explaining.document
@@ -310,7 +310,7 @@ class _Study:
             self._listener.planned(session.outlook())
 
     def _learn(self, first: RankResult) -> ResolvedSpace:
-        """Tells the session what the baseline found out, and returns the space that follows from it."""
+        """Passes the baseline's facts to the session, and returns the search space that follows from them."""
         session = self._session
         self._executable = first.facts.get("executable")
         session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
@@ -330,7 +330,7 @@ class _Study:
         return space
 
     def _take_over(self) -> None:
-        """Takes over results of earlier studies before the search begins; a resumed study keeps what it took over first."""
+        """Reuses results of earlier studies before the search begins. A resumed study keeps the results that it began with."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and len(session.searched) <= 1
         if is_new and not inputs.is_recording:
@@ -343,7 +343,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Notifies the user of knobs that the user named but that are not searched; `autotune inspect` lists other knobs."""
+        """Notifies the user of knobs that were named but are not searched. `autotune inspect` lists all other knobs."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 
@@ -385,7 +385,7 @@ class _Study:
         return summary
 
     def _report(self, summary: Summary) -> None:
-        """Writes the report. A study never fails for want of one: `autotune report` makes it from the folder alone."""
+        """Writes the report. A failure to write it does not fail the study, since `autotune report` can write it later."""
         if not self._folder.is_kept:
             return
         try:
@@ -442,7 +442,7 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _drain(self, tracking: Tracking) -> str:
-        """Waits for the tracker, which exits once it has read the summary; returns why its copy is incomplete or ""."""
+        """Waits for the tracker, which exits once it has read the summary; returns why its copy is incomplete, or ""."""
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:
@@ -457,7 +457,7 @@ class _Study:
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and those that led to it."""
+    """Yields an exception and its causes."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__
@@ -476,7 +476,7 @@ def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
 
 
 def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:
-    lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
+    lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     if NO_MODULE in record.reason:

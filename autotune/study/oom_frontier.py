@@ -1,4 +1,4 @@
-"""Rules out configurations that ran out of memory in earlier studies, and all that need at least as much memory as these."""
+"""Rules out configurations that ran out of memory in earlier studies, and all that need at least as much memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Finds the earlier out-of-memory trial that rules out a configuration.
+    """Finds the out-of-memory trial of an earlier study that rules out a configuration.
 
     Args:
         out: "out_of_memory" of `inheritance.inherit`.

@@ -1,4 +1,4 @@
-"""Proposes the next trial: initial configurations, single changes, the sampler's proposals, costly values. None is repeated."""
+"""Proposes the next trial: initial configurations, single changes, the sampler's proposals, costly values. No repeats."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ class Search(Settled):
                 interference.check(self._incumbent)
             schedule.drain()
         except (Ending, NothingWorked):
-            schedule.drain()  # what still runs counts, too
+            schedule.drain()  # trials that still run count, too
             for proposal in self._pending.values():
                 self._forget(proposal)
             raise
         return self._why_nothing_was_tried() or self._reason
 
     def _keep_for_finals(self) -> None:
-        """Reserves time to confirm the best so far, whose trials may take longer than the baseline's."""
+        """Reserves time to confirm the best so far, because its trials may take longer than the baseline's."""
         session, best = self._session, self._incumbent
         pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
         is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
@@ -170,7 +170,7 @@ class Search(Settled):
             yield from self._cheap(until=self._is_time_for_late)
         self._session.schedule.drain()
         self._compare_losses()
-        if self._is_led:  # the late part then only restricts the best to lower tiers, to report these next to the winner
+        if self._is_led:  # the late proposals then only restrict the best to lower tiers, to report these next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -179,7 +179,7 @@ class Search(Settled):
             yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields proposals; after a failed one, inserts proposals that find out which change caused the failure."""
+        """Yields proposals. After a failure, inserts proposals that find out which change caused it."""
         yield from self._questions()
         for proposal in proposals:
             yield proposal
@@ -195,7 +195,7 @@ class Search(Settled):
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _compare_losses(self) -> None:
-        """Runs loss parity for the best so far. If it fails, the rest of the search looks for another configuration."""
+        """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -225,7 +225,7 @@ class Search(Settled):
             if self._fits(proposal.knobs):
                 yield proposal
             else:
-                self._session.listener.notice(f"Left out because it would not fit the budget: {proposal.why}.")
+                self._session.listener.notice(f"Not tried, because it does not fit the budget: {proposal.why}.")
 
     # Sources of proposals --------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Search(Settled):
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
-                self._session.listener.notice(f"Left out because it would not fit the budget: {why}.")
+                self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
@@ -255,7 +255,7 @@ class Search(Settled):
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _late(self) -> Iterator[Proposal]:
-        """Yields the best so far with each costly value, then without ineffective changes, then restricted to lower tiers."""
+        """Yields the best so far: with each costly value, then without ineffective changes, then restricted to lower tiers."""
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
@@ -298,7 +298,7 @@ class Search(Settled):
         return self._new() or self._doubted()
 
     def _doubted(self) -> Proposal | None:
-        """Returns, once nothing new is left, the configuration that deserves another measurement; see RatesSampler."""
+        """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
         sampler = self._study.sampler
         params = sampler.doubted(self._study) if isinstance(sampler, RatesSampler) else None
         if params is None:
@@ -448,7 +448,7 @@ class Search(Settled):
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 
     def _why_too_dear(self) -> str:
-        """Returns why nothing fits: no time for even a cheap trial, or no time to confirm the configurations that are left."""
+        """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
 
@@ -472,7 +472,7 @@ class Search(Settled):
 
     @property
     def _num_begun(self) -> int:
-        """How many configurations were searched, or are measured now."""
+        """Number of configurations that were searched or are being measured now."""
         return self._num_searched + self._session.schedule.num_running
 
     def _may_go_on(self) -> bool:

@@ -1,11 +1,11 @@
 """Measures configurations of the search space several times each, so that searches can be replayed.
 
-Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
-machine that changes over an hour affects all configurations alike. Trials run as in a search, but without racing.
+Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and slow
+changes of the machine affect all configurations alike. Trials run as in a search, but without racing.
 
-A search ends with one of the best few configurations. These may differ less than two measurements of the same configuration. So
-`record.repeats_of_best` measures the best few more often. The best few are chosen by the rounds that measure all
-configurations; further rounds do not affect this choice.
+A search ends with one of the best few configurations. They may differ by less than two measurements of the same configuration
+do, so `record.repeats_of_best` measures the best few more often. Only the rounds that measure all configurations decide which
+are the best few.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Takes the missing measurements. Measurements of earlier runs count."""
+    """Makes the missing measurements. Measurements of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -42,7 +42,7 @@ class Recording:
         num, repeats, further = len(self._configurations), self._config.record.repeats, self._config.record.repeats_of_best
         self._session.listener.notice(
             f"{_of_all(num, repeats)}: "
-            + ("all that the search space has." if self._is_whole else "a sample of the search space.")
+            + ("the whole search space." if self._is_whole else "a sample of the search space.")
             + (f" The best few are then measured {further} more times each." if further else "")
         )
         while todo := self._todo():

@@ -1,4 +1,4 @@
-"""Gives the sampler facts about machine and configurations that the trials in the journal do not contain."""
+"""Passes facts about machine and configurations to the sampler that the journal's trials do not contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-USUAL_SPREAD = 0.3  # the sampler gets each knob's spread as a multiple of this
+USUAL_SPREAD = 0.3  # the spread of each knob is passed to the sampler as a multiple of this
 
 
 def machine_of(session: Session) -> Machine:
@@ -44,7 +44,7 @@ def inform(
         sampler: any sampler; only RatesSampler uses these facts.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
-        may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out since.
+        may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out.
     """
     if not isinstance(sampler, RatesSampler):
         return

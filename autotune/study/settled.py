@@ -1,4 +1,4 @@
-"""Remembers which configurations need no trial: they were measured, they run now, or another trial rules them out."""
+"""Records which configurations need no trial: measured ones, running ones, and those that another trial rules out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut
 
 
 class Settled:
-    """What a search knows of the configurations of its space; `Search` adds what to try next."""
+    """Knowledge of a search about the configurations of its space. `Search` decides what to try next."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._space = session, session.resolved
         self._sampler_name = session.inputs.config.search.sampler
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
-        self._pending: dict[ConfigurationKey, Proposal] = {}  # what runs now
+        self._pending: dict[ConfigurationKey, Proposal] = {}  # running trials
         self._parity, self._culprits = Parity(session), Culprits(session.resolved)
         self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
 
@@ -45,18 +45,18 @@ class Settled:
         return any(record.changed.get(key) == value for record in self._known.values())
 
     def _is_known(self, knobs: Knobs) -> bool:
-        """Whether a configuration need not be measured: it was, it runs now, or another trial rules it out."""
+        """Whether a configuration needs no trial: it was measured, it runs now, or another trial rules it out."""
         changed = self._space.changed(knobs)
         return configuration_key(changed) in self._pending or self._known_as(knobs, changed) is not None
 
     def _known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
-        """Returns a configuration's own trial, else a trial that rules it out; None if the configuration must be measured."""
+        """Returns a configuration's own trial, or a trial that rules it out; None if the configuration has to be measured."""
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
         return own or (self._culprits.barring(changed) if self._sampler_name != "grid" else None)
 
     def _check_failures(self) -> None:
-        """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
+        """Raises NothingWorked if at least NUM_SAME_FAILURES trials all failed for the same reason and share no change."""
         if self._session.tally.has_worked:
             return
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]

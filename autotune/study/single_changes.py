@@ -1,4 +1,4 @@
-"""Changes one knob at a time on the best so far, as an expert does by hand; a short study has no time for more."""
+"""Changes one knob of the best so far at a time, as an expert does by hand. A short study has no time for more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITING_FRAC = 0.2  # fraction of time waiting for input above which a trial is 
 
 
 class SingleChanges:
-    """Proposes neighbours of a configuration and remembers how often each knob was changed."""
+    """Proposes neighbours of a configuration and counts how often each knob was changed."""
 
     def __init__(self, space: ResolvedSpace, keys: list[str], host_context: HostContext | None) -> None:
         self._space, self._keys = space, keys
@@ -47,7 +47,7 @@ class SingleChanges:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns the expert's value, then the current value's neighbours, larger first; or all other values if unordered."""
+        """Returns the expert's value, then the neighbours of the current value, larger first; all other values if unordered."""
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])
         if own not in values or not self._is_ordered(key):

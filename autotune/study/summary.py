@@ -135,7 +135,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
-    """Returns the search's leader, or the baseline if unpaired measurements do not confirm the leader's gain."""
+    """Returns the search's best, or the baseline if unpaired measurements do not confirm its gain."""
     baseline = records[0]
     if is_barred(baseline) or not _unpaired(baseline, records, standing):
         return top
@@ -202,9 +202,9 @@ def _entry(
 
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns a configuration's reporting rounds, or else its rounds as a point of the Pareto front.
+    """Returns a configuration's reporting rounds, or its rounds as a point of the Pareto front.
 
-    If it has neither because the finals ended before the first pair, returns its other measurements.
+    If it has neither, because the finals ended before the first pair, returns its other measurements.
     """
     scores = _scores(record, standing)
     found = [final for final in records if final.repeats == record.number and final.score in scores]
@@ -214,7 +214,7 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
     """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
 
-    A measurement without an interval may be dominated by one slow step, so it is used only if none has an interval.
+    One slow step may dominate a measurement without an interval. So it is used only if no measurement has an interval.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []
@@ -252,7 +252,7 @@ def _break_even(
 def _search_cost(
     about: StudyRecord, records: list[TrialRecord], standing: Standing, best: TrialRecord | None, speedup: Summary | None
 ) -> dict[str, Any] | None:
-    """Returns the cost of the search and when it is repaid; None if there was no search or the study is not complete."""
+    """Returns the cost of the search and when it pays off; None if there was no search or the study is not complete."""
     if about.verifies or about.recording or best is None or standing.status != "complete":
         return None
     dearer_s = float((_break_even(records, records[0], best, standing) or {}).get("dearer_s") or 0.0)
@@ -271,7 +271,7 @@ def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -
 
 
 def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
-    """Returns the baseline's entry, marked `is_barred` if the baseline breaks a constraint and so cannot win."""
+    """Returns the baseline's entry, marked `is_barred` if the baseline violates a constraint and so cannot win."""
     entry = _entry(baseline, records, standing, knobs=True)
     return {**entry, "is_barred": True, "reason": baseline.reason} if is_barred(baseline) else entry
 
@@ -308,15 +308,15 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up if no pair is complete, mostly from one measurement per side; None if nothing can be compared."""
+    """Returns the speed-up if no pair is complete, usually from one measurement per side; None if there is no comparison."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
         reason = decision.reason
         if is_barred(baseline):
-            today = f"the program as it is run today ({baseline.reason})"
-            reason = f"no tried configuration keeps the constraints, and neither does {today}"
+            today = f"the unchanged program ({baseline.reason})"
+            reason = f"no configuration that was tried satisfies the constraints, and neither does {today}"
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"

@@ -64,6 +64,7 @@ class Surface:
         documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
         files_left: files that each trial leaves in the working directory, name -> bytes.
         beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
+        without: called with the stages of the loader that a trial skips; returns the factor on the rate.
     """
 
     gains: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class Surface:
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
     files_left: dict[str, int] = field(default_factory=dict)
     beside: Callable[[int], float] = lambda _: 1.0
+    without: Callable[[list[str]], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
         """Returns the true rate of a configuration, samples per second."""
@@ -371,6 +373,7 @@ class FakeRunning(Running):
     def _measure(self, result: RankResult, *, is_steady: bool) -> None:
         surface, noise = self._launcher.surface, self._launcher.noise
         rate = self._rate() * noise(surface.noise_frac) * surface.beside(self.most_at_once)
+        rate *= surface.without(self._launch.spec.skipped)
         blocks = [rate * noise(surface.noise_frac / 3) for _ in range(NUM_BLOCKS)]
         result.throughput_per_s = sum(blocks) / NUM_BLOCKS
         result.window = Window(

@@ -1,1 +1,1 @@
-"""Runs one trial of a study: its inputs, its process, its numbers, and whether the machine disturbed it."""
+"""Runs the trials of a study: inputs, processes, numbers, and whether the machine disturbed a trial."""

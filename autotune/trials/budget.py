@@ -18,33 +18,33 @@ from autotune.trials.events import Outlook
 
 # Maximum share of the budget for the finals. Three pairs and a choosing round of a slow program take about that.
 FINALS_MAX_FRAC = 0.38
-# Maximum share of the search's time for late proposals. A good configuration matters more than trying every compile mode on it.
+# Maximum share of the search's time for late proposals. A good configuration matters more than trying every compile mode.
 LATE_MAX_FRAC = 0.5
-FINALS_TRIALS = 20  # number of trials of the finals for which time is reserved: eight pairs and a choosing round of four
-# Number of runs of first steps for which time is reserved: the baseline's run, and one run with the finalists' numerics.
+FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
+# Time is reserved for this many loss comparisons: the baseline's run, and one run with the finalists' numerics.
 PARITY_TRIALS = 2
 PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
 LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
-# Longest window of a search trial, as a share of the budget. On a noisy machine, a window that waits for a narrow interval
-# would take the time of other trials.
+# Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
+# much time from other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
-# Longest warm-up, and longest wait for cycles, as a share of the budget. A program that never becomes steady, or has random
-# gaps, is still measured within the budget.
+# Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
+# random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
 FINALS_WINDOW_S = 5.0  # window of a cheap trial of the finals; rates vary more between processes than within one process
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
-ATTRIBUTION_TRIALS = 18  # number of ablation trials for which time is reserved: three rounds of a winner with five changes
+ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
 ATTRIBUTION_MIN_TRIALS = 6
-# Share of the search's time after which late proposals begin: late enough to have a good configuration, early enough for costly
-# values to fit.
+# Share of the search's time after which late proposals begin: late enough to have found a good configuration, early enough for
+# costly values to fit.
 LATE_FRAC = 0.65
 # Maximum share of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval.
 CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
-OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it overruns
-MARGIN = 1.25  # a search trial may take this many times its expected duration in any case
+OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it takes longer than expected
+MARGIN = 1.25  # a search trial may always take this many times its expected duration
 EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
 # Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
@@ -65,7 +65,7 @@ class Budget:
         max_trials: search trials; None for unlimited.
         reserved_s: part of `total_s` reserved for what follows the search.
         attribution_s: the attribution's part of `reserved_s`; the rest is for the finals.
-        explain_s: part of the budget kept for the passes that explain the result; 0 once they run.
+        explain_s: part of the budget reserved for the passes that explain the result; 0 once they run.
         before_s: time that earlier runs of the study have used.
         started: `clock.monotonic()` when the command began, if that is known; otherwise when this run began.
     """
@@ -111,9 +111,9 @@ class Budget:
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
-        """Reserves time for finals and attribution, estimated from the baseline: cheap trials need less of the budget.
+        """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to separate two knobs: the search makes better use of the time.
+        Reserves less for attribution if the program is too slow to measure two effects. The search then uses the time better.
         """
         if self.total_s is None:
             return
@@ -127,7 +127,7 @@ class Budget:
         self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
 
     def reserve_passes(self, each_s: Sequence[float]) -> None:
-        """Reserves time for the passes that explain the result, `each_s` seconds each; none if not even the first fits."""
+        """Reserves time for the passes that explain the result, which take `each_s`; none if not even the first fits."""
         if self.total_s is not None and each_s and each_s[0] <= self.explain_max_s:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
@@ -157,7 +157,7 @@ class Budget:
         Args:
             num_searched: search trials so far.
             late_s: expected cost of each late proposal.
-            late_frac: share of the search after which it is time in any case.
+            late_frac: share of the search after which it is always time.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
         if self.max_trials is not None and num_searched >= min(late_frac * self.max_trials, self.max_trials - len(late_s)):
@@ -171,7 +171,7 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            is_first: whether nothing was tried yet. Then all the time left counts, and one pair of finals is enough.
+            is_first: whether nothing was tried yet. If so, all remaining time may be used, and one pair of finals is enough.
         """
         if self.total_s is None:
             return True
@@ -182,18 +182,18 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget in seconds, rounded up to minutes, into which a first trial of this cost would have fitted."""
+        """Returns the budget into which a first trial of this cost would have fitted: seconds, rounded up to minutes."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
 
 def closing_s(total_s: float) -> float:
-    """Returns the part of a budget reserved for what follows the last trial."""
+    """Returns the part of a budget reserved for the work after the last trial."""
     return min(CLOSING_FRAC * total_s, CLOSING_MAX_S)
 
 
 def most_reserved_s(total_s: float) -> float:
-    """Returns the maximum time that is reserved for finals, attribution and closing, however long the baseline takes."""
+    """Returns the maximum time reserved for finals, attribution and closing, regardless of the baseline's duration."""
     return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s + closing_s(total_s)
 
 
@@ -236,7 +236,7 @@ class Costs:
         self._found_s: dict[tuple[Any, float | None], float] = {}  # by batch size, until there is another trial
 
     def learn(self, record: TrialRecord) -> None:
-        """Takes a finished trial into account."""
+        """Records a finished trial."""
         if not record.outcome.has_value:
             return
         costly = [(key, record.changed[key]) for key in self._costly if key in record.changed]
@@ -250,14 +250,14 @@ class Costs:
             self._compile_s[entry] = max(extra_s, 0.0)
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the expected seconds of a search trial of this configuration, erring on the high side."""
+        """Returns the expected seconds of a search trial of this configuration; rather too high than too low."""
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
 
-        Counts only as much of the window as a trial of the finals needs: the window of the search trial may have restarted, or
-        run on for lack of an interval.
+        Of the window, only as much counts as a trial of the finals needs: the search trial's window may have restarted, or have
+        been extended for lack of an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
@@ -268,7 +268,7 @@ class Costs:
         return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: KnobValue) -> float:
-        """Returns the start cost of a costly value: as observed, else scaled from the knob's other values, else a guess."""
+        """Returns the start cost of a costly value: observed, or scaled from the knob's other values, or a guess."""
         if (key, value) in self._compile_s:
             return self._compile_s[key, value]
         relative = self._costly.get(key, {})
@@ -308,7 +308,7 @@ def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
     """Returns the seconds of a trial at another batch size: step time grows in proportion to the samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
-    # Windows are bounded by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.
+    # Windows are limited by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.
     return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 

@@ -17,7 +17,7 @@ class Outlook:
 
     Attributes:
         left_s: time left for everything; None for unlimited.
-        explain_s: the part of `left_s` that is kept for explaining the result; 0 once that begins.
+        explain_s: the part of `left_s` that is reserved for explaining the result; 0 once that begins.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
         num_trials: number of search trials that roughly fit, but at most what `study.budget.trials` leaves; None without a
             limit, or once the search is over.
@@ -72,7 +72,7 @@ class Listener:
         """
 
     def planned(self, outlook: Outlook) -> None:
-        """The baseline has shown what a trial costs, so `outlook` says roughly how many trials the search will have."""
+        """The baseline has shown how long a trial takes. `outlook` says roughly how many trials the search will have."""
 
     def time_left(self, outlook: Outlook) -> None:
         """The study is about to run its next trial; `outlook` is what is left."""
@@ -116,7 +116,7 @@ class Listener:
         """
 
     def notice(self, message: str) -> None:
-        """There is a message for the user: an interrupt was received, compilation does not fit the budget, ..."""
+        """There is a message for the user, for example that an interrupt was received."""
 
     def finished(self, summary: Summary) -> None:
         """The verdict is on disk."""

@@ -1,7 +1,7 @@
 """Handles programs whose own loss is not finite: their speed is measured, but losses cannot be compared.
 
-Toys and smoke tests diverge, and so does a program whose learning rate is still to be tuned; their speed still matters.
-So if the unchanged program's loss (or gradients) is not finite, no trial is rejected for the same fault.
+Toy programs and smoke tests diverge, and so do programs whose learning rate is not tuned yet. Their speed still matters. So if
+the unchanged program's loss (or gradients) is not finite, no trial is rejected for the same reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotune.records import TrialRecord
 
 NOT_FINITE = "not_finite"  # key in the evidence; holds the result of `failures.not_finite`
 EXCUSABLE = frozenset({LOSS, SCALING})
-ONLY_SPEED = "What is measured is the speed of such steps; a training that converges may be faster or slower"
+ONLY_SPEED = "Only the speed of such steps is measured; a training that converges may be faster or slower"
 
 
 def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
@@ -22,7 +22,7 @@ def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
-    """Returns a clause saying since which trial, by number, the program's own loss is not finite; "" if it is finite."""
+    """Returns a clause that says since which trial the program's own loss is not finite; "" if it is finite."""
     if not (since := _first(records, LOSS)):
         return ""
     return f"the program's own loss is not finite ({since}): losses cannot be compared"

@@ -1,4 +1,4 @@
-"""Decides what a disturbance (monitors/disturbances.py) does to a trial, and notes what else may make a rate misleading.
+"""Decides whether a disturbance (monitors/disturbances.py) invalidates a trial, and notes other reasons to mistrust a rate.
 
 Throttling by a cgroup quota and the kernel's own threads are not disturbances. Reads from the page cache are only noted.
 """
@@ -19,7 +19,7 @@ MOSTLY_FRAC = 0.5  # if a larger share of the bytes read came from disk, the tri
 # The baseline's rates have drifted if its fastest repeat is at least this many times as fast as its slowest. Of 272 recorded
 # configurations with three repeats each, 18 reach this ratio.
 DRIFT_FACTOR = 1.5
-NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
+NUM_STUCK = 4  # after this many disturbed attempts in a row, two per trial, the machine is accepted as it is
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys
 OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used during the trial, in words
 
@@ -27,11 +27,11 @@ OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used dur
 class Level:
     """The disturbance that a study accepts beyond the limits: none, unless the machine never gets quiet.
 
-    A machine that is never quiet must not make the tool useless. A disturbance that lasts through both attempts of the
-    baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed only if the disturbance
-    gets worse. Search rates from before and after that moment are not comparable. The finals' rates are, since their
-    configurations take turns. On a fully loaded machine no increase is visible, so only the turns and the ratio's
-    interval protect the comparison.
+    autotune must work on a machine that is never quiet, too. A disturbance that lasts through both attempts of the baseline, or
+    of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
+    Search rates from before and after that moment are not comparable. The rates of the finals are, since their configurations
+    take turns. On a fully loaded machine an increase is not visible. Then only the turns and the ratio's interval protect the
+    comparison.
 
     Attributes:
         amounts: {kind: accepted amount}.
@@ -48,14 +48,14 @@ class Level:
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome) -> None:
-        """Counts disturbed attempts in a row; failed attempts, which say nothing about the machine, neither count nor reset."""
+        """Counts disturbed attempts in a row. Failed attempts say nothing about the machine: they neither count nor reset."""
         if outcome is Outcome.disturbed:
             self._num_in_a_row += 1
         elif outcome.has_value:
             self._num_in_a_row = 0
 
     def is_stuck(self, kind: Kind) -> bool:
-        """Whether it is pointless to keep waiting for a quiet machine, after a disturbed trial of this kind."""
+        """Whether it is pointless to wait for a quiet machine any longer, after a disturbed trial of this kind."""
         return kind is Kind.baseline or self._num_in_a_row >= NUM_STUCK
 
     def accept(self, record: TrialRecord) -> str:
@@ -68,7 +68,7 @@ class Level:
         record.ci = None if measured["ci"] is None else (measured["ci"][0], measured["ci"][1])
         record.evidence[ACCEPTED] = dict(self.amounts)
         words = "; ".join(one["words"] for one in found)
-        record.reason = "; ".join(part for part in (measured["reason"], f"measured in spite of it: {words}") if part)
+        record.reason = "; ".join(part for part in (measured["reason"], f"measured nevertheless: {words}") if part)
         return (
             f"This machine does not get quiet: {words}. The study continues, and counts a trial as disturbed only if the "
             "disturbance gets worse. The finals measure the configurations in turn, so the comparison stays fair. "
@@ -79,7 +79,7 @@ class Level:
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
     """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" for no reason.
 
-    A short trial reads the same files as the trials before it, so it may find in memory what a whole epoch will not.
+    A short trial reads the same files as the trials before it. So its data may be in memory, while a whole epoch does not fit.
 
     Args:
         use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
@@ -100,7 +100,7 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
 
 
 def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
-    """Sets a trial's outcome to `disturbed`; keeps what it measured as evidence."""
+    """Sets a trial's outcome to `disturbed` and keeps its measurement as evidence."""
     measured = {"outcome": str(record.outcome), "reason": record.reason, "value": record.value, "ci": record.ci}
     record.evidence[MEASURED] = measured
     record.outcome, record.reason = Outcome.disturbed, "; ".join(one.words for one in beyond)
@@ -133,11 +133,11 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 
 
 def drift(records: Sequence[TrialRecord]) -> str:
-    """Returns a sentence on how far the baseline's measurements lie apart if that is more than noise, "" otherwise.
+    """Returns a sentence on how much the baseline's measurements differ, if that is more than noise; "" otherwise.
 
-    The finals compare only measurements of the same round, so their ratio does not show this. Nor do the finals' rounds alone
-    show it: they may agree by chance, or conditions may have changed since the search. So the baseline's first measurement
-    counts as well.
+    The finals compare only measurements of the same round, so their ratio does not show this. The rounds of the finals alone do
+    not show it, either: they may agree by chance, or conditions may have changed since the search. So the baseline's first
+    measurement counts as well.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

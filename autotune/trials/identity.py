@@ -28,7 +28,7 @@ from autotune.trials.objective import Goal
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
 SPACE = "space."
 SCRIPT = "program.script"
-MAX_SCRIPT_BYTES = 1 << 20  # a larger file is not a script
+MAX_SCRIPT_BYTES = 1 << 20  # larger files are not scripts
 
 
 def about(
@@ -39,7 +39,7 @@ def about(
     space: ResolvedSpace | None = None,
     first: RankResult | None = None,
 ) -> StudyRecord:
-    """Returns study.json. Its space is the requested space until the baseline has run, and the searched space from then on.
+    """Returns study.json. Its space is the requested one until the baseline has run, then the space that is searched.
 
     Args:
         inputs: the study's inputs.
@@ -125,7 +125,7 @@ def _terms(inputs: StudyInputs, first: RankResult | None) -> dict[str, Any]:
 
 
 def executable(command: CommandTemplate) -> str | None:
-    """Returns the file that the command's first word resolves to here; None if there is none."""
+    """Returns the file that the command's first word resolves to on this machine; None if there is none."""
     word = command.parts[0]
     return os.path.abspath(os.path.join(command.cwd, word)) if os.sep in word else shutil.which(word)
 
@@ -153,7 +153,7 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns one phrase for each difference of two identities: "program.torch: was '2.14.1', is '2.15.0'".
 
     The resolved space and the facts that the program reports are known only after a baseline, so they are compared only if both
-    identities have them. The script is compared only if it was recorded. Earlier versions of autotune did not record it.
+    identities have them. The script is compared only if it was recorded, which earlier versions of autotune did not do.
     """
     reported = [f"program.{name}" for name in PROGRAM_FACTS]
     is_reported = all(any(parts.get(name) for name in reported) for parts in (was, now))

@@ -44,13 +44,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hear_again(self) -> None:
-        """Lets the next signal interrupt at once: the trial is on disk, and what follows may be cut short."""
+        """Lets the next signal interrupt at once. The trial is on disk by now, and the rest may be cut short."""
         self._stopping_since_s = None
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self._silence_closed_terminals()
         if self._stopping_since_s is not None and self._clock() - self._stopping_since_s < STOP_S:
-            return  # already stopping: another interrupt would leave the running trial unrecorded
+            return  # already stopping: a further interrupt would prevent recording the running trial
         if self.is_requested or number != signal.SIGINT:  # SIGTERM and SIGHUP do not wait for the trial
             self.is_requested = True
             self._stopping_since_s = self._clock()

@@ -20,7 +20,7 @@ from autotune.machine.visible import visible_devices
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # an assumed machine, to list the values that a program may have set itself
+ANYWHERE = HostContext(num_cores=8)  # an assumed machine, used to list the values that a program may have set itself
 
 
 def launch(
@@ -49,7 +49,7 @@ def launch(
         changed: further knobs to set.
         knobs: all known knobs of the configuration; the program decides the rest.
         machine: `machine.host_facts()`.
-        hidden: the secret values of knobs, which are written as stand-ins (`***1`) everywhere else.
+        hidden: the secret values of knobs, for which placeholders (`***1`) are written everywhere else.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
         env: further variables; variables of the user and of knobs take precedence.
@@ -86,7 +86,7 @@ def launch(
 
 
 def _kind(kind: str, machine: dict[str, Any]) -> str:
-    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not the host's as well."""
+    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not applied to the host."""
     has_gpu = bool(machine.get("gpus")) and visible_devices(os.environ) != []
     return "cuda" if kind == "auto" and has_gpu else kind
 
@@ -94,8 +94,8 @@ def _kind(kind: str, machine: dict[str, Any]) -> str:
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
     """Returns the pinned knobs that have an effect in a configuration; the others are left out without an error.
 
-    Before the baseline the program's own values are unknown. A pin that depends on such a value is kept, and the harness
-    reports whether it was applied. An example is prefetch_factor, which depends on the program's number of workers.
+    Before the baseline, the program's own values are unknown. If a pinned knob depends on such a value (as prefetch_factor
+    depends on the number of workers), it is kept, and the harness reports whether it was applied.
 
     Args:
         pinned: knobs that the user has set.

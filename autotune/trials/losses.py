@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for a loss that is not finite
 
-MIN_STEPS = 5  # fewer say nothing about what follows
+MIN_STEPS = 5  # fewer steps say nothing about later ones
 # Measured agreement of losses (Linear, attention, dropout and AdamW; a 3-layer transformer of 0.5 M parameters on text; two CPU
-# cores, 50 steps): With bf16 autocast, with or without the fused optimizer, the loss stays within 0.02 % of float32 for 10
+# cores, 50 steps): with bf16 autocast, with or without the fused optimizer, the loss stays within 0.02 % of float32 for 10
 # seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. Another seed is 0 to 3 % off. So
 # parity.tolerance=0.05 leaves room for losses over few samples, other dropout masks (on a GPU they depend on the format) and
-# summation order. Medians and a floor are needed because single batches jump. The loss of resnet18 on photos (batch 8, 30
-# steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32 and bf16 alike, so
-# means of the last quarter differ tenfold for no reason.
+# another summation order. Medians and a floor are needed because the losses of single batches jump. The loss of resnet18 on
+# photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32
+# and bf16 alike, so means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
-# Differences are relative to the baseline's level, or to this share of its largest loss if that is more. Otherwise every
-# difference from a loss near 0 would be large.
-NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the sentence says what differences are relative to
+# Differences are relative to the baseline's level, or to this share of its largest loss (the floor) if that is more. Otherwise
+# every difference from a loss near 0 would be large.
+NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text says what differences are relative to
 FLOOR_FRAC = 0.5
-FIRST_FACTOR = 3.0  # the first loss has this many times the tolerance, because it is of a single batch
-CHANCE_FACTOR = 2.0  # chance explains this many times the difference between two runs of the baseline
+FIRST_FACTOR = 3.0  # the tolerance of the first loss is this many times as large, because it is from a single batch
+CHANCE_FACTOR = 2.0  # chance may explain this many times the difference between two runs of the baseline
 MAX_CHANCE_FRAC = 0.15  # a difference is inconclusive if chance could excuse more than this
-EXPLODED_FACTOR = 10.0  # no batch explains a loss of this many times any earlier loss
+EXPLODED_FACTOR = 10.0  # no batch explains a loss that is this many times as large as any earlier loss
 MIN_EXPLODING_STEPS = 8
 
 
@@ -62,16 +62,16 @@ class Comparison:
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether another run of the baseline could show that the difference is noise."""
+        """Whether another run of the baseline could show that the difference is only noise."""
         return self.verdict is Verdict.failed and self.difference_frac is not None
 
 
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.
 
-    A loss that is worse by more than the tolerance fails. So does a loss that is not finite while the baseline's is. A better
-    loss passes, unless the first loss differs. Both programs compute the first loss from the same weights and batch, so a
-    difference in it shows that they compute different things.
+    A loss that is worse by more than the tolerance fails. So does a loss that is not finite if the baseline's is. A better loss
+    passes, unless the first loss differs: both programs compute the first loss from the same weights and batch, so a difference
+    shows that they compute different things.
 
     Args:
         own: the configuration's curve.
@@ -142,7 +142,7 @@ def exploded(own: Curve, baseline: Curve) -> str:
     """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
     This is a cheap check of search trials. Their batches differ from the baseline's, so a loss counts as exploded only if no
-    batch explains it. It must still grow, and exceed ten times the largest of the trial's first losses and the baseline's
+    batch explains it: if it still grows and exceeds ten times the largest of the trial's first losses and of the baseline's
     losses.
     """
     if len(own) < MIN_EXPLODING_STEPS or not baseline or None in own or None in baseline:

@@ -31,7 +31,7 @@ REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
-RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend on throughput alone, so that trials may be raced
+RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on throughput, so that trials may be raced
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class Goal:
         epoch_samples: length of an epoch; None when unknown.
         price_per_hour: price of an hour of the machine; None if not given.
         limits: {key of a constraint: its limit}.
-        capacity_bytes: memory that `constraints.memory_free_frac` is a share of; None when unknown.
+        capacity_bytes: total memory, to which `constraints.memory_free_frac` refers; None when unknown.
     """
 
     names: tuple[str, ...] = (THROUGHPUT,)
@@ -56,7 +56,7 @@ class Goal:
 
     @classmethod
     def of(cls, config: StudyConfig) -> Goal:
-        """Returns the goal as configured, without what only the baseline can find out."""
+        """Returns the configured goal, without the facts that only the baseline provides."""
         names, samples = objective_names(config.objective), config.study.samples
         keep = config.constraints
         limits = {HEADROOM: keep.memory_free_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
@@ -70,7 +70,7 @@ class Goal:
 
     @property
     def follows_rate(self) -> bool:
-        """Whether throughput alone decides, so that a trial may be stopped for its rate."""
+        """Whether throughput alone decides, so that a trial may be stopped early because of its rate."""
         return set(self.names) <= RATE_ALONE
 
     @property
@@ -85,13 +85,13 @@ class Goal:
         return {name: value for name, value in found.items() if value}
 
     def learn(self, results: Sequence[RankResult], *, capacity_bytes: int | None) -> None:
-        """Learns what the baseline found out about the program."""
+        """Adds the facts that the baseline provides."""
         self.capacity_bytes = capacity_bytes
         length = (results[0].detected.get("loader") or {}).get("num_samples") if results else None
         self.epoch_samples = self.epoch_samples or length
 
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
-        """Writes objectives, scores and violations into a trial's record. A trial that breaks a constraint cannot win.
+        """Writes objectives, scores and violations into a trial's record. A trial that violates a constraint cannot win.
 
         Args:
             record: the trial with its numbers.
@@ -114,7 +114,7 @@ class Goal:
         problems = []
         if record.unit != "samples" and {TIME, COST} & set(self.names):
             problems.append(
-                f"objective: samples cannot be counted, since no batch can be seen in this program, got {self.names[0]}. "
+                f"objective: samples cannot be counted, because no batches were detected in this program, got {self.names[0]}. "
                 f"Give objective={THROUGHPUT}, which counts the program's optimizer steps."
             )
         elif COST in self.names and self.epoch_samples is None:
@@ -166,12 +166,12 @@ class Goal:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
 
     def _used(self, key: str, record: TrialRecord, results: Sequence[RankResult] | None) -> float | None:
-        """Returns how much a trial uses of what a constraint limits; None when unknown."""
+        """Returns a trial's value of the quantity that a constraint limits; None when unknown."""
         if key == POWER:
             return record.metrics.get("gpu.power_w")
         if key == STEP:
             return record.metrics.get("step_p95_s")
-        # Memory that an allocator has reserved is not available to others, in use or not.
+        # Memory that an allocator has reserved is not available to other programs, even if it is not in use.
         reserved = [int(result.memory.get("peak_reserved_bytes") or 0) for result in results or ()]
         peak_bytes = max([*reserved, record.peak_memory_bytes or 0])
         return peak_bytes / self.capacity_bytes if peak_bytes and self.capacity_bytes else None
@@ -187,7 +187,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     return (
         start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
-    )  # a user's own run is never warm
+    )  # the user's own run does not start warm
 
 
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:

@@ -1,4 +1,4 @@
-"""Where trials run: the whole machine for a trial that runs alone, or slots that share it."""
+"""Defines where trials run: on the whole machine, alone, or in one of the slots that share it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Place:
 
     Attributes:
         launcher: starts trials here.
-        disturbed_by: what disturbed the last attempt; emptied before the wait until the machine is quiet.
+        disturbed_by: what disturbed the last attempt; emptied before the wait for a quiet machine.
     """
 
     def __init__(self, launcher: Launcher, inputs: StudyInputs) -> None:
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def watch(self) -> MachineWatch:
-        """The watch of the machine, or of the slot's part of it; opened when it is first needed."""
+        """The monitor of the machine, or of the slot's part of it; opened when it is first needed."""
         if self._watch is None:
             self._watch = self.launcher.watch() or self._watch_here()
         return self._watch

@@ -1,8 +1,8 @@
-"""Detects a faulty device by sticky CUDA errors in one configuration after another.
+"""Detects a faulty device by sticky CUDA errors in several configurations in a row.
 
 A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
-repeat fails as well, the cause is often the configuration or the program. So the device is tested only after two different
-configurations have failed like this with no success in between. The test is a small computation without the program.
+repeat fails, too, the cause is often the configuration or the program. So the device is tested only after two different
+configurations have failed in this way with no success in between. The test is a small computation without the program.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sticky_fault(record: TrialRecord) -> str:
 
 
 class Quarantine:
-    """Counts sticky errors, and probes the device when there are too many.
+    """Counts sticky errors, and tests the device when there are too many.
 
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
@@ -65,7 +65,7 @@ class Quarantine:
         self._strikes: dict[frozenset[tuple[str, object]], tuple[int, str]] = {}
 
     def note(self, record: TrialRecord) -> str:
-        """Returns why the device must not be used any more, after a trial and its second attempt if any; "" while it may."""
+        """Records a trial, after its last attempt; returns why the device must not be used any more, "" if it may."""
         if record.outcome.has_value:
             self._strikes.clear()
         if not (fault := sticky_fault(record)):
@@ -77,7 +77,7 @@ class Quarantine:
         self._strikes.clear()
         if not (failure := self._probe(record)):
             return ""
-        return f"{self._device} is at fault: trials {trials} failed, then a plain computation did: {failure}. {self._advice}"
+        return f"{self._device} is faulty: trials {trials} failed, then a simple computation, too: {failure}. {self._advice}"
 
 
 def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
@@ -86,7 +86,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     Args:
         inputs: the study's inputs.
         folder: the study's folder.
-        executable: returns the program's own interpreter; None while it is unknown, in which case the device passes.
+        executable: returns the program's own interpreter; None while it is unknown, and then the device counts as working.
     """
     gpus, index = visible_gpus(inputs.machine.get("gpus") or [], os.environ), inputs.config.device.index
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []

@@ -35,7 +35,7 @@ QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this shar
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it counts as another program
 
 
 @dataclass(kw_only=True)
@@ -51,8 +51,9 @@ class Request(TrialRequest):
         ends_s: moment on the study's clock at which the trial must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
-        first_steps: fields of the spec for a run that measures nothing; {} for a run that measures. A run that ends after its
-            first steps has mode, seed, max_steps and max_s; a run that explains has mode and explain.
+        first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. A comparison of losses has
+            mode, seed, max_steps and max_s; a pass of explain has mode and explain.
+        skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
     """
 
     rules: MeasureRules
@@ -64,6 +65,7 @@ class Request(TrialRequest):
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
     first_steps: dict[str, Any] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -75,7 +77,7 @@ class Finished:
 
 
 class StoppedNow(Exception):
-    """The user interrupted the running trial, which was ended. Carries its record."""
+    """The user stopped the running trial. Carries its record."""
 
     def __init__(self, finished: Finished) -> None:
         super().__init__()
@@ -83,9 +85,9 @@ class StoppedNow(Exception):
 
 
 class TrialRunner:
-    """What the trials of a study share: how one is launched, judged and recorded. A trial that runs is a `RunningTrial`.
+    """Launches, judges and records the trials of a study. A running trial is a `RunningTrial`.
 
-    A trial whose window was disturbed from outside has no value. The next attempt, of this trial or another, waits a bounded
+    A trial whose window was disturbed from outside has no value. The next attempt, of this trial or another, waits a limited
     time for the disturbance to end. A machine that never gets quiet is accepted as it is (see `health.Level`).
 
     Attributes:
@@ -93,13 +95,13 @@ class TrialRunner:
         goal: the study's goal; completed by the baseline.
         baseline_losses: losses of the baseline's first steps; [] until it has run.
         warm: which trials may start warm; completed by the baseline.
-        excused: what the unchanged program does not keep finite, see `Facts.excused`; no trial fails for that.
+        excused: what is not finite even in the unchanged program, see `Facts.excused`; no trial fails because of it.
         cycle: `Spec.cycle` of all later trials, learned from the baseline; None until then.
-        leave_s: how long before its deadline a trial ends its window; learned from how long the baseline took to exit.
+        leave_s: how long before its deadline a trial ends its window; learned from the time that the baseline took to exit.
         inputs: the study's inputs.
         listener: receives the events.
-        alone: where a trial has the machine to itself.
-        beside: the slots, on which trials run in parallel; [] if there is one slot only.
+        alone: the place where a trial has the machine to itself.
+        beside: the slots, on which trials run in parallel; [] if there is only one.
 
     Args:
         inputs: the study's inputs.
@@ -125,7 +127,7 @@ class TrialRunner:
         self._told_why_fresh: set[str] = set()
 
     def announce(self, request: Request) -> None:
-        """Writes down that a trial begins, and tells the listener.
+        """Records that a trial begins, and tells the listener.
 
         Raises:
             FolderLost: the trial cannot be recorded, and so does not count.
@@ -142,7 +144,7 @@ class TrialRunner:
         self._folder.check()
 
     def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
-        """Returns a runner of another program that knows what this runner has learned."""
+        """Returns a runner for another program, with everything that this runner has learned."""
         other = copy.copy(self)
         other.inputs = inputs
         return other
@@ -187,7 +189,7 @@ class TrialRunner:
         return record
 
     def keep_logs(self, first: TrialRecord) -> None:
-        """Renames the first attempt's logs, which the second would overwrite."""
+        """Renames the logs of the first attempt, which the second attempt would overwrite."""
         folder = self._folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):
@@ -205,7 +207,7 @@ class TrialRunner:
         self.leave_s = min(LEAVE_S + leave_s(baseline), LEAVE_MAX_S)
 
     def _most_s(self, request: Request, earlier: TrialRecord | None) -> float | None:
-        """Returns the launcher's wall-time limit for a trial; an earlier deadline is enforced by this process."""
+        """Returns the launcher's wall-time limit for a trial. This process enforces earlier deadlines."""
         if request.max_s is None:
             return None
         if request.ends_s is None:  # the baseline: both attempts share its time
@@ -218,7 +220,7 @@ class TrialRunner:
         health.note(record, found)
         if why := own_share(use):
             record.evidence[health.OWN_SHARE] = why
-        is_repeated = self.inputs.command.is_recipe and not self.inputs.config.data.root  # a recipe's own data fit in memory
+        is_repeated = self.inputs.command.is_recipe and not self.inputs.config.data.root  # a recipe's own data fit into memory
         memory_bytes = int(self.inputs.machine.get("memory_bytes") or 0)
         if not is_repeated and (why := health.page_cache(use, results, memory_bytes)):
             record.evidence[health.PAGE_CACHE] = why
@@ -230,7 +232,7 @@ class TrialRunner:
     def await_quiet(self, place: Place, ends_s: float | None) -> None:
         """Waits a bounded time for the last trial's disturbance to end, and announces the wait.
 
-        Does not wait if little time is left, or if other trials run in parallel, since nothing would poll them meanwhile.
+        Does not wait if little time is left, or if other trials run in parallel, because they would not be polled meanwhile.
         """
         disturbed_by, place.disturbed_by = place.disturbed_by, []
         if not disturbed_by or place is not self.alone:
@@ -255,7 +257,7 @@ class TrialRunner:
             StoppedNow: on KeyboardInterrupt; the record is written.
         """
         record = finished.record
-        # Before the record is written, since a trial with a record may be shown.
+        # Before the record is written, because a trial with a record may be shown.
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)
@@ -306,12 +308,13 @@ class TrialRunner:
             promote_above_per_s=request.promote_above_per_s,
             cycle=self.cycle,
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
+            skipped=list(request.skipped),
             **request.first_steps,
         )
 
 
 def leave_s(record: TrialRecord) -> float:
-    """Returns the seconds from the end of a trial's window until its last process was gone."""
+    """Returns the seconds from the end of a trial's window until its last process ended."""
     return max(0.0, record.attempt_s - sum(seconds for phase, seconds in record.phases_s.items() if phase != "exit"))
 
 

@@ -1,4 +1,4 @@
-"""A trial that runs: its attempts, and how it is ended."""
+"""Runs one trial: its attempts, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from autotune.trials.places import Place
 from autotune.trials.quarantine import sticky_fault
 from autotune.trials.runner import QUIET_LEFT_FRAC, Finished, Request, StoppedNow, TrialRunner
 
-# Outcomes that may be down to chance, so that the trial is attempted once more. Running out of memory is not one of them.
+# Outcomes that may be due to chance, so that the trial is attempted once more. Running out of memory is not one of them.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
-# How a trial may end if its files cannot be written; then the disk is looked at before the configuration is blamed.
+# Outcomes of a trial whose files may not have been writable. The disk is checked before the outcome is attributed to the
+# configuration.
 UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NO_ROOM = tuple(os.strerror(number) for number in FULL)
-# Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
+# Kinds of hangs that are not due to chance: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
@@ -55,12 +56,12 @@ class RunningTrial:
         self._attempt()
 
     def look(self) -> Finished | None:
-        """Returns None while the trial runs; after that, the finished trial, whose record is written.
+        """Returns None while the trial runs, then the finished trial, whose record is written.
 
         Raises:
             StoppedNow: on KeyboardInterrupt between two attempts, or while the record was written.
             FolderLost: the trial cannot be recorded, and so does not count.
-            BadInput: the trial ran another program than the study's other trials.
+            BadInput: the program differs from that of the study's other trials.
         """
         if (ended := self._poll()) is None:
             return None
@@ -98,7 +99,7 @@ class RunningTrial:
         if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
             return False
         if request.max_s is not None and first.seconds >= request.max_s:
-            return False  # it used up all its time, which is no accident
+            return False  # it used up all its time, which is not due to chance
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
@@ -107,12 +108,12 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node, on a disk that was full, or after a timeout, as it may take as long."""
+        """Announces a second attempt after a lost node, a full disk, or a timeout (when it may take as long again)."""
         if NODE_LOST in first.evidence:
-            self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. Once more, on another node.")
+            self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
-            text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
+            text = f"Trial {first.number} ended as {took}: {first.reason}. It is repeated."
             self._listener.notice(text)
 
     def _attempt(self) -> None:
@@ -127,7 +128,7 @@ class RunningTrial:
             raise StoppedNow(runner.keep(Finished(record=first))) from None
         if self._held:
             self._listener.notice(self._held)
-        prepared = runner.launch(request, first)  # only now: the spec holds the time that is left
+        prepared = runner.launch(request, first)  # only now, because the spec contains the time that is left
         self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
         try:
             self._running = place.launcher.start(prepared)
@@ -139,7 +140,7 @@ class RunningTrial:
             raise StoppedNow(runner.keep(Finished(record=record))) from None
 
     def _poll(self, *, is_ending: bool = False) -> Ended | None:
-        """Looks at the processes and the machine; ends the trial when its time is up."""
+        """Polls the processes and the machine, and ends the trial when its time is up."""
         running, watch, ends_s, clock = self._running, self.place.watch, self.request.ends_s, self._inputs.clock
         while (ended := running.poll()) is None:
             if (why := self.place.launcher.why_waiting()) != self._waiting:
@@ -157,7 +158,7 @@ class RunningTrial:
         return ended
 
     def _finished(self, ended: Ended) -> Finished:
-        """Returns the attempt that is over, with its record, which is not written yet."""
+        """Returns an attempt that has ended, with its record, which is not written yet."""
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
@@ -171,6 +172,8 @@ class RunningTrial:
             record.evidence["device_held"] = self._held
         if "seed" in request.first_steps:
             record.evidence["seed"] = request.first_steps["seed"]
+        if request.skipped:
+            record.evidence["skipped"] = list(request.skipped)
         record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
         if first:
             _join(record, first)

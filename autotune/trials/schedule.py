@@ -1,4 +1,4 @@
-"""Decides when trials run: search trials in parallel where that does not disturb them, all others alone."""
+"""Decides when trials run: search trials in parallel if that does not disturb them, all others alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Ending(Exception):
-    """The study ends early and keeps what was measured. Holds the reason, "" if the user requested the end."""
+    """The study ends early and keeps its measurements. Carries the reason, "" if the user requested the end."""
 
 
 class Schedule:
@@ -26,9 +26,9 @@ class Schedule:
 
     Args:
         runner: launches and records the trials.
-        add: called with every trial that was recorded, finished or stopped by the user.
-        while_waiting: called whenever no trial has ended since the last look.
-        clock, poll_s: the study's clock, and the pause between two looks.
+        add: called with every recorded trial, finished or stopped by the user.
+        while_waiting: called whenever no trial has ended since the last poll.
+        clock, poll_s: the study's clock, and the pause between two polls.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Schedule:
 
     @property
     def num_running(self) -> int:
-        """How many trials run now."""
+        """Number of running trials."""
         return len(self._running)
 
     def run(self, request: Request, take: Take) -> None:
-        """Runs a trial alone, once all running trials have finished. `take` is called when it has finished.
+        """Runs a trial alone, once all running trials have finished. Calls `take` with it.
 
         Raises:
-            Ending: the user stopped it; what ran was ended and recorded.
+            Ending: the user stopped it; running trials were ended and recorded.
             FolderLost, BadInput: as `RunningTrial.look`.
         """
         self.drain()
@@ -56,7 +56,7 @@ class Schedule:
         self.drain()
 
     def begin(self, request: Request, take: Take) -> None:
-        """Starts a trial once a slot is free. `take` is called when it has finished, during one of the later calls.
+        """Starts a trial once a slot is free. When the trial has finished, a later call of a method calls `take` with it.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.
@@ -65,7 +65,7 @@ class Schedule:
         self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
 
     def run_beside(self, request: Callable[[], Request], places: Sequence[Place], take: Take) -> None:
-        """Runs a trial on each of some slots, all at once. `take` is called for each that has finished.
+        """Runs a trial on each of the given slots, all at once. Calls `take` with each finished trial.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.
@@ -102,7 +102,7 @@ class Schedule:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
-        """Looks at each running trial once, and passes on those that have finished."""
+        """Polls each running trial once, and passes on those that have finished."""
         over: list[tuple[Finished, Take]] = []
         for entry in list(self._running):
             trial, take = entry

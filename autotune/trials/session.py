@@ -1,4 +1,4 @@
-"""Holds what the parts of a running study share: trials so far, space, clock, and how to measure one more."""
+"""Holds the shared state of a running study: trials so far, space, clock, and how to measure one more trial."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from autotune.trials.tally import Tally
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 SEARCHED = (Kind.baseline, Kind.search)
-MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget: without it there is no study
+MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget, because a study needs a baseline
 LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
-MIN_TRIAL_S = 30.0  # minimum time limit of a trial, whatever was expected
+MIN_TRIAL_S = 30.0  # minimum time limit of a trial, even if it is expected to be shorter
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
 BASELINE_WINDOW_TIMES = 3.0
@@ -41,7 +41,7 @@ OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 
 class OutOfTime(Exception):
-    """A trial was not started: even the shortest useful one would not have ended within the budget."""
+    """A trial was not started, because even the shortest useful trial would not have ended within the budget."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
@@ -71,7 +71,7 @@ class Session:
         while_waiting: callback for while trials run.
         schedule: when trials run.
         records: finished trials, by number.
-        tally: what is known of the search trials as a whole.
+        tally: statistics of all search trials.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
         target: loaders to change, as the baseline found them.
@@ -127,7 +127,7 @@ class Session:
         return list(self._searched)
 
     def recount(self) -> None:
-        """Makes the tally again. Call it after the record of a search trial was changed."""
+        """Makes the tally again. Call this after changing the record of a search trial."""
         self.tally = Tally(self._searched)
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
@@ -157,7 +157,7 @@ class Session:
             knobs=knobs,
             changed={},
             rules=rules,
-            why="the program as it is run today",
+            why="the program as you run it today",
             max_s=None if total_s is None else max(MIN_BASELINE_S, self.budget.left_s),
             retry_max_s=None if total_s is None else max(MIN_TRIAL_S, total_s / 4),
         )
@@ -217,7 +217,7 @@ class Session:
         )
 
     def _request(self, kind: Kind, knobs: Knobs, changed: Knobs, **more: Any) -> Request:
-        """Returns a request for the next trial, filling in what all but the baseline have in common."""
+        """Returns a request for the next trial, with the fields that all trials except the baseline share."""
         number, tier = self.folder.next_number(), self.resolved.tier(changed)
         return Request(number=number, kind=kind, knobs=knobs, changed=changed, tier=tier, target=self.target, **more)
 
@@ -243,8 +243,8 @@ class Session:
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None to never stop it.
 
-        A trial races only against proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
-        worth knowing even if a higher tier is faster. A low rate rules a trial out only if throughput alone decides.
+        A trial races only against proven rates of its own tier and of lower tiers, because the best configuration of a lower
+        tier is useful even if a higher tier is faster. A low rate rules out a trial only if throughput alone decides.
         """
         proven_per_s = self._proven_per_s(tier)
         is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
@@ -255,7 +255,7 @@ class Session:
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the best lower bound among the trials that ran like the next one: alone, or in parallel."""
+        """Returns the best lower bound among the trials that ran as the next one will: alone, or in parallel."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
@@ -366,7 +366,15 @@ class Session:
         return self._run(request).record
 
     def measure_check(
-        self, first: TrialRecord, knobs: Knobs, *, cause: str, round_number: int, why: str, ends_s: float | None
+        self,
+        first: TrialRecord,
+        knobs: Knobs,
+        *,
+        cause: str,
+        round_number: int,
+        why: str,
+        ends_s: float | None,
+        skipped: tuple[str, ...] = (),
     ) -> TrialRecord:
         """Measures one side of a pair that tries what a finding proposes, in a fresh process.
 
@@ -377,8 +385,10 @@ class Session:
             round_number: round of the pair.
             why: one line that names the side.
             ends_s: as in `explain`.
+            skipped: stages of the loader to skip.
         """
-        return self._run(self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s)).record
+        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, skipped=skipped)
+        return self._run(request).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
         """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.
@@ -440,14 +450,14 @@ class Session:
         was = self.about.identity.get(SCRIPT)
         if was and was != script(self.inputs.command):
             name = was.partition(" (")[0]
-            raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
+            raise Ending(f"{name} was edited or removed while the study ran; restore it before you continue")
         request.cold_compile_s = cold_compile_s(self.records, request.knobs)
         if self.records:
             is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
 
     def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
-        """Returns a callback for a finished trial, which does what follows every trial and then calls `take`."""
+        """Returns a callback for a finished trial: it does the work after every trial, then calls `take`."""
 
         def taken(finished: Finished) -> None:
             self.after_trial()

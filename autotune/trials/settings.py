@@ -13,11 +13,11 @@ from autotune.launchers.base import Deadlines
 from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
-UNBOUNDED_S = 86_400.0  # the limits of the phases end a stuck trial long before this
+UNBOUNDED_S = 86_400.0  # the limits of the phases end a hanging trial long before this
 
 
 def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
-    """Returns when to give up on a trial, which may take `max_s` seconds in all; None for no overall limit."""
+    """Returns the deadlines of a trial, which may take `max_s` seconds in all; None for no overall limit."""
     total_s = UNBOUNDED_S if max_s is None else max_s
     return Deadlines(start_s=measure.start_s, compile_s=measure.compile_s, step_s=measure.step_s, total_s=total_s)
 
@@ -41,8 +41,8 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
     """Returns the variables that every process of a trial starts with, besides the variables of knobs and of the user.
 
-    A recipe's ranks share the cores equally: torchrun would give each a single thread regardless of the cores, which is no
-    fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
+    A recipe's ranks share the cores equally. torchrun would give each a single thread regardless of the cores, which would not
+    be a fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
     """
     nproc = config.launch.nproc
     found = device_environment(config.device, nproc=nproc)

@@ -1,4 +1,4 @@
-"""Counts the search trials of a study, so that what is asked before every trial takes no longer with their number."""
+"""Keeps statistics of a study's search trials, so that looking them up takes no longer as the number of trials grows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 
 
 class Tally:
-    """What a study knows of its search trials and its baseline as a whole.
+    """Statistics of a study's search trials and baseline.
 
-    A record that changes after it was added, because loss parity rules it out, needs a new tally.
+    If a record changes after it was added, because loss parity rules it out, a new tally is needed.
 
     Attributes:
         num_over: number of trials that were not interrupted, with the baseline.
@@ -31,7 +31,7 @@ class Tally:
             self.add(record)
 
     def add(self, record: TrialRecord) -> None:
-        """Takes a finished trial into account."""
+        """Adds a finished trial."""
         if record.outcome is not Outcome.interrupted:
             self.num_over += 1
             if record.kind is Kind.search:
@@ -68,7 +68,7 @@ class Tally:
 
         Args:
             tier: the highest tier that counts.
-            has_neighbours: whether trials count that ran in parallel with others, or those that ran alone.
+            has_neighbours: whether to consider the trials that ran in parallel with others, or those that ran alone.
         """
         found = [
             rate for (own, beside), rate in self._proven_per_s.items() if beside == has_neighbours and own.rank <= tier.rank
@@ -77,6 +77,6 @@ class Tally:
 
 
 def _rank(record: TrialRecord, turn: int) -> tuple[float, int]:
-    """Returns what the best trial has most of; of equal trials, the first counts as the best."""
+    """Returns the key by which the best trial is the largest; of equal trials, the first is the best."""
     scores = list(record.scores.values()) or [record.value]
     return scores[turn] or 0.0, -record.number

@@ -16,7 +16,7 @@ _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
 def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
-    """Returns the fields of a TrialRecord that come from its ranks' results; there are none if the trial died before."""
+    """Returns the fields of a TrialRecord that come from its ranks' results; {} if no rank wrote a result."""
     if not results:
         return {}
     first = results[0]
@@ -46,7 +46,7 @@ def interval(results: Sequence[RankResult]) -> stats.Interval | None:
     fracs = [_half_width_frac(result)[0] for result in _with_window(results)]
     if not rate or not fracs or None in fracs:
         return None
-    # The rate may have been capped by what the loader sustains, so only the relative width comes from the blocks.
+    # The rate may have been limited to the loader's, so only the relative width comes from the blocks.
     half = rate * max(frac for frac in fracs if frac is not None)
     return (rate - half, rate + half)
 
@@ -57,7 +57,7 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns rank 0, and the other ranks that had their own window when rank 0 ended."""
+    """Returns the results of rank 0, and of the other ranks that had a window when rank 0 ended."""
     return [result for result in results if result.window or result is results[0]]
 
 

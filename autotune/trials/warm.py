@@ -1,7 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
-Only search trials may start warm. The baseline finds out whether the program allows it. Everything that is reported in the end
-(finals, attribution, compared losses) is measured with a fresh start, as in the user's own runs.
+Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
+attribution, compared losses) are made with a fresh start, as in the user's own runs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # after this many doubtful trials that failed fresh as well, a failed warm trial is not repeated
+MAX_IN_VAIN = 2  # after this many warm failures that failed fresh, too, warm failures are not repeated any more
 MODULES = ("torch", "torchvision")  # imported before trials are forked; the second only if the program has it
 
 
 class WarmStarts:
-    """Decides for each trial whether it may start warm, as far as `launch.warm` wants it, and learns from failures.
+    """Decides for each trial whether it may start warm, if `launch.warm` allows it, and learns from failures.
 
     Attributes:
         why_never: why no trial may start warm; "" if some may.
@@ -39,7 +39,7 @@ class WarmStarts:
         if first.world_size > 1:
             self.why_never = "several processes train"
         elif not found.get("is_first"):
-            self.why_never = "the training runs in another process than the one that the command starts"
+            self.why_never = "training does not run in the process that the command starts"
         elif changed := found.get("changed"):
             self.why_never = f"the program sets {', '.join(changed[:3])} before it imports torch"
         else:
@@ -67,7 +67,7 @@ class WarmStarts:
         if not again.outcome.has_value:
             self._num_in_vain += 1
             return ""
-        self.why_never = f"trial {again.number} failed when it was started warm and did not when started fresh"
+        self.why_never = f"trial {again.number} failed when it was started warm, but not when it was started fresh"
         reason = f" ({doubtful.reason})" if doubtful.reason else ""
         return (
             f"Trial {again.number} failed when forked from a process that had imported torch{reason}, but ran in a fresh "

@@ -115,7 +115,7 @@ def test_why_says_how_well_the_gpu_is_used(here):
     write_tables(Tables(tables={"roofline": table}), folder.trial_path(5))
     said = " ".join(said_by(["show", "resnet18", "--why"]).split())
     assert (
-        "the GPU works for 97.0 % of a step, its kernels spend 28.7 % of their time on Tensor Cores; 49.0 TFLOP/s, "
+        "the GPU is busy for 97.0 % of a step, its kernels spend 28.7 % of their time on Tensor Cores; 49.0 TFLOP/s, "
         "9.9 % of its peak in tf32"
     ) in said
 
@@ -140,9 +140,9 @@ def refused(words, capsys):
         (["explain", "resnet18", "--trial", "3"], "it ended as host_oom"),
         (["explain", "resnet18", "--passes", "line"], "--passes: no such pass, got 'line'. Did you mean 'lines'?"),
         (["explain", "resnet18", "--passes", ","], "--passes: no pass"),
-        (["explain", "resnet18", "--fixed"], "--fixed: no command after '--'"),
-        (["explain", "resnet18", "--", "python", "x.py"], "COMMAND: the study has its own program"),
-        (["show", "resnet18", "--why"], "--why: nothing was explained yet"),
+        (["explain", "resnet18", "--fixed"], "--fixed: needs a command after '--'"),
+        (["explain", "resnet18", "--", "python", "x.py"], "COMMAND: explain runs the study's own program"),
+        (["show", "resnet18", "--why"], "--why: this study was not explained yet"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(words, said, here, capsys):

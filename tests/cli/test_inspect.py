@@ -40,7 +40,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
         "fp32 parameters, no autocast, not compiled",
         "SGD",
         "TensorDataset of 64 samples, batch 16, workers 0, made at train.py:7",
-        "16 samples, as the loader's batches say; about",
+        "16 samples, from the loader's batches; about",
         "loader.batch_size 16 8, 16, 32",
         "cannot be changed",
         "nccl.*",

@@ -182,7 +182,7 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(cli, tmp_path, pri
         (["--older-than", ""], "--older-than: not an age, got ''"),
         (["--older-than", "3d", "resnet18"], "--older-than: cannot be combined with STUDY"),
         (["resnet"], "STUDY: no such study in 'runs', got 'resnet'"),
-        (["resnet18"], "STUDY: two studies, got 'resnet18'"),
+        (["resnet18"], "STUDY: ambiguous, got 'resnet18'"),
         (["runs/resnet18/trials"], "STUDY: inside a study, got 'runs/resnet18/trials'"),
     ],
 )

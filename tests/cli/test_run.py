@@ -78,7 +78,7 @@ def test_why_a_study_failed_is_said_once(cli):
     (cli.cwd / "train.py").write_text("raise SystemExit('no data here')\n", encoding="utf-8")
     ended = cli("run", "tracker.uri=none", "--", sys.executable, "train.py")
     assert ended.returncode == 3
-    assert (ended.stdout + ended.stderr).count("could not be measured as it is run today") == 1
+    assert (ended.stdout + ended.stderr).count("the unchanged program could not be measured") == 1
     assert "verdict  failed\n" in ended.stdout
     assert "no data here" in ended.stderr
 

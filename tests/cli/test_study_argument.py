@@ -19,7 +19,7 @@ from autotune.testing.studies import make_study
 COMMANDS = {
     "show": (["show"], "files        {folder}"),
     "trial": (["show", "--trial", "5"], "everything else is in {folder}/trials/0005"),
-    "why": (["show", "--why"], "--why: nothing was explained yet, got '{name}'"),
+    "why": (["show", "--why"], "--why: this study was not explained yet, got '{name}'"),
     "report": (["report", "-o", "-"], "{name}, complete, in {folder}"),
     "export": (["export"], 'study: "{name}"'),
     "explain": (["explain"], "cwd: the folder the program ran in is gone, got '/gone/{name}'"),

@@ -15,7 +15,7 @@ from autotune.testing.studies import make_study
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
 UNPROVEN = {"ratio": 1.5, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run: the search's own numbers"}
 NOTHING = {"ratio": None, "ci": None, "verdict": "ambiguous", "reason": "nothing but the baseline was measured"}
-SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configuration that trained came near the baseline"}
+SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configuration that trained came close to the baseline"}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configurat
         ("interrupted", FASTER, "faster: 2.41x [2.36, 2.46] (interrupted)"),
         ("interrupted", UNPROVEN, "ambiguous: 1.50x (interrupted)"),
         ("complete", NOTHING, "no verdict: nothing but the baseline was measured"),
-        ("complete", SLOWER, "same: no configuration that trained came near the baseline"),
+        ("complete", SLOWER, "same: no configuration that trained came close to the baseline"),
         ("interrupted", None, "interrupted: stopped by the user"),
         ("running", None, "running"),
         ("failed", None, "failed: stopped by the user"),
@@ -207,7 +207,7 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     failed = "batch 128 0.39x, batch 4096 host_oom, compile default timeout"
-    told = f"not kept: {failed} (the fastest trial with each, against the best's)"
+    told = f"not kept: {failed} (the fastest trial with each, relative to the best)"
     assert f"tried  {told}" in lines(summary, folder.path)
     assert told in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
     foreach = {**summary["trials"][2], "number": 8, "changed": {"optimizer.implementation": "foreach"}, "value": 39.5}
@@ -224,7 +224,7 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     kept = {**summary, "best": {**summary["baseline"], "overrides": {}}, "minimality": None, "attribution": []}
     (line,) = [line for line in lines(kept, folder.path) if line.startswith("tried")]
     assert line.startswith("tried  not kept: bf16 2.42x, channels_last 2.42x, workers 2 2.42x, batch 64 2.42x and ")
-    assert line.endswith(" (the fastest trial with each, against the baseline's)")
+    assert line.endswith(" (the fastest trial with each, relative to the baseline)")
 
 
 def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path):

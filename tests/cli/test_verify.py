@@ -119,7 +119,7 @@ def test_what_is_said_to_be_typed_works(cli, place):
 
 def test_a_secret_that_the_baseline_had_is_asked_for_and_written_nowhere(cli, place):
     message = cli.refused("verify", "runs/s/best.yaml", *COMMAND)
-    assert "env.HF_TOKEN: a secret, whose value is not in the file" in message
+    assert "env.HF_TOKEN: a secret, which the file does not contain" in message
     for file in place.glob("runs/**/*"):
         if file.is_file():
             assert b"hunter2222" not in file.read_bytes(), file

@@ -174,12 +174,15 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["verify", "claim.yaml", "model=resnet18", "--", "python", "train.py"], "model: belongs to a built-in recipe"),
     (
         ["verify", "claim.yaml", "precision.amp=off", "--", "python", "train.py"],
-        "precision.amp: the claim is about the value in the file",
+        "precision.amp: set by the file that is verified",
     ),
-    (["verify", "claim.yaml", "threads.intra=choice(1,2)", "--", "python", "train.py"], "threads.intra: nothing is searched"),
+    (
+        ["verify", "claim.yaml", "threads.intra=choice(1,2)", "--", "python", "train.py"],
+        "threads.intra: `verify` searches nothing",
+    ),
     (
         ["verify", "claim.yaml", "study.budget.minutes=3", "--", "python", "train.py"],
-        "study.budget.minutes: nothing is searched",
+        "study.budget.minutes: has no effect on `verify`",
     ),
     (["verify", "claim.yaml", "nosuch=3", "--", "python", "train.py"], "nosuch: there is no such key"),
     (["verify", "claim.yaml", "--rounds", "1"], "--rounds: out of range, got '1'. Allowed: whole numbers from 2 to 100"),

@@ -7,6 +7,7 @@ import pytest
 from autotune.explain import explanation
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
+from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, WORKER, Compiled
 from autotune.knobs.base import HostContext
@@ -378,7 +379,7 @@ def test_convolutions_that_convert_their_images_are_better_off_in_channels_last(
     domains = {"layout.channels_last": [False, True]}
     (finding,) = of(0.02, domains)
     assert (finding.cause, finding.knob, finding.value) == ("layout conversions", "layout.channels_last", True)
-    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) go to converting images between NCHW and NHWC"
+    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) are spent on converting images between NCHW and NHWC"
     assert (finding.gain.low, finding.gain.mid, finding.gain.high) == pytest.approx((1 / 0.9 - 1, 1 / 0.8 - 1, 1 / 0.6 - 1))
     (finding,) = of(0.02, domains, **{"layout.channels_last": True})
     assert (finding.knob, finding.code) == ("", "keep model and images in torch.channels_last throughout")
@@ -454,7 +455,7 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     memory = [made.memory(), made.memory(rank=1, device="cuda", alloc_retries=4, fragmentation_frac=0.3)]
     finding = top(made.evidence(made.lines(FORWARD_LINE), memory=memory, **given))
     assert (finding.cause, finding.where, finding.value) == ("allocator retries", "rank 1", "expandable_segments")
-    assert finding.evidence.startswith("2 retries a step")
+    assert finding.evidence.startswith("2 retries per step")
     assert finding.evidence.endswith("30 % of the reserved memory is unused")
     assert finding.gain.mid == pytest.approx(1 / (1 - 2 * 0.005 / 0.1) - 1)
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
@@ -593,3 +594,60 @@ def test_every_rule_has_a_name_of_its_own_and_a_test():
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
 def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
     assert Gain(low=0.3, mid=0.38, high=0.47, kind="predicted").holds(measured) is is_held
+
+
+@pytest.mark.parametrize(
+    ("stages", "cause", "skipped"),
+    [
+        ([made.stage("decode", 0.003)], "slow decode", ("decode",)),
+        ([made.stage("transform: Blur", 0.002), made.stage("transform: Jitter", 0.001)], "slow augmentation", 2),
+        ([made.stage("collate", 0.003)], "slow collate", ("collate",)),
+        ([made.stage("item", 0.003, blocked_s=0.0028)], "slow storage", ("item",)),  # all of a sample is skipped
+        ([made.stage("item", 0.003, blocked_s=0.0028), made.stage("decode", 0.002)], "slow storage", None),
+        ([made.stage("decode", 0.004, blocked_s=0.002)], "slow decode", None),  # its wait for storage is another cause
+    ],
+)
+def test_how_a_slow_stage_can_be_measured_by_leaving_it_out(stages, cause, skipped):
+    names = tuple(stage.name for stage in stages)
+    every = found(made.evidence(made.lines(FORWARD_LINE, stages=(*stages, made.stage("read", 0.0001)), **SLOW_LOADER)))
+    finding = next(one for one in every if one.cause == cause)
+    if skipped is None:
+        assert finding.without is None
+        return
+    assert finding.without.stages == (names if skipped == 2 else skipped)
+    assert finding.without.gain.mid >= finding.gain.mid  # a remedy leaves a part of the cost
+    assert finding.without.gain.kind == "predicted"
+    assert finding.from_json(finding.as_json()) == finding
+
+
+def test_a_remedy_gains_less_than_the_stage_costs():
+    without = Without(stages=("decode",), gain=Gain(low=0.5, mid=0.8, high=1.1, kind="predicted"), remaining=(0.5, 0.2, 0.0))
+    gain = without.remedied(Gain(low=0.9, mid=1.0, high=1.1, kind="measured"))  # half of the step, more or less
+    assert gain.low == pytest.approx(1 / (1 - 0.5 * (1 - 1 / 1.9)) - 1)
+    assert gain.mid == pytest.approx(1 / (1 - 0.8 * 0.5) - 1)
+    assert gain.high == pytest.approx(1.1)
+    assert gain.kind == "predicted"
+    assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
+
+
+def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    documents = made.lines(line, FORWARD_LINE, BACKWARD_LINE)
+    finding = top(made.evidence(documents))
+    assert finding.cause == "logging in the step"
+    assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
+    assert finding.without.name == "train.py: Journal.write"
+    assert finding.without.gain == replace(finding.gain, kind="predicted")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        made.line("loss = self.model(x)", 0.03, function="Journal.write", phase=FORWARD),  # it does more than log
+        made.line("for x in loader:", 0.0, function="Journal.write", total_s=0.095),  # it contains the training loop
+    ],
+)
+def test_a_function_that_does_more_than_one_line_says_is_not_skipped(other):
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    found_ = found(made.evidence(made.lines(line, other, FORWARD_LINE, BACKWARD_LINE)))
+    assert next(one for one in found_ if one.cause == "logging in the step").without is None

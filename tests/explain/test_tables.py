@@ -27,7 +27,7 @@ def test_everything_of_one_rank_becomes_tables(tmp_path: Path) -> None:
         "breakdown", "operators", "roofline", "phases", "lines", "stages", "syncs", "memory", "memory_modules", "ranks",
     }  # fmt: skip
     assert found.absent == {
-        "kernels": "the program ran on the CPU", "compile": "nothing was compiled again, and no graph broke",
+        "kernels": "the program ran on the CPU", "compile": "no recompilation and no graph break",
     }  # fmt: skip
     for table in found.tables.values():
         assert all(list(row) == list(table.columns) for row in table.rows), table.name
@@ -231,7 +231,7 @@ def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) 
     path = tmp_path / document_file("lines", 0)
     compiled = {"recompilations": [{"file": "train.py", "count": value}]}
     path.write_text(json.dumps({**json.loads(path.read_text()), "compiled": compiled}))
-    with pytest.raises(Unreadable, match="not a document of this pass: count: no number"):
+    with pytest.raises(Unreadable, match="not a document of this pass: count: not a number"):
         read_document(path, Lines)
 
 

@@ -158,7 +158,7 @@ def test_a_study_goes_on_after_its_actor_was_killed(ray, tmp_path):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Once more, on another node" in out + err
+    assert "It is repeated on another node" in out + err
     record = study.folder.read_trials()[1]
     assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
     assert record.outcome.has_value

@@ -191,12 +191,12 @@ def _is_worker(process):
         (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
         (
             ["record", "search_space=none", "model=mlp"],
-            "search_space: no domain in it, so there is only one configuration to record",
+            "search_space: has no domains, so there is only one configuration to record",
         ),
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "the name of a table ends in .jsonl.gz"),
         (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
-        (["record", "measure.racing=true", "model=mlp"], "measure.racing: false in every recording"),
+        (["record", "measure.racing=true", "model=mlp"], "measure.racing: is false in every recording"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp_path, monkeypatch):

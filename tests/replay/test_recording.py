@@ -169,7 +169,7 @@ def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording)
     from autotune.errors import NothingWorked
 
     bench = recording(Surface(failures=lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit")))
-    with pytest.raises(NothingWorked, match="baseline: the program could not be measured"):
+    with pytest.raises(NothingWorked, match="baseline: the unchanged program could not be measured"):
         run_study(bench.inputs, bench.folder, bench.listener)
 
 

@@ -81,8 +81,14 @@ def test_no_request_leaves_and_nothing_is_said(browser, reports, kind):
     assert [url for url in looked.requests if not url.startswith("data:")] == [reports[kind].as_uri()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        *((kind, "light") for kind in KINDS),
+        *((kind, "dark") for kind in KINDS if kind != "large"),
+        pytest.param("large", "dark", marks=pytest.mark.thorough),
+    ],
+)
 def test_it_is_accessible(browser, reports, kind, scheme):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -42,7 +42,7 @@ def test_several_studies_are_reported_beside_each_other(here, capsys):
     make_study(here / "runs", "other")
     assert main(["report", "resnet18", "other"]) == 0
     assert capsys.readouterr().out == "wrote runs/report.html\n"
-    assert "2 studies beside each other" in (here / "runs" / "report.html").read_text()
+    assert "comparison of 2 studies" in (here / "runs" / "report.html").read_text()
 
 
 def test_a_copied_folder_from_another_machine_can_be_named_by_its_path(here, capsys):
@@ -88,7 +88,9 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
 
 
 def test_standard_output_takes_the_report_alone_or_nothing(here, capsys):
-    assert "--json: standard output takes the report itself, got -o -" in refused(capsys, "resnet18", "-o", "-", "--json")
+    assert "--json: with -o - the report itself goes to standard output, got both" in refused(
+        capsys, "resnet18", "-o", "-", "--json"
+    )
     words = [sys.executable, "-m", "autotune", "report", "resnet18", "-o", "-"]
     closed = subprocess.run(["sh", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stdout) == (2, "")

@@ -47,7 +47,7 @@ def facts(study: Study) -> dict[str, str]:
 
 def test_the_use_of_a_gpu_has_its_busy_time_its_tensor_cores_and_the_peak_that_counts(study: Study) -> None:
     said = facts(study)
-    assert said["GPU at work, of a step's time"] == "24.0 %"
+    assert said["GPU busy, of a step's time"] == "24.0 %"
     assert said["Tensor Cores, of the kernels' time"] == "75.0 %"
     assert said["arithmetic"] == "120 GFLOP/s"
     assert said["arithmetic, of the device's peak (MFU)"] == "under 0.1 % of 495 TFLOP/s, tf32"
@@ -62,7 +62,7 @@ def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain
     assert figure.grid is not None
     assert "float const" in figure.grid.rows[1][0]
     assert "By kind: convolution 12.0 ms (24.0" in operators(study).says
-    assert "seconds are longer than in a plain step, those of the GPU's work are not" in operators(study).notes[0]
+    assert "seconds are longer than without it, but not the GPU's" in operators(study).notes[0]
 
 
 def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_its_idle_time(study: Study) -> None:
@@ -70,7 +70,7 @@ def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_it
     assert figure.grid is not None
     assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
     assert "50.0 ms" in figure.says
-    assert "The rest of a step without the profiler is idle" in figure.says
+    assert "Idle time is the rest of a step without the profiler" in figure.says
 
 
 def test_what_else_holds_memory_on_a_gpu_is_named(study: Study) -> None:

@@ -127,18 +127,18 @@ def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(t
         trials[number] = {**trials[number], "loader_rate": rate}
     said = part(page_of(folder, trials=trials), "stages")
     assert "L, the loader alone 420 → 118 samples/s" in said
-    assert "As it is today: medians of 3 processes of the finals." in said
+    assert "Unchanged: medians of 3 processes of the finals." in said
     assert "Best: rates of trial 0007 alone in the finals." in said
     said = part(page_of(folder, trials=trials[:6]), "stages")
     assert "L, the loader alone 38.7 → 118 samples/s" in said
-    assert "As it is today: rates of trial 0000 alone." in said
+    assert "Unchanged: rates of trial 0000 alone." in said
 
 
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
         ("ok", "Nothing that is known to cost 3 % or more."),
-        ("timeout", "Not known, as no pass of it ended well."),
+        ("timeout", "Not known, because no pass succeeded."),
     ],
 )
 def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
@@ -175,7 +175,7 @@ def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes
         rf"{best} \d+ samples/s {summary['speedup']['ratio']:.2f}x \[{low:.2f}, {high:.2f}\] \d+ in the finals", said
     )
     assert "1 in the search" in said
-    assert said.index(best) < said.index("0000 as it is today")
+    assert said.index(best) < said.index("0000 unchanged")
     assert "100 ms 100 ms Processes of the finals that were to choose picked the best" in said
 
 
@@ -202,7 +202,7 @@ def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_a
     why = "gave no result: disturbed (other programs used 0.65 of 2 cores)"
     assert f"0006, which measured 0001 again in the finals, {why}, so the rate of 0001 is that of its first" in said
     assert f"0013, which measured 0000 again in the finals, {why}." in said
-    assert "0012, which measured 0005 again in the finals, counts for no pair: the other trial of its round" in said
+    assert "0012, which measured 0005 again in the finals, does not count, because the other trial of its round" in said
 
 
 def test_a_best_that_was_first_measured_for_the_effects_of_changes_is_shown_like_any_other(tmp_path):
@@ -327,7 +327,7 @@ def test_the_time_of_a_study_adds_up(complete, whole):
 
 def test_baseline_and_best_stand_above_each_other(whole):
     said = part(whole, "breakdown")
-    assert "as it is today: 100 ms, best: 100 ms" in said
+    assert "unchanged: 100 ms, best: 100 ms" in said
     assert "→" in said
 
 

@@ -37,7 +37,7 @@ def test_a_failed_study_leaves_one_with_the_end_of_the_log(tmp_path):
     bench = made.bench(tmp_path, of=made.surface(failures=lambda trial, knobs: CRASH))
     with pytest.raises(NothingWorked):
         bench.run()
-    assert "failed: baseline: the program could not be measured" in report_of(bench)
+    assert "failed: baseline: the unchanged program could not be measured" in report_of(bench)
     assert "no such file" in report_of(bench)
 
 

@@ -71,6 +71,24 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
 
 
 @pytest.mark.thorough
+def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    _, running, _ = began(launcher, folder)
+    slurm.save()
+    slurm.kill("slurmctld")
+    process_of("agent", launcher).kill()
+    assert lost(running, 45).evidence["node_lost"]
+    launcher.close()  # the controller cannot be told
+    slurm.start("slurmctld")
+    give_up_s = time.monotonic() + 30
+    while not slurm.answers():
+        assert time.monotonic() < give_up_s
+    assert slurm.jobs()  # it does not know that the job is over
+    launcher.close()
+    assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
+
+
+@pytest.mark.thorough
 def test_a_job_whose_agent_is_gone_before_its_first_word_is_told_instead_of_waited_for(make, slurm, monkeypatch):
     monkeypatch.setattr("autotune.launchers.slurm.BEGIN_S", 2.0)
     launcher, give_up_s = make(cpus=2), time.monotonic() + 30
@@ -115,7 +133,7 @@ def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Once more, on another node" in out + err
+    assert "It is repeated on another node" in out + err
     record = study.folder.read_trials()[1]
     assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
     assert record.outcome.has_value

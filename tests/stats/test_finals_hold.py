@@ -75,7 +75,7 @@ MACHINES = {
     "eight rounds' time": (0.02, {"seconds": 170.0}),
     "four rounds' time": (0.02, {"seconds": 80.0}),
 }
-EVERY_DAY = ("2 %", "four rounds' time")
+EVERY_DAY = ("four rounds' time",)  # rounds are few, so it is quick
 
 
 @pytest.mark.parametrize("machine", [*EVERY_DAY, *more(*(each for each in MACHINES if each not in EVERY_DAY))])
@@ -122,7 +122,7 @@ def test_three_percent_are_seen_in_eight_rounds_at_one_percent_noise():
 
 
 def test_equal_ones_are_called_the_same_on_a_quiet_machine():
-    said = Said(EQUAL, 0.005, studies=400)
+    said = Said(EQUAL, 0.005, studies=200)
     assert said.verdicts["same"] >= 0.9 * said.studies, said
 
 

@@ -8,17 +8,19 @@ from autotune.explain import findings
 from autotune.explain.findings import Finding
 from autotune.explain.gains import Gain
 from autotune.explain.tables import read_tables
+from autotune.explained import gain_text, size_text
+from autotune.harness.explain.documents import MAIN
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import explainable
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from autotune.trials.budget import COMPILE_S
-from autotune.trials.session import OVERRUN_FACTOR
+from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 
 AUTO = "explain.auto=true"
-WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="train", line=12)
+WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="<module>", line=12)
 
 
 def documents(which, knobs):
@@ -212,6 +214,58 @@ def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
     assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # less than 30 %, because loading takes time, too
     assert finding["check"]["predicted"]["kind"] == "predicted"
     assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
+
+
+def decoding(which, knobs):
+    """Returns the documents of a program whose training thread decodes for a third of the step."""
+    stages = (made.stage("decode", 0.001, where=MAIN),)
+    return [made.lines(stages=stages, wait_s=0.03, phases_s=made.phases(input=0.03))] if which == "lines" else []
+
+
+def decode_of(summary):
+    findings = summary["explanation"]["explained"][0]["findings"]
+    return next(finding for finding in findings if finding["cause"] == "slow decode")
+
+
+def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
+    made_bench = bench(
+        Surface(documents=decoding, without=lambda stages: 1.5 if stages == ["decode"] else 1.0), *tiny, minutes=20
+    )
+    made_bench.run()
+    summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
+    tried = [trial for trial in made_bench.trials if trial.kind is Kind.check and trial.origin == "slow decode"]
+    assert [trial.evidence.get("skipped") for trial in tried] == [["decode"], None, None, ["decode"]]
+    assert {trial.why for trial in tried} == {"slow decode: without it", "slow decode: as it was"}
+    assert {configuration_key(trial.changed) for trial in tried} == {configuration_key({})}
+    finding = decode_of(summary)
+    check = finding["check"]
+    assert check["how"] == "pairs without it"
+    assert check["measured"]["mid"] == pytest.approx(0.5, abs=0.05)
+    assert finding["gain"]["mid"] == pytest.approx(1 / (1 - 0.8 / 3) - 1, abs=0.05)  # a fifth of the decoding usually remains
+    assert finding["gain"]["high"] == check["measured"]["high"]
+    assert size_text(finding).endswith(f"; without it, {gain_text(check['measured'])}")
+    again = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)  # measures nothing again
+    assert decode_of(again) == finding
+    assert len([trial for trial in made_bench.trials if trial.kind is Kind.check and trial.origin == "slow decode"]) == 4
+
+
+def test_a_stage_whose_time_costs_nothing_is_no_finding(bench, tiny):
+    made_bench = bench(Surface(documents=decoding), *tiny, minutes=20)
+    made_bench.run()
+    explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
+    assert "slow decode" not in [finding["cause"] for finding in explanation["explained"][0]["findings"]]
+    assert [check["remedy"] for check in explanation["checks"] if check["cause"] == "slow decode"] == ["without decode"]
+
+
+def test_a_fixed_program_is_compared_with_what_a_remedy_was_to_gain(bench, tiny):
+    made_bench = bench(Surface(documents=decoding, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
+    made_bench.run()
+    predicted = decode_of(explain(made_bench, trial=0, passes=("lines",), minutes=60.0))["gain"]
+    number = 1 + [one["cause"] for one in made_bench.folder.read_explanation()["explained"][0]["findings"]].index("slow decode")
+    fixed = CommandTemplate(parts=["python", "fixed.py"])
+    summary = explain(made_bench, trial=0, fixed=fixed, finding=number)
+    check = decode_of(summary)["check"]
+    assert (check["how"], check["predicted"]) == ("fixed program", predicted)
 
 
 def test_a_setting_that_compiles_has_the_time_to_compile(bench, tiny, monkeypatch):

@@ -46,7 +46,7 @@ def test_a_program_whose_own_loss_is_not_finite_is_tuned_and_no_trial_is_out_for
     assert not [trial for trial in one.trials if trial.kind is Kind.parity], "there is nothing to compare with"
     assert summary["parity"]["verdict"] == "not checked"
     assert summary["parity"]["text"] == f"not checked: {WORDS}"
-    assert summary["not_finite"].startswith(f"{WORDS}, so changes of numerics are `not checked`. What is measured is the speed")
+    assert summary["not_finite"].startswith(f"{WORDS}, so changes of numerics are `not checked`. Only the speed")
     assert [line for line in one.listener.named("notice") if WORDS[1:] in line] == [f"T{summary['not_finite'][1:]}."]
 
 

@@ -156,7 +156,7 @@ def test_where_nothing_keeps_the_constraints_that_is_the_verdict(bench, tiny):
     made = Surface(step_s=lambda knobs: 1.0)
     summary = bench(made, *tiny, "constraints.max_step_p95_s=0.2").run()
     assert summary["best"]["overrides"] == {}
-    assert "keeps the constraints" in summary["speedup"]["reason"]
+    assert "satisfies the constraints" in summary["speedup"]["reason"]
 
 
 def _lines(summary, study):

@@ -70,7 +70,7 @@ def test_device_that_fails_in_two_configurations_and_alone_is_quarantined():
     assert probe.num_asked == 0
     said = device.note(trial(4, batch=128))
     assert said == (
-        f"device 0 (H100) is at fault: trials 0003 ({ILLEGAL}), 0004 ({ILLEGAL}) failed, then a plain computation did: "
+        f"device 0 (H100) is faulty: trials 0003 ({ILLEGAL}), 0004 ({ILLEGAL}) failed, then a simple computation, too: "
         "torch.AcceleratorError: CUDA error: unknown error. See dmesg"
     )
 
@@ -104,7 +104,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     study.inputs.machine = {**study.inputs.machine, "gpus": gpus}
     summary = study.run()
     assert summary["status"] == "interrupted"
-    assert summary["reason"].startswith("device 0 (H100, GPU-1) is at fault: trials 0002 (CUDA error")
+    assert summary["reason"].startswith("device 0 (H100, GPU-1) is faulty: trials 0002 (CUDA error")
     assert summary["reason"].endswith("or tune on another device: device.index=1 (one of 1)")
     assert [record.outcome for record in study.trials] == ["ok", "ok", "crash", "crash"]
     assert "second attempt" in study.trials[2].reason

@@ -51,7 +51,7 @@ def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 60.0)], Standing(status="complete", decision=decision))
     speedup = summary["speedup"]
     assert (speedup["ratio"], speedup["ci"], speedup["verdict"]) == (None, None, "same")
-    assert "no configuration that trained came near the baseline" in speedup["reason"]
+    assert "no configuration that trained came close to the baseline" in speedup["reason"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_hang_whose_cause_is_known_is_not_waited_for_again_and_a_second_attemp
     study = bench(Surface(failures=failures), "study.budget.trials=2")
     study.run()
     assert [launch.spec.trial for launch in study.launcher.launches].count(2) == num_attempts
-    said = [line for line in study.listener.named("notice") if "Once more" in line]
+    said = [line for line in study.listener.named("notice") if "It is repeated" in line]
     assert len(said) == num_attempts - 1
     assert (study.folder.trial_path(2) / "stderr.first.log").exists() == (num_attempts == 2)
 

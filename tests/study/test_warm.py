@@ -42,8 +42,8 @@ def test_what_is_reported_starts_as_the_user_s_own_run(kind):
     [
         ({"wanted": "off"}, "launch.warm=off"),
         ({"world_size": 2}, "several processes"),
-        ({"startup": {}}, "the training runs in another process"),
-        ({"startup": {"is_first": False, "changed": []}}, "the training runs in another process"),
+        ({"startup": {}}, "training does not run in the process"),
+        ({"startup": {"is_first": False, "changed": []}}, "training does not run in the process"),
         ({"startup": {"is_first": True, "changed": ["OMP_NUM_THREADS"]}}, "sets OMP_NUM_THREADS before"),
     ],
 )

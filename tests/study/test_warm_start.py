@@ -100,7 +100,7 @@ def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_sil
     bench(Surface(gains={("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
     assert study.run()["warm_start"] == {}
-    assert any("nothing was taken over from s: " in notice for notice in study.listener.named("notice"))
+    assert any("nothing was reused from s: " in notice for notice in study.listener.named("notice"))
 
 
 def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):

@@ -1,4 +1,4 @@
-"""Finds what costs time in a configuration: one rule a cause, each with a place and a sized gain."""
+"""Finds what costs time in a configuration, with one rule per cause. Each finding has a place and an estimated gain."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ RULES: dict[str, Rule] = {
 
 
 def found(evidence: Evidence) -> list[Finding]:
-    """Returns the findings on a configuration, the surest large gain first.
+    """Returns the findings on a configuration, in the order of `ranked`.
 
-    [] for a healthy program, and without documents of the pass "lines", which say how long a step takes.
+    Returns [] for a healthy program, and if there are no documents of the pass "lines", which contain the duration of a step.
     """
     return ranked(finding for rule in RULES.values() for finding in rule(evidence)) if evidence.lines else []
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings that gain LEAST_GAIN or more, by the lower end of their gain, then by its middle, as printed."""
+    """Returns the findings that gain LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle."""
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
     return sorted(kept, key=lambda one: (-max(0.0, round(one.gain.low, 2)), -one.gain.mid))

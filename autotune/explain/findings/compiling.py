@@ -14,13 +14,13 @@ from autotune.quantities import step_time_text
 
 DYNAMIC = "compile.dynamic"
 MAX_REASON_CHARS = 100
-# What a break costs besides the code that cannot be compiled: guards are checked once more, and forward and backward enter
-# compiled code once more. Seconds at each break: usually (150 to 180 us measured on a busy EPYC), at most.
+# Seconds that each break costs, in addition to the code that cannot be compiled: guards are checked once more, and forward and
+# backward enter compiled code once more. Usual value (150 to 180 us measured on a busy EPYC), and upper limit.
 BREAK_S = (150e-6, 400e-6)
 
 
 def recompilation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if torch.compile compiles again and again while it trains."""
+    """Yields a finding if torch.compile keeps recompiling during training."""
     compiled = evidence.first.compiled
     if compiled is None or not compiled.recompilations:
         return
@@ -33,7 +33,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         where=_place(top, evidence),
         evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
         gain=evidence.gain(0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s, "predicted"),
-        basis="seconds of compiling in the observed steps, and what the forward pass takes beyond half of the backward pass",
+        basis="seconds of compiling in the observed steps, and seconds of the forward pass beyond half of the backward pass",
         code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,
@@ -41,10 +41,10 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _slowed_s(evidence: Evidence, compile_s: float) -> float:
-    """Returns the seconds a step that the forward pass loses besides compiling.
+    """Returns the seconds per step that the forward pass loses in addition to compiling.
 
-    Every call checks the guards of the graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. A forward
-    pass without this takes about half as long as the backward pass, which has twice its products.
+    Every call checks the guards of all graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. Without
+    this, a forward pass takes about half as long as the backward pass, which has twice as many products.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)
@@ -54,7 +54,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if lines that torch.compile cannot put into a graph take time in the step.
 
-    The gain is a floor: a broken graph also loses fusions across the break, and only a trial shows what these are worth.
+    The gain is a floor: a broken graph also prevents fusions across the break, and only a trial shows what these would gain.
     """
     compiled = evidence.first.compiled
     if compiled is None or not compiled.graph_breaks:
@@ -75,7 +75,7 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _seconds_at(breaks: Sequence[Mapping[str, Any]], evidence: Evidence) -> float:
-    """Returns the seconds a step that the training thread spends in lines with a graph break."""
+    """Returns the seconds per step that the training thread spends in lines with a graph break."""
     places = {(os.path.basename(str(entry.get("file") or "")), int(entry.get("line") or 0)) for entry in breaks}
     lines = [line for line in evidence.own_lines() if (os.path.basename(line.file), line.line) in places]
     return math.fsum(line.self_s for line in lines if line.phase not in (INPUT, OPTIMIZER))

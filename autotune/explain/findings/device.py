@@ -26,18 +26,18 @@ MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, i
 OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
 # A step is bound by launches if, for this share of it without its input, the GPU has nothing to do or the CPU calls operators.
 LAUNCH_FRAC = 0.6
-WORK_S = 50e-6  # a call that takes this long does work, even under a profiler and on a busy machine
-IDLE_FRAC = 0.2  # with a GPU idle for more of the step, it is not certain that less work for it shortens the step
+WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
+IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for it may not shorten the step
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
-NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # of the time of calling operators, which does not grow with the batch
-COMPILED_FRAC = (0.1, 0.5, 0.9)  # of the time of calling operators, which compiled code saves
-# How many times as fast 16-bit matrix products are if the program's own were not timed: at least, usually, at most.
+NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # shares of the time of calling operators that do not grow with the batch
+COMPILED_FRAC = (0.1, 0.5, 0.9)  # shares of the time of calling operators that compiled code saves
+# How many times as fast 16-bit matrix products are, if the program's own products were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
-LEFT_FRAC = 0.5  # what remains at least of what products save alone: in a step, memory is new and caches are cold
-HALF_BYTES = 0.5  # seconds that other operators save at most, because their numbers have half as many bytes
-LEAST_BANDWIDTH_FRAC = 0.5  # an operator with less of the memory's bandwidth is bound by something else
-MEMORY_BOUND_FRAC = 0.1  # of the step, in such operators
-FUSED_FRAC = (0.0, 0.3, 0.8)  # of their seconds that fusing them saves: at least, usually, at most
+LEFT_FRAC = 0.5  # lower limit for the share of the saving that remains in a step, where memory is new and caches are cold
+HALF_BYTES = 0.5  # share of their seconds that other operators save at most, because their numbers have half as many bytes
+LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
+MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in such operators
+FUSED_FRAC = (0.0, 0.3, 0.8)  # share of their seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds of operators
 # Seconds that channels_last saves, as a multiple of those of the conversions: at least, usually, at most. Pooling and
@@ -70,16 +70,17 @@ def low_precision(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _products(evidence: Evidence) -> dict[str, float]:
-    """Returns how long the step's products take in each precision, as in `documents.Memory.products`; {} if unknown."""
+    """Returns the time of the step's products in each precision, as in `documents.Memory.products`; {} if unknown."""
     found = evidence.memory[0].products if evidence.memory else {}
     return dict(found) if found.get(WIDE) and found.get(NARROW) else {}
 
 
 def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float]) -> Gain:
-    """Returns the gain of 16 bits: Amdahl's law over the share of products, with the program's own products timed in both.
+    """Returns the gain of 16 bits, by Amdahl's law, from the share of products and their times in both precisions.
 
-    At least: every input of every product is converted first, and of the rest LEFT_FRAC remains. At most: nothing is converted,
-    and the other operators among them move half as many bytes. The estimate is in the middle of the seconds saved.
+    For the lower end, every input of every product is converted first, and LEFT_FRAC of the remaining saving counts. For the
+    upper end, nothing is converted, and the operators between the products move half as many bytes. The estimate is halfway
+    between the seconds saved.
     """
     step_s = evidence.step_s
     if not products:
@@ -96,9 +97,9 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
     if not products:
-        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory times this program's own"
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory times those of this program"
     times = products[WIDE] / products[NARROW]
-    return f"the program's own products, timed alone: {times:.2g} times as fast in 16 bits"
+    return f"the program's products, timed alone: {times:.2g} times as fast in 16 bits"
 
 
 def _flops_per_s(evidence: Evidence) -> float | None:
@@ -107,7 +108,7 @@ def _flops_per_s(evidence: Evidence) -> float | None:
 
 
 def _matrix_share(evidence: Evidence, products: dict[str, float]) -> float:
-    """Returns the share of the step in matrix products; 0 if they are too few to matter, or nothing is known of them."""
+    """Returns the share of the step in matrix products; 0 if it is too small to matter, or unknown."""
     traced, rate = _traced_matrix_frac(evidence, is_attention_timed=bool(products)), _flops_per_s(evidence)
     if traced is None and products:
         return min(1.0, products[WIDE] / products.get(TIMED_FRAC, 1.0) / evidence.step_s)
@@ -147,7 +148,7 @@ def _waits_for_host(evidence: Evidence) -> bool:
 
 
 def _gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
-    """Returns the gain if the device computes less. Where a GPU is idle for part of the step, less of it shortens the step."""
+    """Returns the gain if the device computes less. If a GPU is idle for part of the step, only part of it is saved."""
     idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
     return evidence.gain(low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high, kind)
 
@@ -162,7 +163,7 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="layout conversions",
         where="convolutions",
-        evidence=f"{evidence.of_step(seconds)} go to converting images between NCHW and NHWC",
+        evidence=f"{evidence.of_step(seconds)} are spent on converting images between NCHW and NHWC",
         gain=_gain_on_device(evidence, (low, mid, high), "predicted"),
         basis="kernels that convert between layouts; without them, pooling and normalisation are often faster, too",
         code="" if can_set else "keep model and images in torch.channels_last throughout",
@@ -172,7 +173,7 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
 
 
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if the weights are updated one by one although one kernel could do it."""
+    """Yields a finding if the weights are updated one by one although one kernel could update them."""
     seconds, value = evidence.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
     if value is None:
         return
@@ -197,9 +198,9 @@ def _faster_optimizer(evidence: Evidence) -> str | None:
 
 
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding if most of a step goes to calling many small operators, not to what they compute.
+    """Yields a finding if most of a step is spent on calling many small operators instead of on computing.
 
-    Input is not part of it: its operators do not count, and its time is another finding's. So is the update of the weights, if
+    Time and operators of the input do not count, since they belong to other findings. Nor does the update of the weights, if
     another implementation of the optimizer needs fewer operators.
     """
     operations = evidence.operations[0] if evidence.operations else None
@@ -218,14 +219,14 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     if value is None:
         gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
-        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no setting that is left to try makes them fewer or larger"
+        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting makes them fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, which a larger batch shares"
     else:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")
-        basis = "compiled code usually saves a tenth to nine tenths of the calls"
+        basis = "compiled code usually saves 10 to 90 % of the calls"
     seen = "calling them takes up to" if idle is None else "the GPU computes nothing for"
     yield Finding(
         cause="launch-bound",
@@ -242,8 +243,8 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
 def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: float, phases: Sequence[str]) -> float:
     """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each of them.
 
-    What products take beyond that is their own work, and so it is for other operators that take WORK_S or more. Calling cannot
-    take longer than the phases that call operators, less this work.
+    For products, and for operators that take WORK_S or more, the rest of their time is real work. Calling cannot take longer
+    than the phases that call operators, minus this work.
     """
     working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
     work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
@@ -280,7 +281,8 @@ def gain_of_larger_batch(share: float, times: float) -> Gain:
 def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if operators that compute little but move much memory take a large part of the step.
 
-    Only operators without matrix products count, which use much of the memory's bandwidth. Fused, they read and write once.
+    Only operators without matrix products count, and only if they use much of the memory's bandwidth. If they were fused, they
+    would read and write only once.
     """
     bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
     seconds = math.fsum(entry["seconds"] for entry in bound)
@@ -295,7 +297,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
         where=names[0],
         evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} move memory",
         gain=_gain_on_device(evidence, (low, mid, high), "bound"),
-        basis="operators at half of the memory's bandwidth or more, by the roofline",
+        basis="operators that use at least half of the memory's bandwidth, by the roofline",
         code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=knob,
         value=value,

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.gains import Gain
+from autotune.explain.gains import Gain, Saved, gain_of_part
+from autotune.harness.explain.documents import FUNCTION
 from autotune.plain_json import from_json
 from autotune.records import KnobValue
 
 
 @dataclass(frozen=True, kw_only=True)
+class Without:
+    """How to measure what a cause costs without changing the program: the harness skips stages of the loader, or a function.
+
+    Attributes:
+        stages: what to skip, see `harness/explain/skipping.py`.
+        gain: predicted gain if they took no time.
+        remaining: share of their time that a remedy leaves: at most, usually, at least.
+    """
+
+    stages: tuple[str, ...]
+    gain: Gain
+    remaining: Saved
+
+    @property
+    def name(self) -> str:
+        """What is skipped, in words: "decode", "train.py: Journal.write"."""
+        given = (stage.removeprefix(f"{FUNCTION}: ") if stage.startswith(FUNCTION) else stage for stage in self.stages)
+        return ", ".join(os.path.basename(each) for each in given)
+
+    def remedied(self, measured: Gain) -> Gain:
+        """Returns what a remedy gains, given the gain that was measured without the stages."""
+        return gain_of_part(measured, self.remaining, "predicted")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What costs time in one configuration.
+    """Something that costs time in one configuration.
 
     Attributes:
         cause: one of `findings.RULES`.
         where: "file:line", a stage of the input pipeline, a kernel, or "rank 1".
-        evidence: what was seen, with numbers.
+        evidence: what was observed, with numbers.
         gain: what removing the cause would gain.
-        basis: what the size of the gain is based on.
-        knob, value: setting that removes the cause; "" and None if only a change of the code removes it.
+        basis: what the gain is computed from.
+        knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
-        check: what became of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
+        without: how to measure the program without the cause; None if that is impossible.
+        check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 
     cause: str
@@ -35,6 +63,7 @@ class Finding:
     knob: str = ""
     value: KnobValue | None = None
     code: str = ""
+    without: Without | None = None
     check: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rules for what the training thread does besides computing: numbers fetched, logs, metrics, garbage collection, Python."""
+"""Rules for what the training thread does besides computing: fetching numbers, logs, metrics, garbage collection, Python."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding
+from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.findings.pipeline import is_behind
-from autotune.explain.gains import Saved
+from autotune.explain.gains import Gain, Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
-from autotune.harness.explain.documents import FORWARD, INPUT, OPTIMIZER, OTHER, Line, Site
+from autotune.harness.explain.documents import FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
 
 ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
     "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
@@ -27,11 +28,14 @@ LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
-NOISE_TIMES = 2.0  # a sampled share can be wrong by this many standard errors ...
-OFF_FRAC = 0.02  # ... and by this share of a step more, since the sampler has errors besides noise
-FREED_FRAC = 0.35  # removing work can save this share of its seconds in addition, because it frees caches and cores
+NOISE_TIMES = 2.0  # the error of a sampled share may be this many standard errors ...
+OFF_FRAC = 0.02  # ... plus this share of a step, since the sampler has errors besides noise
+FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
+MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
+LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
+REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
 CODE = {
-    ITEM: "keep the numbers on the device, and fetch them together every N steps",
+    ITEM: "keep the values on the device, and fetch them all at once every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
     METRICS: "compute metrics every N steps, or on the device",
     COLLECTION: "remove gc.collect(); call gc.freeze() before the loop, or gc.disable() and collect every N steps",
@@ -50,7 +54,7 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def collections(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if the cyclic garbage collector takes time, whether the program calls it or Python starts it."""
+    """Yields a finding if the cyclic garbage collector takes time, whether the program or Python starts it."""
     called = max(costs(evidence, COLLECTION), key=lambda finding: finding.gain.mid, default=None)
     seconds = evidence.first.gc_s
     if seconds:
@@ -59,7 +63,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
             where=called.where if called else "garbage collector",
             evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
             gain=evidence.gain(*_saved(evidence, seconds, share_error=0.0), "floor"),
-            basis="the collector's own seconds, which it reports",
+            basis="the seconds that the collector reports",
             code=CODE[COLLECTION],
         )
     elif called:
@@ -67,7 +71,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
 
 
 def cause_of(line: Line, evidence: Evidence) -> str:
-    """Returns the cause for which a line of the training thread costs time; "" in computation, input and the optimizer."""
+    """Returns why a line of the training thread costs time; "" for computation, input and the optimizer."""
     if line.phase in (INPUT, OPTIMIZER):
         return ""
     if "gc.collect" in line.text:
@@ -109,7 +113,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
     also = f", {len(lines)} lines of {top.function}" if len(lines) > 1 else ""
     text = f" `{top.text[:60]}`" if top.text else ""
     first = evidence.first
-    return Finding(
+    finding = Finding(
         cause=cause,
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)}{text}{also}",
@@ -117,6 +121,20 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
+    return replace(finding, without=_without(evidence, lines, finding.gain))
+
+
+def _without(evidence: Evidence, lines: Sequence[Line], gain: Gain) -> Without | None:
+    """Returns how to measure the program without some lines: by skipping their function; None if it does more than that.
+
+    The function with the training loop runs only once, so it cannot be skipped.
+    """
+    file, function = lines[0].file, lines[0].function
+    whole_s = math.fsum(one.total_s for one in evidence.own_lines() if (one.file, one.function) == (file, function))
+    is_most = math.fsum(one.self_s for one in lines) >= MOST_FRAC * whole_s
+    if "<" in function or not function or not is_most or whole_s > LOOP_FRAC * evidence.step_s:
+        return None
+    return Without(stages=(f"{FUNCTION}: {file}: {function}",), gain=replace(gain, kind="predicted"), remaining=REMAINING)
 
 
 def _share_error(evidence: Evidence, seconds: float) -> float:
@@ -128,13 +146,13 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
-    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # by the pass, which slows Python down most
+    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # slowed by the pass, which slows Python most
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = _idle_s(evidence)
         return (0.0, min(seconds, idle_s), min(most, idle_s))
     if evidence.num_workers and is_behind(evidence):
-        # The training thread waits for the loader: with less work it only waits longer, though the work's cores become free.
+        # The training thread waits for the loader. With less work it only waits longer, although its core becomes free.
         shared = 0.5 if evidence.is_shared else 0.0
         return (0.0, shared * seconds, most)
     return (least, seconds, most)
@@ -142,7 +160,7 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
 
 def _idle_s(evidence: Evidence) -> float:
     """Returns the seconds of a step in which a GPU computes nothing; the whole step if that is not known."""
-    # `Lines.device_phases_s` does not say: a phase also holds the time in which the device waits for the phase's first kernel.
+    # `Lines.device_phases_s` does not show this, because a phase includes the wait for the phase's first kernel.
     busy_s = max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=0.0)
     return max(0.0, evidence.step_s - busy_s)
 
@@ -154,14 +172,14 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     if not (evidence.is_cuda and seconds):
         return
     top = max(sites, key=lambda site: site.seconds)
-    # A blocking copy first waits until the GPU has done all that was queued before, which is no cost of the copy.
+    # A blocking copy first waits until the GPU has done all earlier work, which is not a cost of the copy.
     most_s = min(seconds, _idle_s(evidence))
     yield Finding(
         cause="synchronous copies",
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, or in which the GPU computes nothing if these are fewer; not measured on a GPU yet",
+        basis="seconds inside the copies, or seconds in which the GPU is idle if that is less; not measured on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

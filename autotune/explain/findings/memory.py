@@ -1,4 +1,4 @@
-"""Rules for the GPU's memory: an allocator that runs out and tries again, and memory that it reserves but cannot use."""
+"""Rules for the GPU's memory: the allocator runs out and retries, or reserves memory that it cannot use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.harness.explain.documents import Memory
 from autotune.quantities import percent_text
 
 ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"
-OBSERVED_STEPS = 2  # of the pass "memory", in which retries are counted
-# A retry waits for the device, gives all cached blocks back to the driver and asks for them anew. Seconds: at least, usually,
-# at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
+OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
+# Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
+# usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
 LEAST_UNUSED_FRAC = 0.2  # of the reserved memory, at the peak of what is allocated
-FULL_FRAC = 0.9  # of the device's memory: with less reserved, a larger batch has room in any case
+FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
 
 
 def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             cause="allocator retries",
             where=f"rank {memory.rank}",
-            evidence=f"{retries:.3g} retries a step, each waits for the device and frees the cache{also}",
+            evidence=f"{retries:.3g} retries per step, each of which waits for the device and frees the cache{also}",
             gain=evidence.gain(low, mid, high, "bound"),
             basis="usual cost of freeing the cache; not measured on a GPU yet",
             **_remedy(evidence),
@@ -40,7 +40,7 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
 
 
 def fragmentation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if a larger batch would fit but for memory that the CUDA allocator reserves and cannot use."""
+    """Yields a finding if a larger batch would fit without the memory that the CUDA allocator reserves but cannot use."""
     worst = max((one for one in evidence.memory if one.fragmentation_frac), key=_unused_frac, default=None)
     idle = idle_frac(evidence)
     if worst is None or idle is None or worst.alloc_retries:

@@ -6,10 +6,10 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.finding import Finding
+from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.gains import Gain, Saved, gain_of
 from autotune.harness.explain.documents import (
     COLLATE,
@@ -30,25 +30,26 @@ from autotune.quantities import percent_text, step_time_text
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
-LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for this share of its work or more, the wait is a cause of its own
+LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for at least this share of its work, the wait is a separate cause
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
-# When a cost of the loader is removed, loader and training thread take the predicted seconds times one of these factors: the
-# highest, the likeliest, the lowest.
+# If a cost of the loader is removed, loader and training thread take the predicted seconds times one of these factors: highest,
+# likeliest, lowest.
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
-# Share of a cost that its remedy leaves: at most, usually, at least. Decoded inputs have to be read, a faster decoder still
-# decodes, and vectorised code still computes.
+# Share of a cost that remains after its remedy: at most, usually, at least. Decoded inputs still have to be read, a faster
+# decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # most transforms that a finding names
-MAX_WORKERS = 1_000_000  # no machine has as many; the documents may hold any number
-ENOUGH = 1.1  # provide enough workers for this many times the work of a step
+MOST_FRAC = 0.8  # a part can be measured by skipping stages if it is at least this share of their work
+MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
+ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
 CODE = {
     DECODING: "store decoded or smaller inputs, or use a faster decoder",
-    AUGMENTATION: "vectorise it, precompute it, or do it on the device",
-    COLLATING: "stack tensors once (torch.stack); leave out Python loops and copies in collate_fn",
+    AUGMENTATION: "vectorise it, precompute it, or run it on the device",
+    COLLATING: "stack tensors once (torch.stack); avoid Python loops and copies in collate_fn",
     STORAGE: "read larger pieces, cache what fits the memory, or use faster storage",
 }
 
@@ -60,20 +61,22 @@ class Part:
     Attributes:
         cause: cause of a finding, if the part takes too long.
         where: place in the code, or name of the stage.
-        what: names of the stages.
+        what: names of the stages, and of several transforms also their seconds.
+        stages: names of the stages.
         cpu_s: seconds on a CPU.
-        blocked_s: seconds in which it neither runs on a CPU nor waits for one: storage, network, sleep.
+        blocked_s: seconds in which it neither runs on a CPU nor waits for one, because of storage, network or sleep.
     """
 
     cause: str
     where: str
     what: str
+    stages: tuple[str, ...]
     cpu_s: float
     blocked_s: float
 
     @property
     def work_s(self) -> float:
-        """Seconds of the part, without those in which a worker waited for a core that other work used."""
+        """Seconds of the part, without the time in which a worker waited for a busy core."""
         return self.cpu_s + self.blocked_s
 
 
@@ -87,7 +90,7 @@ def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 def parts(evidence: Evidence) -> list[Part]:
     """Returns the parts of the input pipeline's work, the largest first.
 
-    These are decoding, storage, collating, the libraries' transforms together, and each of the program's own transforms.
+    The parts are decoding, storage, collating, all transforms of libraries together, and each transform of the program.
     """
     found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
     least_s = LEAST_BLOCKED_FRAC * service_s(evidence)
@@ -104,7 +107,7 @@ def parts(evidence: Evidence) -> list[Part]:
 
 
 def _together(stage: Stage) -> str:
-    """Returns what stages with the same cause have in common if they make one part."""
+    """Returns the key by which stages with the same cause are combined into one part."""
     if not stage.name.startswith(TRANSFORM):
         return ""
     return stage.name if stage.function else TRANSFORM
@@ -122,13 +125,13 @@ def service_s(evidence: Evidence) -> float:
 
 
 def _work(stage: Stage) -> tuple[float, float]:
-    """Returns the seconds that a stage spends on a CPU and those that it is blocked, for each sample."""
+    """Returns the seconds per sample that a stage spends on a CPU, and those in which it is blocked."""
     cpu_s = stage.seconds if stage.cpu_s is None else stage.cpu_s
     return cpu_s, max(0.0, stage.seconds - cpu_s) if stage.blocked_s is None else stage.blocked_s
 
 
 def supply_s(evidence: Evidence) -> float:
-    """Returns the seconds that the workers need to make a step's samples if nothing holds them up."""
+    """Returns the seconds that the workers need to make a step's samples if nothing delays them."""
     rate = evidence.record.loader_rate
     samples = evidence.first.samples / max(1, evidence.first.steps)
     by_rate_s = samples * len(evidence.lines) / rate if rate else 0.0
@@ -137,7 +140,7 @@ def supply_s(evidence: Evidence) -> float:
 
 
 def is_behind(evidence: Evidence) -> bool:
-    """Returns whether the step waits because the loader is slow, and not only to take over a finished batch."""
+    """Returns whether the step waits because the loader is slow, and not only to receive a finished batch."""
     if evidence.wait_s < WAITS_FRAC * evidence.step_s:
         return False
     return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
@@ -170,7 +173,7 @@ def _cause_of_line(line: Line) -> str:
 
 
 def _item_lines(evidence: Evidence, stage: Stage) -> list[Line]:
-    """Returns the program's own lines that make an item, most seconds first, but not those of stages that are timed apart."""
+    """Returns the program's lines that make an item, most seconds first, except lines of stages that are timed separately."""
     apart = [other for other in stages(evidence) if other.name != ITEM and other.function]
     lines = [line for line in evidence.own_lines(stage.where) if line.phase == INPUT]
     return [line for line in lines if not any(_is_of(line, other) for other in apart)]
@@ -184,6 +187,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
         cause=cause,
         where=where,
         what=_names({stage.name: cpu_s + blocked_s for stage, cpu_s, blocked_s in costs}),
+        stages=tuple(dict.fromkeys(stage.name for stage, _, _ in costs)),
         cpu_s=math.fsum(cpu_s for _, cpu_s, _ in costs),
         blocked_s=math.fsum(blocked_s for _, _, blocked_s in costs),
     )
@@ -224,7 +228,22 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
         basis=_basis(evidence),
         code=CODE[part.cause],
+        without=_without(evidence, part),
     )
+
+
+def _without(evidence: Evidence, part: Part) -> Without | None:
+    """Returns how to measure the program without a part; None if skipping its stages would also skip much other work.
+
+    Opening a file and the data set's own code are only skipped with the whole sample.
+    """
+    skipped = (ITEM,) if {ITEM, READ} & {*part.stages} else part.stages
+    inside = [one for one in stages(evidence) if one.name in skipped or (ITEM in skipped and one.name != COLLATE)]
+    if part.work_s < MOST_FRAC * math.fsum(math.fsum(_work(one)) for one in inside):
+        return None
+    work_s, cpu_s = part.work_s * evidence.batch, part.cpu_s * evidence.batch
+    gain = replace(gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s, cpu_s=cpu_s), kind="predicted")
+    return Without(stages=skipped, gain=gain, remaining=REMAINING[part.cause])
 
 
 def _basis(evidence: Evidence) -> str:
@@ -244,9 +263,9 @@ def _input_text(evidence: Evidence) -> str:
 def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers the step itself gets shorter, by as much at least as workers could not hide. With workers, the slower of
-    loader and training thread sets the pace. If the two share cores, work that is removed from one also frees cores for the
-    other.
+    Without workers, the step itself gets shorter, at least by the part that workers could not have hidden. With workers, the
+    slower of loader and training thread limits the rate. If the two share cores, removing work from one also frees cores for
+    the other.
 
     Args:
         evidence: what is known of the configuration.
@@ -268,17 +287,17 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
     low, mid, high = (
         max(0.0, step_s - max(step_s * slower * (1 - (1 - frac) * work_s / whole_s), alone))
         for slower, frac, alone in zip(LOADER_TIMES, remaining, alone_s, strict=True)
-    )  # today the loader sets the pace, so a step takes as long as the loader
+    )  # the loader limits the rate now, so a step takes as long as the loader
     return gain_of(step_s, (low, mid, high), "predicted")
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns what the training thread saves if workers that keep up with it use the cores less.
+    """Returns what the training thread saves if the workers, which keep up with it, use the cores less.
 
     Args:
         evidence: what is known of the configuration.
         remaining: as for `gain_without`.
-        freed_s: seconds of a step by which each core gets free.
+        freed_s: seconds of a step that are freed on each core.
         share: the removed work as a share of the workers' work.
     """
     if not freed_s or evidence.alone_s is None:
@@ -292,14 +311,14 @@ def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
 
     Args:
         evidence: what is known of the configuration.
-        freed_s: seconds of a step by which each core gets free.
+        freed_s: seconds of a step that are freed on each core.
     """
     busy_s, alone_s = evidence.busy_s, evidence.alone_s
     if not evidence.is_shared or alone_s is None:
         freed = (0.0, 0.5 * freed_s, 1.3 * freed_s)
         most_s, likely_s, least_s = (busy_s * times - seconds for times, seconds in zip(ALONE_TIMES, freed, strict=True))
         return (most_s, likely_s, least_s)
-    likely_s = max(alone_s, busy_s - freed_s)  # it gets no more of the cores than the workers leave
+    likely_s = max(alone_s, busy_s - freed_s)  # it can use only what the workers leave of the cores
     return (ALONE_TIMES[0] * busy_s, likely_s, ALONE_TIMES[2] * alone_s)
 
 
@@ -315,7 +334,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; {_input_text(evidence)}"
         + (f"; {step_time_text(service)} of work per sample" if service else ""),
         gain=evidence.gain(low, mid, high, "predicted"),
-        basis="input and the rest of the step side by side, on the cores there are",
+        basis="input and the rest of the step in parallel, on the available cores",
         knob=NUM_WORKERS,
         value=wanted,
     )
@@ -329,7 +348,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns what more workers save, which make the input while the step runs, possibly on the same cores."""
+    """Returns what more workers save. They make the input while the step runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
@@ -337,10 +356,10 @@ def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
         return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # what this many workers can hide
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # the time that this many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
     blocked_s = wait_s - cpu_s
-    has_room = evidence.is_cuda or cores > 2 or threads < cores  # else the step needs the cores, too
+    has_room = evidence.is_cuda or cores > 2 or threads < cores  # otherwise the step needs the cores, too
     hidden_s = wait_s if has_room else blocked_s + 0.5 * cpu_s
     low_s = 0.6 * (0.8 * wait_s if has_room else blocked_s)
     return (min(low_s, most_s), min(0.9 * hidden_s, most_s), min(wait_s, most_s))

@@ -1,4 +1,4 @@
-"""Rules for several ranks: one that holds up the others, and gradients exchanged while no rank computes."""
+"""Rules for several ranks: one rank delays the others, or gradients are exchanged while no rank computes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autotune.explain.gains import Saved
 from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
-SKEW_FRAC = 0.05  # one rank must need longer by at least this share of a step
+SKEW_FRAC = 0.05  # one rank must take longer than the others by at least this share of a step
 EXPOSED_FRAC = 0.05
 
 
 def skew(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if one rank needs longer than the others, which wait for it."""
+    """Yields a finding if one rank takes longer than the others, which wait for it."""
     if len(evidence.lines) < 2:
         return
     own_s = [_own_s(lines) for lines in evidence.lines]
@@ -32,7 +32,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="rank skew",
         where=f"rank {slow.rank}{place}",
-        evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, most in {phase}"
+        evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, mostly in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
         gain=evidence.gain(*_saved_by_balance(evidence, own_s, excess_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
@@ -41,9 +41,9 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
-    """Returns what equal ranks save: at most the slowest one's excess; if its work is spread, the excess over the mean.
+    """Returns what equal ranks save: at most the slowest rank's excess; if its work is distributed, the excess over the mean.
 
-    Without GPUs, the other ranks then need the cores that the slowest one had for itself.
+    Without GPUs, the other ranks then need the cores that the slowest one used alone.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)
@@ -51,7 +51,7 @@ def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: floa
 
 
 def _own_s(lines: Lines) -> float:
-    """Returns the seconds a step that a rank needs by itself, without waiting for others."""
+    """Returns the seconds per step that a rank needs for its own work, without waiting for others."""
     own_s = math.fsum(seconds for phase, seconds in phases_of(lines).items() if phase not in WAITING)
     exposed_s = lines.communication.get("exposed_s")
     waiting_s = math.fsum(phases_of(lines).get(phase, 0.0) for phase in WAITING)
@@ -63,9 +63,9 @@ def _more(slow: Lines, other: Lines, phase: str) -> float:
 
 
 def _different_line(slow: Lines, other: Lines, phase: str) -> Line | None:
-    """Returns the program's own line whose time on the slow rank exceeds that on the other rank most; None if none does.
+    """Returns the program's line whose time on the slow rank exceeds that on the other rank most; None if there is none.
 
-    If input is slow and workers make it, the line is one of theirs: the training thread only waits.
+    If the input is slow and workers make it, the line is one of the workers', because the training thread only waits.
     """
     where = WORKER if phase == INPUT and slow.num_workers else MAIN
     usual = {(line.file, line.line): line.self_s for line in other.lines if line.is_own and line.where == where}

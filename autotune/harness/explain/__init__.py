@@ -1,1 +1,1 @@
-"""Passes that explain where a program's time and memory go. Such a trial has no value: nothing is measured beside a pass."""
+"""Passes that explain where a program's time and memory go. A trial with a pass measures no rate."""

@@ -1,4 +1,4 @@
-"""Counts what autograd saves for the backward pass, by module, and the gradients."""
+"""Counts the bytes that autograd saves for the backward pass, by module, and those of the gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def storage_of(tensor: Any) -> Tuple[int, int]:
 
 
 class Saved:
-    """A tensor that autograd saves; counted until the graph lets go of it."""
+    """A tensor that autograd saves; counted until the graph releases it."""
 
     __slots__ = ("activations", "place", "tensor")
 
@@ -46,7 +46,7 @@ class Saved:
 
 
 class Activations:
-    """Bytes of what autograd saves in a step and of gradients, at the moment when the sum of both is highest.
+    """Bytes that autograd saves in a step, and bytes of gradients, at the moment when the sum of both is highest.
 
     Attributes:
         peak_bytes: the highest sum; `saved_bytes`, `input_bytes` and `gradient_bytes` are its parts.
@@ -54,7 +54,7 @@ class Activations:
 
     Args:
         parameters: of the modules that train and of the optimizers.
-        excluded: addresses of storages that are no activations: parameters and buffers.
+        excluded: addresses of storages that are not activations: parameters and buffers.
         module: returns the name of the module that runs.
         is_input: returns whether the storage at an address came from a loader.
     """
@@ -66,7 +66,7 @@ class Activations:
         self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module]; module None for input
         self._gradients: Dict[int, int] = {}  # parameter -> bytes
         self._saved = self._gradient_sum = 0
-        self._is_highest = False  # whether the sum is at its highest now; its parts are noted only when it falls
+        self._is_highest = False  # whether the sum is at its highest now; its parts are recorded only when it falls
         self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
         self.by_module: Dict[str, int] = {}
         self._hooks: Any = None
@@ -93,7 +93,7 @@ class Activations:
         self._keep_parts()
 
     def count_gradients(self) -> None:
-        """Counts the gradients that exist; also called when a forward pass begins, as the program may have cleared them."""
+        """Counts the existing gradients. Also called when a forward pass begins, because the program may have cleared them."""
         self._gradients = {id(each): storage_of(each.grad)[1] for each in self._parameters if each.grad is not None}
         self._gradient_sum = sum(self._gradients.values())
 
@@ -143,7 +143,7 @@ class Activations:
 
 
 class Running:
-    """Knows which module runs, by hooks on all modules of the process."""
+    """Tracks which module runs, by hooks on all modules of the process."""
 
     def __init__(self, names: Dict[int, str]) -> None:
         self._names, self._stack = names, [ROOT]

@@ -1,4 +1,4 @@
-"""Follows the allocator for two steps: finds the highest sum of living allocations and, on a GPU, what these are."""
+"""Follows the allocator for two steps: finds the highest sum of live allocations and, on a GPU, lists these allocations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_fr
 
 
 class Allocations:
-    """What an allocator did.
+    """Records of an allocator.
 
     Attributes:
-        peak_bytes: the highest sum of living allocations. On the CPU it is taken in the second step and counts only what was
-            allocated since the first step began, so parameters and optimizer state are not in it.
+        peak_bytes: the highest sum of live allocations. On the CPU it is from the second step and counts only what was
+            allocated since the first step began, so parameters and optimizer state are not included.
         timeline, at_peak, fragmentation_frac, num_retries, notes: as in `documents.Memory`.
     """
 
@@ -43,7 +43,7 @@ class Allocations:
 
 
 class HostAllocations(Allocations):
-    """What the CPU allocator did, from the profiler's records."""
+    """Records of the CPU allocator, from the profiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class HostAllocations(Allocations):
                 activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
-            earlier.clear()  # torch warns once that it frees an earlier allocation: here, where `quiet` drops the warning
+            earlier.clear()  # torch warns once when it frees an earlier allocation; here `quiet` drops this warning
 
     def begin_second(self) -> None:
         """See the base class."""
@@ -84,7 +84,7 @@ class HostAllocations(Allocations):
 
 
 class DeviceAllocations(Allocations):
-    """What CUDA's allocator did, from its own history."""
+    """Records of CUDA's allocator, from its own history."""
 
     def __init__(self, index: Optional[int] = None) -> None:
         super().__init__()
@@ -216,5 +216,5 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
 
 
 def recorder(device: str, index: Optional[int]) -> Allocations:
-    """Returns what follows the allocator of a device; see `TrialContext` for device and index."""
+    """Returns the object that follows the allocator of a device; see `TrialContext` for device and index."""
     return DeviceAllocations(index) if device == "cuda" else HostAllocations()

@@ -6,7 +6,7 @@ from typing import Any, List, Optional
 
 from ..context import TrialContext
 
-MEAN_STEPS = 50  # last steps of the warm-up that `mean_step_s` looks at
+MEAN_STEPS = 50  # number of steps at the end of the warm-up that `mean_step_s` uses
 
 
 def mean_step_s(ends_s: List[float]) -> Optional[float]:
@@ -16,12 +16,12 @@ def mean_step_s(ends_s: List[float]) -> Optional[float]:
 
 
 class Pass:
-    """One way of looking at the program's steps. A subclass overrides all methods; they are called in this order.
+    """One way of observing the program's steps. A subclass overrides all methods; they are called in this order.
 
     Attributes:
         which: LINES, TRACE or MEMORY.
-        is_over: whether it has seen enough.
-        notes: what could not be found out, and why.
+        is_over: whether it has observed enough.
+        notes: what could not be measured, and why.
     """
 
     which = ""
@@ -38,7 +38,7 @@ class Pass:
         """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called if the program evaluated its model since the last step: what came since then does not count.
+        """Called if the program evaluated its model since the last step: the time since then does not count.
 
         It is called at the end of such a step, before `step_done`, or when an epoch begins after the evaluation.
 
@@ -48,4 +48,4 @@ class Pass:
         """
 
     def finish(self) -> Any:
-        """Stops looking and returns the document; None if there is nothing to tell."""
+        """Stops observing and returns the document; None if there is nothing to report."""

@@ -1,4 +1,4 @@
-"""Reads what torch.compile did: recompilations and graph breaks, with their places and reasons."""
+"""Reads the recompilations and graph breaks of torch.compile, with their places and reasons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _seconds(metric: Any) -> float:
 def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]]:
     """Returns the recompilations by code, the most seconds first; "" as the file of a whole model.
 
-    The code of a compiled model is then our own, which is around every model's call.
+    In that case the code is the harness's own wrapper around the model's calls.
     """
     found: Dict[Any, Dict[str, Any]] = {}
     for metric in metrics:

@@ -1,12 +1,12 @@
 """Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
 
-Like `protocol`, this module needs only Python 3.9 and the standard library, and is read by both sides. Seconds are floats,
-bytes are integers. What could not be found out is None, never 0, and `notes` says why. Each pass runs in its own process:
+Like `protocol`, this module needs only Python 3.9 and the standard library, and both sides import it. Seconds are floats, bytes
+are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in its own process:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
                                      opens in ui.perfetto.dev)
-    explained.memory.rank<R>.json    Memory: what holds the memory at the peak, and the FLOPs of one step
+    explained.memory.rank<R>.json    Memory: what uses the memory at the peak, and the FLOPs of one step
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the train
 
 # Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
 READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
+FUNCTION = "function"  # "function: FILE: NAME" names one of the program's own functions where a trial can skip it
 # Keys of `Traced.peaks` and `Memory.products`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
 
@@ -108,7 +109,7 @@ class Site:
         file, line, function, text: as in `Line`.
         phase: of the step.
         count: calls per step.
-        seconds: seconds per step inside these calls.
+        seconds: seconds per step in these calls.
     """
 
     kind: str
@@ -123,7 +124,7 @@ class Site:
 
 @dataclasses.dataclass
 class Compiled:
-    """What torch.compile did.
+    """Recompilations and graph breaks of torch.compile.
 
     Attributes:
         recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], the most seconds first.
@@ -146,7 +147,7 @@ class Lines:
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
         phases_s: phase of STEP_PHASES -> host seconds per step; they sum to seconds / steps.
-        device_phases_s: the same as the GPU saw them, by CUDA events; None on the CPU.
+        device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
         num_samples: number of samples that the line sampler took of the training thread.
@@ -156,7 +157,7 @@ class Lines:
         gc_s, gc_count: seconds and collections of the cyclic garbage collector per step.
         compiled: None if nothing was compiled.
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
-        notes: what could not be found out, and why.
+        notes: what could not be measured, and why.
         busy_cpu_s: CPU seconds per step of the training thread outside of input; None if unknown.
     """
 
@@ -190,12 +191,12 @@ class Traced:
     """Result of the pass "trace".
 
     Attributes:
-        file: name of the trace beside this document; "" if there is none, and `notes` says why.
+        file: name of the trace in this document's folder; "" if there is none, and `notes` says why.
         steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace. Those in `left_out` do not count.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
-        peaks: what this rank reached after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
-            a second of a matrix product, "bytes" -> bytes a second of a copy. {} if they could not be measured.
+        peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
+            per second of a matrix product, "bytes" -> bytes per second of a copy. {} if they could not be measured.
         left_out: numbers of the ranges in which the program evaluated its model.
         notes: for example that CUPTI was refused.
     """
@@ -218,9 +219,9 @@ class Memory:
     """Result of the pass "memory". Bytes of one rank.
 
     Attributes:
-        peak_bytes: the most bytes that the program's tensors held at once. On CUDA it is the allocator's peak. On the CPU it is
-            the bytes of parameters and optimizer state plus the peak of what the steps allocated. It is at least the sum of
-            the parts below.
+        peak_bytes: the most bytes that the program's tensors used at once. On CUDA it is the allocator's peak. On the CPU it is
+            the bytes of parameters and optimizer state plus the peak of the steps' allocations. It is at least the sum of the
+            parts below.
         parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest of peak_bytes.
         by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first. The
             numbers of a module do not include the modules inside it; the root's name is "".

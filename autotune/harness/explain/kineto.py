@@ -17,7 +17,7 @@ NO_KERNELS = "GPU kernels are not known: {}"
 
 @contextlib.contextmanager
 def quiet(notes: List[str]) -> Iterator[None]:
-    """Holds back standard error, then passes on what is not kineto's; notes an error of CUPTI, which it needs for kernels.
+    """Holds back standard error, then passes on all lines that are not kineto's. Notes errors of CUPTI, which records kernels.
 
     Drops Python's warnings, too: torch 2.11 warns that its profiler forgets the events of earlier cycles.
     """

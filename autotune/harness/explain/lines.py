@@ -20,15 +20,15 @@ from .syncs import SyncSites
 # The pass lasts LENGTH_S (or the trial's `max_s`), and longer until it has MIN_STEPS steps, but at most MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
-# A sample holds up a short step by a larger part of it. If steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart;
-# the pass has a thousand of them even so.
+# A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
+# pass still has a thousand of them.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the kernel does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process; one in the sampler's thread is no cost of the sampler."""
+    """Times the garbage collector's runs in the training process; a run in the sampler's thread is no cost of the sampler."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
@@ -49,13 +49,13 @@ class Collections:
 def samples_of(seen: List[float], num_steps: int) -> float:
     """Returns the samples of all steps of a pass, from those of the steps that the device had finished before the pass ended.
 
-    A GPU may still have had several of the last steps to do.
+    A GPU may not have finished the last steps by then.
     """
     return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 
 
 class LinesPass(Pass):
-    """Looks at the host for some seconds."""
+    """Observes the host for some seconds."""
 
     which = LINES
 
@@ -103,7 +103,7 @@ class LinesPass(Pass):
         return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
-        """Returns, so far: optimizer steps, steps fed to the window, seconds waited for the loader, batches of the loader."""
+        """Returns the counts so far: optimizer steps, window steps, seconds waited for the loader, batches of the loader."""
         training = self.context.loaders.training
         waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
         return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)
@@ -177,7 +177,7 @@ class LinesPass(Pass):
         )
 
     def _scale(self) -> Dict[str, float]:
-        """Returns phase -> its seconds by the clock, divided by the seconds that its samples stand for."""
+        """Returns phase -> its measured seconds divided by its sampled seconds."""
         return {phase: self._marks.seconds[phase] / each for phase, each in self._sampler.phases_s.items() if each > 0}
 
     def _input(self, num_steps: int) -> Tuple[List[Stage], List[Line]]:

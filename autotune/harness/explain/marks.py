@@ -12,7 +12,7 @@ from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
 LEFT_OUT = "left out"  # the phase of events in a step that does not count
-MAX_EVENTS = 4_000  # CUDA events that are kept; the older half is then read, which the device has long passed
+MAX_EVENTS = 4_000  # number of CUDA events from which the older half is read; the device has reached those long ago
 # Losses are mostly computed outside the module that trains. Calls of these functions count as forward, too, if the program
 # calls them as attributes of `nn.functional`.
 LOSSES = (
@@ -31,7 +31,7 @@ class Marks:
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
         on_step: if not None, called at the first change of phase of each step.
-        on_result: if not None, called when a function that makes up a phase returns, with the phase and the function's result.
+        on_result: if not None, called with the phase and the result when a function that is a whole phase returns.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
         num_left_out: steps whose seconds do not count.
     """
@@ -58,7 +58,7 @@ class Marks:
     # --- changes of phase ---
 
     def enter(self, phase: str) -> str:
-        """Begins a phase and returns the one to go back to."""
+        """Begins a phase and returns the phase to return to."""
         before = self.now
         if before == OTHER and self.between_steps is not None:
             act, self.between_steps = self.between_steps, None
@@ -90,7 +90,7 @@ class Marks:
         self._since_cpu_s = cpu_s
 
     def leave_out_step(self) -> None:
-        """Takes back what was added since the previous step ended."""
+        """Subtracts the time that was added since the previous step ended."""
         self.seconds, self.busy_cpu_s, num_steps = self._step_began
         self.num_left_out += self._context.num_steps - num_steps
         self._since_s, self._since_cpu_s = time.perf_counter(), time.thread_time()
@@ -196,10 +196,10 @@ class DevicePhases:
         self._events: List[Tuple[str, Any]] = []
         self._step_from = 0  # number of the last step's first event
         self._seconds = dict.fromkeys((*STEP_PHASES, LEFT_OUT), 0.0)
-        self._of_step = dict(self._seconds)  # what `_seconds` has of the last step already
+        self._of_step = dict(self._seconds)  # the part of `_seconds` from the last step
 
     def note(self, phase: str) -> None:
-        """Records an event where the host begins to queue work of a phase, unless that work is captured for a CUDA graph."""
+        """Records an event when the host begins to queue work of a phase, unless the work is captured for a CUDA graph."""
         import torch
 
         if torch.cuda.is_current_stream_capturing():
@@ -223,11 +223,11 @@ class DevicePhases:
         self._step_from = max(0, self._step_from - number)
 
     def step_begins(self) -> None:
-        """Notes that the events to come belong to the next step."""
+        """Records that later events belong to the next step."""
         self._step_from, self._of_step = len(self._events), dict.fromkeys(self._of_step, 0.0)
 
     def leave_out_step(self) -> None:
-        """Takes back the seconds since the last step began."""
+        """Subtracts the seconds since the last step began."""
         self._events[self._step_from :] = [(LEFT_OUT, event) for _, event in self._events[self._step_from :]]
         for phase, seconds in self._of_step.items():
             self._seconds[phase] -= seconds

@@ -15,16 +15,16 @@ from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
 
 BEGIN_FILE = "explain.json"  # {"step": n}: rank 0 tells the other ranks after which step all begin the pass
-WARMUP_MAX_S = 20.0  # after the first step; then the pass begins even if the steps are not steady
+WARMUP_MAX_S = 20.0  # from the first step on; after this the pass begins even if the steps are not steady
 NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first: the pass began anyway"
 CUT_SHORT = "the program ended by itself in the middle of the pass"
 
 
 class Explained:
-    """The pass that this trial makes, from the first step to its document."""
+    """The pass of this trial, from the first step to its document."""
 
     def __init__(self, context: TrialContext) -> None:
-        if not faulthandler.is_enabled():  # the program has run without the pass: if it crashes now, its log says where
+        if not faulthandler.is_enabled():  # the program ran without the pass: if it crashes now, its log shows where
             faulthandler.enable(file=2)
         self._context = context
         self._pass = _made(context)
@@ -35,7 +35,7 @@ class Explained:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pass has seen enough, so that the program may end."""
+        """Whether the pass has observed enough, so that the program may end."""
         return self._pass.is_over
 
     @property

@@ -1,4 +1,4 @@
-"""Measures what a device can do at most: FLOPs a second of matrix products, and bytes a second of a copy."""
+"""Measures the peaks of a device: FLOPs per second of matrix products, and bytes per second of a copy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .documents import BYTES, NARROW, WIDE
 LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
-QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work, and calls, that are queued before the device is waited for
-MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for so long, so many times at most
+QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work, and calls, that are queued before waiting for the device
+MEASURED_S, MOST_CALLS = 0.03, 10  # how long, and how many times at most, a call is repeated
 
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
-    """Returns what `Traced.peaks` holds; see `TrialContext` for device and index."""
+    """Returns the value of `Traced.peaks`; see `TrialContext` for device and index."""
     import torch
 
     with untouched(device, index):
@@ -42,7 +42,7 @@ def _flops_per_s(dtype: Any, device: str) -> float:
 def least_s(call: Callable[[], Any], device: str) -> float:
     """Returns the seconds of the fastest of a few calls. A first call, which may choose or compile kernels, does not count.
 
-    On a GPU, many short calls are queued before the device is waited for: one launch and one wait take as long as such a call.
+    On a GPU, many short calls are queued before waiting for the device, since one launch and one wait take as long as a call.
     """
     _finished_s(call, device)
     num = max(1, min(MOST_QUEUED, round(QUEUED_S / max(_finished_s(call, device), 1e-9)))) if device == "cuda" else 1
@@ -65,7 +65,7 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
 
 @contextlib.contextmanager
 def untouched(device: str, index: Optional[int] = None) -> Iterator[None]:
-    """Computes without autograd and autocast inside the `with` block; on a GPU, on the one that trains."""
+    """Disables autograd and autocast inside the `with` block, and selects the GPU that trains, if there is one."""
     import torch
 
     current: Any = contextlib.nullcontext() if index is None else torch.cuda.device(index)

@@ -1,7 +1,7 @@
 """Times the convolutions, matrix products and attention of a step again, each call alone, in 32 and in 16 bits.
 
-Their ratio says how much faster 16 bits are on this device in the shapes of this program. The device's peaks do not say that,
-because small products are far from them.
+The ratio shows how much faster 16 bits are on this device with the shapes of this program. The device's peaks do not show this,
+because small products are far from the peaks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .peaks import least_s, untouched
 # can cost more than all other products gain.
 ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
 NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", *ATTENTION)
-LOGSUMEXP = 5  # place of the argument of attention's backward pass that stays in 32 bits
-MAX_S = 2.0  # after so long no further product is timed; those with the most FLOPs come first
+LOGSUMEXP = 5  # position of the argument of attention's backward pass that stays in 32 bits
+MAX_S = 2.0  # after this time no further product is timed; products with the most FLOPs come first
 
 
 class Described(NamedTuple):
-    """What is kept of a tensor, to make another one like it."""
+    """Properties of a tensor that are needed to make another one like it."""
 
     shape: Tuple[int, ...]
     strides: Tuple[int, ...]
@@ -30,14 +30,14 @@ class Described(NamedTuple):
 
 
 class Products:
-    """The products and attention of one step that have their inputs in 32 bits."""
+    """The products and attention calls of one step whose inputs are in 32 bits."""
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]
         self._seen: Dict[Tuple[str, str], List[Any]] = {}
 
     def note(self, operator: Any, arguments: Tuple[Any, ...], flops: float) -> None:
-        """Notes a call of an operator of `torch.ops.aten`, with its positional arguments and its FLOPs."""
+        """Records a call of an operator of `torch.ops.aten`, with its positional arguments and its FLOPs."""
         name = str(operator).rpartition(".")[2]
         described = tuple(_described(each) for each in arguments) if name in NAMES else ()
         if not described or any(isinstance(each, Described) and each.dtype != WIDE for each in described):
@@ -47,7 +47,7 @@ class Products:
         seen[3] += 1
 
     def timed(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
-        """Returns what `Memory.products` holds; see `TrialContext` for device and index."""
+        """Returns the value of `Memory.products`; see `TrialContext` for device and index."""
         found = {WIDE: 0.0, NARROW: 0.0, CASTS: 0.0, TIMED_FRAC: 0.0}
         whole, ends_s = sum(seen[2] for seen in self._seen.values()), time.perf_counter() + MAX_S
         with untouched(device, index):
@@ -71,7 +71,7 @@ def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
 
 
 def _narrowed(arguments: List[Any], kept: Optional[int]) -> List[Any]:
-    """Returns the arguments with their tensors in 16 bits, except the one at place `kept`."""
+    """Returns the arguments with their tensors in 16 bits, except the one at position `kept`."""
     import torch
 
     def is_cast(place: int, each: Any) -> bool:

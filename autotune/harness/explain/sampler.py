@@ -1,8 +1,8 @@
-"""Samples which lines of Python a thread is at, from a thread of its own.
+"""Samples which line of Python a thread executes, from a separate thread.
 
-A sample counts for the time since the sample before. So if the sampled thread holds the interpreter's lock and a sample comes
-late, that sample counts for all the time that it stands for. The intervals vary, so that they do not fall in step with the
-program. Signals and `faulthandler` were tried: they slow programs down, or crash them.
+A sample counts for the time since the previous sample. So if the sampled thread holds the interpreter's lock and a sample comes
+late, it counts for all of that time. The intervals vary, so that they do not synchronise with the program. Signals and
+`faulthandler` were tried: they slow programs down, or crash them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .documents import MAIN, THREAD, WORKER, Line
 from .sources import HARNESS, OWN, Sources, name_of, text_of
 
 SWITCH_S = 0.0005  # the interpreter's switch interval while sampling: the sampler waits at most this long for Python code
-# A thread whose innermost frame is in one of these files waits for others, so its time does not count.
+# A thread whose innermost frame is in one of these files waits for other threads, so its time does not count.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
 MAX_LINES = 300  # lines that are returned for each of MAIN, WORKER and THREAD
 # A sampler that uses more than MAX_COST of a core samples less often; its interval grows at most MAX_FACTOR-fold.
@@ -33,7 +33,7 @@ Key = Tuple[str, str, Any, int]  # phase, where, code, line
 
 
 class LineSampler(threading.Thread):
-    """Samples the thread that starts it, at intervals; in the training process, the other threads are sampled along with it.
+    """Samples the thread that starts it, at intervals. In the training process, it also samples the other threads.
 
     Attributes:
         num_samples: number of samples of that thread.
@@ -189,11 +189,11 @@ def _frames() -> Iterator[Dict[int, Any]]:
 
 
 def _undisturbed(looking: Iterator[Any]) -> None:
-    """Consumes an iterator that looks at other threads' frames, in one call of C code, during which no other thread runs.
+    """Consumes an iterator that reads other threads' frames, in one call of C code, during which no other thread runs.
 
-    If a thread went on while its frames are read, freed memory would be read, and the process might crash. So all steps must be
-    functions written in C, and the garbage collector, which until Python 3.11 may run Python code whenever memory is
-    allocated, is off. It is turned off and on within the same call, because another thread might change it in between.
+    If a thread continued while its frames are read, freed memory would be read, and the process might crash. So all steps must
+    be functions written in C. The garbage collector must be off, because until Python 3.11 it may run Python code whenever
+    memory is allocated. It is turned off and on within the same call, because another thread might change it in between.
     """
     restore: List[Callable[[], None]] = []
     was_on = map(_CALL, (gc.isenabled,))

@@ -1,4 +1,4 @@
-"""Tells the program's own code from libraries and from the harness."""
+"""Distinguishes the program's own code from libraries and from the harness."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Sources:
-    """Knows whose code runs.
+    """Determines whose code runs.
 
     Attributes:
-        kinds: code object -> its kind, for all that `kind` was asked about.
+        kinds: code object -> its kind, for all code objects passed to `kind`.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def name_of(code: Any) -> str:
 
 
 def code_of(thing: Any, names: Tuple[str, ...] = ()) -> Optional[Any]:
-    """Returns the code of a function, or of the first method in `names` that an object's class has; None if there is none."""
+    """Returns the code of a function, or of an object's first method in `names`; None if there is none."""
     functions: List[Any] = [thing, *(getattr(type(thing), name, None) for name in names)]
     for function in functions:
         function = getattr(function, "__wrapped__", function)

@@ -47,7 +47,7 @@ class Stages:
     """Times the stages in this process.
 
     Attributes:
-        num_fetches, num_samples: batches made, and the samples that the data set was asked for.
+        num_fetches, num_samples: batches made, and samples requested from the data set.
         num_timed: samples of the batches that were timed.
         is_fetching: whether a batch is being made.
         totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, calls], of timed batches.
@@ -64,7 +64,7 @@ class Stages:
         self._one_in = 1
         self.totals: Dict[str, List[float]] = {}
         self.places: Dict[str, Place] = {}
-        self._open: List[List[float]] = []  # for each open stage, what the stages inside it took
+        self._open: List[List[float]] = []  # for each open stage, the times of the stages inside it
         self._patches: List[Patch] = []
         self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
@@ -197,7 +197,7 @@ class Stages:
         self._patch(ForkingPickler, "dumps", functools.partial(self._around_any_thread, HANDOVER))
 
     def uninstall(self) -> None:
-        """Removes what was installed."""
+        """Removes the patches."""
         self._is_timing = False
         self._restore_collate()
         while self._patches:
@@ -256,7 +256,7 @@ class Stages:
     # --- result ---
 
     def counts(self) -> Dict[str, Any]:
-        """Returns what was counted so far, as plain data that can be added up and subtracted."""
+        """Returns the counts so far, as plain data that can be added and subtracted."""
         return {
             "fetches": self.num_fetches,
             "samples": self.num_samples,
@@ -273,7 +273,7 @@ def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, k
     """Returns the stages, with their seconds per sample.
 
     Args:
-        counts: what `Stages.counts` returns, added up over processes.
+        counts: the sum of `Stages.counts` over all processes.
         places: stage -> its code.
         where: MAIN or WORKER.
         knows_delays: whether the time waited for a core is known.
@@ -288,7 +288,7 @@ def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, k
 
 
 def together(counts: List[Dict[str, Any]], before: Sequence[Dict[str, Any]] = ()) -> Dict[str, Any]:
-    """Returns the sum of several processes' counts, without what they had counted before."""
+    """Returns the sum of several processes' counts, minus their earlier counts."""
     totals: Dict[str, List[float]] = {}
     signed = [(each, 1) for each in counts] + [(each, -1) for each in before]
     for each, sign in signed:

@@ -1,4 +1,4 @@
-"""Counts where the program waits for its device or turns tensors into Python numbers."""
+"""Counts the places where the program waits for its device or converts tensors to Python numbers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ KINDS = {
 }
 COPY, SYNCHRONIZE = "copy", "synchronize"
 MAX_SITES = 50
-# Noting a call takes microseconds, and a loop over the elements of a tensor makes thousands of calls a step. So after ALL_NOTED
-# calls, about one in ONE_IN is noted and stands for the others.
+# Recording a call takes microseconds, and a loop over the elements of a tensor makes thousands of calls per step. So after
+# ALL_NOTED calls, about one in ONE_IN is recorded and counts for the others.
 ALL_NOTED, ONE_IN = 2000, 16
 
 Key = Tuple[str, Any, int, str]  # kind, code, line, phase
 
 
 class SyncSites:
-    """Counts synchronising calls by place, and marks copies of batches to the device as their own phase."""
+    """Counts synchronising calls by place, and marks copies of batches to the device as a separate phase."""
 
     def __init__(self, context: TrialContext, marks: Marks, sources: Sources) -> None:
         self._context, self._marks, self._sources = context, marks, sources
@@ -82,7 +82,7 @@ class SyncSites:
         return watched
 
     def _weight(self) -> int:
-        """Returns how many calls this one stands for, and draws how many are skipped after it."""
+        """Returns how many calls this one counts for, and draws how many are skipped after it."""
         self._num_noted += 1
         if self._num_noted <= ALL_NOTED:
             return 1

@@ -1,4 +1,4 @@
-"""The pass "trace": a few steps under torch.profiler, exported as a trace; it is read and summed up on the tuner's side."""
+"""The pass "trace": a few steps under torch.profiler, exported as a trace, which the tuner evaluates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .syncs import SyncSites
 MIN_STEPS, MAX_STEPS = 4, 50  # steps to trace, unless MAX_EVENTS or MAX_S allows fewer
 WANTED_S = 0.25  # short steps are traced for as long as this
 MAX_EVENTS = 200_000  # of the whole trace
-MAX_S = 20.0  # after so long under the profiler, no further step is traced
+MAX_S = 20.0  # after this time under the profiler, no further step is traced
 RANGE = "autotune::"
 
 
 class TracePass(Pass):
-    """Traces a first step, to learn how many events a step has, and then as many steps as are wanted."""
+    """Traces a first step, to learn how many events a step has, and then as many steps as needed."""
 
     which = TRACE
 
@@ -52,7 +52,7 @@ class TracePass(Pass):
 
     def step_done(self) -> None:
         """See the base class."""
-        if self._marks.between_steps is not None:  # the program enters no phase that we see
+        if self._marks.between_steps is not None:  # no phase of the program is detected
             act, self._marks.between_steps = self._marks.between_steps, None
             act()
         if not self.is_over:
@@ -73,8 +73,8 @@ class TracePass(Pass):
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            # Otherwise kineto, by its default or the user's setting, takes CUPTI down after the first step's trace, which may
-            # happen in the middle of the second trace. That one is then left without events of the GPU (pytorch/kineto #1554).
+            # Otherwise kineto, by default or by the user's setting, shuts CUPTI down after the first step's trace. This may
+            # happen during the second trace, which then has no events of the GPU (pytorch/kineto #1554).
             os.environ["TEARDOWN_CUPTI"] = "0"
             self._synchronize()
         with quiet(self.notes):

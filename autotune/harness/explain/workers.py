@@ -1,4 +1,4 @@
-"""Observes a loader worker: its stages and its lines, written now and then to a file that the training process reads."""
+"""Observes a loader worker: its stages and its lines, written at intervals to a file that the training process reads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def prefix(folder: str, number: int) -> str:
     Called in the training process.
     """
     place = _place(folder)
-    with contextlib.suppress(OSError):  # the disk is full: then nothing is known of the workers
+    with contextlib.suppress(OSError):  # the disk is full: then nothing is known about the workers
         os.makedirs(place, mode=0o700, exist_ok=True)
     return os.path.join(place, f"loader{number}")
 
@@ -117,7 +117,7 @@ def _lines(before: Reading, after: Reading, num_steps: float) -> List[Line]:
 def remove(folder: str) -> None:
     """Removes the workers' files, once they have been read.
 
-    The folder gets another name first, so that a worker that still writes finds none to write to.
+    The folder is renamed first, so that a worker that still writes does not find it.
     """
     taken = f"{_place(folder)}.read"
     with contextlib.suppress(OSError):

@@ -17,9 +17,9 @@ ON_THE_CPU = "the program trains on the CPU"
 class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
-    Handlers are made once torch is imported, in the order of `registry.Handlers`. What concerns only one family (the arguments
-    of a DataLoader, a module before its first call) is done by a method of that family's handler. The class that watches the
-    loaders or modules calls this method.
+    Handlers are made once torch is imported, in the order of `registry.Handlers`. Work for only one family (on the arguments of
+    a DataLoader, on a module before its first call) is done by a method of that family's handler, which the class that watches
+    loaders or modules calls.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.

@@ -33,7 +33,7 @@ def granularity_bytes() -> Optional[int]:
 
 
 def _works(library: Any, error: int) -> bool:
-    """Returns whether a call has worked. If not, takes its error back, which torch would raise after its next kernel."""
+    """Returns whether a call has worked. If not, clears its error, which torch would raise after its next kernel."""
     if error:
         library.cudaGetLastError()
     return not error

@@ -105,7 +105,7 @@ class LoaderKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # only in the baseline: `unforked` pickles what workers are sent
+        is_asked = self._context.spec.target is None  # only in the baseline: `unforked` pickles the objects sent to workers
         return {**applicability(training), **(unforked(training) if is_asked else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
@@ -223,6 +223,6 @@ def applicability(loader: Any) -> Dict[str, str]:
 
 
 def unforked(loader: Any) -> Dict[str, str]:
-    """Returns {key: why workers can only be forked}; {} if they can start in other ways. Pickles what workers are sent."""
+    """Returns {key: why workers can only be forked}; {} if they can start in other ways. Pickles what workers get."""
     why = startable.problem(loader.parts(), loader.main_line, loader.began_lines) if loader is not None else ""
     return {CONTEXT: why} if why else {}

@@ -54,8 +54,8 @@ class MemoryKnobs(KnobHandler):
 def limit_device(fraction: float, index: Optional[int]) -> None:
     """Limits the share of a GPU's memory that this process may take, see `TrialContext.device_index`.
 
-    The allocator checks the limit only when it asks the driver for memory. So it gives back what the first step has left:
-    otherwise later steps would be served from that, however much it is.
+    The allocator checks the limit only when it requests memory from the driver. So the memory cached by the first step is
+    released: otherwise later steps could use all of it, even if it exceeds the limit.
     """
     import torch
 

@@ -4,8 +4,8 @@ A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before
 can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
 module that reshards has only its shards registered as parameters, and any other module has the whole parameters.
 
-The harness does not change whether a model is sharded, because that decides what the optimizer holds and what is saved. If the
-program has an argument for it, that argument is set on the command line and verified here.
+The harness does not change whether a model is sharded, because that determines the optimizer's state and the checkpoints. If
+the program has an argument for it, that argument is set on the command line and verified here.
 """
 
 from __future__ import annotations

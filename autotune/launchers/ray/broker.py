@@ -4,14 +4,14 @@ Ray is imported here and nowhere else: when a cluster's head dies, Ray ends ever
 another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this program needs
 only Ray and the standard library of Python 3.9, and is run by path.
 
-The tuner's end of the link is standard input and output. The bytes go through calls of an actor on the node, not through a port
-of our own. The actor starts the agent in a session of its own, where Ray does not look for it; the agent leaves when the pipes
-to the actor close, which they do however the actor, its raylet or this program ends.
+The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
+through a separate port. The actor starts the agent in a separate session, so that Ray does not find it. The agent exits when
+the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number, or null for `num_processes` if the cluster has any),
-"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (how many brokers ask
-for the same), and "agent", the agent's command.
-What happens is said on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
+"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (how many brokers
+request the same), and "agent", the agent's command.
+This program reports on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
 {"lost": why}.
 """
 
@@ -36,10 +36,10 @@ sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.absp
 SAID = "autotune-broker: "
 CONNECT_S = 5.0
 LOOK_S = 2.0  # between two looks at why the actor waits
-READ_S = 5.0  # a call that waits for the agent's bytes returns after this long without any
+READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
-LEAVE_S = 14.0  # an agent that has not left this long after the tuner closed the link is killed
-KILL_S = 1.0  # longest wait for that
+LEAVE_S = 14.0  # an agent that has not exited this long after the tuner closed the link is killed
+KILL_S = 1.0  # longest wait after killing it
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
 CLUSTER = "autotune"
@@ -48,8 +48,8 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Becomes the agent as a grandchild of the worker. What a process inherits is set as the tuner has it: Ray gives its workers
-# niceness 15 and to the kernel when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
+# Becomes the agent as a grandchild of the worker, with the inherited properties of the tuner's process. Ray's workers have
+# niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
 if pid := os.fork():
@@ -75,10 +75,10 @@ os.execv(sys.argv[5], sys.argv[5:])
 
 
 class Relay:
-    """The actor: starts the agent on its node, and passes bytes on. A call that is repeated has no further effect."""
+    """The actor: starts the agent on its node, and passes on bytes. Repeating a call has no further effect."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
-        """Starts the agent, with what `inherited` returned where the tuner is."""
+        """Starts the agent with the values that `inherited` returned on the tuner's machine."""
         import ray
 
         context = ray.get_runtime_context()
@@ -117,19 +117,19 @@ class Relay:
                 left = left[num:]
 
     def close(self) -> None:
-        """Closes the agent's standard input, upon which it leaves."""
+        """Closes the agent's standard input, so that the agent exits."""
         with self._writing:
             if self._in >= 0:
                 os.close(self._in)
             self._in = -1
 
     def kill(self) -> None:
-        """Ends the agent the hard way; its supervisor ends the trial then."""
+        """Kills the agent. Its supervisor then ends the trial."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if that is nothing yet; None at its end."""
+        """Returns what the agent has written after the first `offset` bytes; b"" if there is nothing yet; None at its end."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
@@ -140,13 +140,13 @@ class Relay:
             return bytes(self._unread)
 
     def words(self) -> str:
-        """Returns what the agent has printed to standard error."""
+        """Returns the agent's standard error."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace")
 
 
 class Inbox:
-    """Reads standard input in a thread, so that the tuner's end is noticed at any time.
+    """Reads standard input in a thread, so that the end of the tuner is noticed at any time.
 
     Attributes:
         closed_s: when the tuner closed its end, monotonic clock; infinite until then.
@@ -176,13 +176,13 @@ class Inbox:
 
 
 def say(**fields: str) -> None:
-    """Tells the tuner something."""
+    """Reports something to the tuner."""
     sys.stderr.write(f"\n{SAID}{json.dumps(fields)}\n")
     sys.stderr.flush()
 
 
 def leave(status: int, **fields: str) -> NoReturn:
-    """Ends this program, after telling why; Ray ends the actor."""
+    """Reports why, and ends this program. Ray then ends the actor."""
     if fields:
         say(**fields)
     sys.stdout.flush()
@@ -192,7 +192,7 @@ def leave(status: int, **fields: str) -> NoReturn:
 
 
 def plainly(error: Exception) -> str:
-    """Returns what an error says, without Ray's indented lines of identifiers."""
+    """Returns an error's message without Ray's indented lines of identifiers."""
     return " ".join(" ".join(line for line in str(error).splitlines() if not line.startswith("\t")).split())
 
 
@@ -230,7 +230,7 @@ def connect(address: str) -> None:
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
-    """Returns the resources that the actor asks for, and ends this program if no node can ever have them."""
+    """Returns the resources that the actor requests, and ends this program if no node can ever provide them."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max((node.get("GPU", 0) for node in nodes), default=0)
     gpus = request["gpus"]
@@ -304,7 +304,7 @@ def call(method: Any, *arguments: Any) -> Any:
 
 
 def send(relay: Any, inbox: Inbox) -> None:
-    """Passes on what the tuner sends, until its end."""
+    """Passes on the tuner's bytes until the tuner ends."""
     offset = 0
     with contextlib.suppress(ray.exceptions.RayError):  # `receive` says so
         while data := inbox.take():
@@ -314,7 +314,7 @@ def send(relay: Any, inbox: Inbox) -> None:
 
 
 def receive(relay: Any, inbox: Inbox, out: int) -> None:
-    """Passes on what the agent sends, until its end, or until it ought to have left."""
+    """Passes on the agent's bytes until the agent ends, or until it should have exited."""
     offset = 0
     while time.monotonic() < inbox.closed_s + LEAVE_S and (data := call(relay.read, offset, READ_S)) is not None:
         offset += len(data)

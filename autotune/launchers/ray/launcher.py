@@ -1,6 +1,6 @@
-"""Runs trials on a node of a Ray cluster: a broker, which is a child process, asks Ray for the node and carries the link.
+"""Runs trials on a node of a Ray cluster: a broker, which is a child process, requests the node from Ray and carries the link.
 
-Only the broker (broker.py) imports Ray. It lives as long as the node is kept, which is the whole study.
+Only the broker (broker.py) imports Ray. It runs as long as the node is used, which is the whole study.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RayLauncher(RemoteLauncher):
         place: what the node must see, and the devices of a trial.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait for a node; None for no limit.
-        num_slots: how many such launchers the study has, each with resources of its own.
+        num_slots: how many such launchers the study has, each with its own resources.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class RayLauncher(RemoteLauncher):
 
 
 class Broker(ChildTransport):
-    """One run of the broker with the agent at its other end.
+    """One run of the broker, connected to an agent.
 
     Args:
         ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
         may_wait: whether to wait for a node that the cluster does not have yet.
-        num_slots: how many brokers ask for the same.
+        num_slots: how many brokers request the same.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Broker(ChildTransport):
         self._ray, self._python = ray, python
 
     def why_waiting(self) -> str:
-        """Returns what Ray has not got: "Ray has no node for 1 GPU, 1 CPU yet (0 of 2 GPUs free, 3 of 4 CPUs free)"."""
+        """Returns what Ray lacks: "Ray has no node for 1 GPU, 1 CPU yet (0 of 2 GPUs free, 3 of 4 CPUs free)"."""
         return self._said("waiting")
 
     def why_never(self) -> BadInput | None:
-        """Returns None: a broker that finds no node for ever says so and ends."""
+        """Returns None: a broker that can never get a node says so and ends."""
         return None
 
     def why_lost(self) -> str:
@@ -131,7 +131,7 @@ class Broker(ChildTransport):
         return BadInput(told.get(kind, otherwise))
 
     def _said(self, name: str) -> str:
-        """Returns what the broker has said last under a name; "" if nothing."""
+        """Returns the broker's last message under a name; "" if there is none."""
         lines = [line.removeprefix(SAID) for line in self.text().splitlines() if line.startswith(SAID) and line.endswith("}")]
         said = [str(fields[name]) for fields in map(json.loads, lines) if name in fields]
         return said[-1] if said else ""

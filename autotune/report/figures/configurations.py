@@ -1,4 +1,4 @@
-"""Figures on the configurations that were tried: the fastest few with what each costs, and what was tried of each setting."""
+"""Figures on the configurations that were tried: the fastest few with their resources, and the values of each setting."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from autotune.report.study import BASELINE, Study
 from autotune.wording import changes_phrase, knob_phrase, score_of, side_texts
 
 NUM_FASTEST = 5
-MAX_VALUES = 8  # values of a setting that are listed though no trial has them
+MAX_VALUES = 8  # values of a setting that are listed even if no trial has them
 MIDDLE = TRACK_PX / 2
 BUSY = "gpu.utilisation_frac"  # share of the time in which a kernel runs
 Trials = Sequence[dict[str, Any]]
 
 
 def fastest(study: Study) -> Figure:
-    """Returns the fastest configurations and the baseline: their rates, and what each takes."""
+    """Returns the fastest configurations and the baseline: their rates, memory and step times."""
     title = "Which configurations were the fastest?"
     able = [trial for trial in study.configurations if Outcome(str(trial["outcome"])).may_win and _score(study, trial)]
     ranked = sorted(able, key=lambda trial: -(_score(study, trial) or 0.0))
@@ -58,13 +58,13 @@ def fastest(study: Study) -> Figure:
 
 
 def _side(study: Study, number: int) -> dict[str, Any]:
-    """Returns the summary's entry of the baseline or the best, whose rate is the one to quote; {} for other trials."""
+    """Returns the summary's entry of the baseline or the best, which has the reported rate; {} for other trials."""
     sides = [study.summary.get(role) or {} for role in ("best", "baseline")]
     return next((side for side in sides if side.get("trial") == number and side.get("value")), {})
 
 
 def _score(study: Study, trial: dict[str, Any]) -> float | None:
-    """Returns the score of a configuration: in the finals if it was in them, else in the search."""
+    """Returns the score of a configuration: from the finals if it was in them, else from the search."""
     if side := _side(study, trial["number"]):
         return score_of(study.summary, side)
     finals = [score for each in finals_of(study.finals, trial["number"]) if (score := score_of(study.summary, each))]
@@ -80,7 +80,7 @@ def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
     metrics = _metrics(study, number)
     steps = [step_time_text(value) if (value := metrics.get(key)) else DASH for key in ("step_p50_s", "step_p95_s")]
     return [
-        f"{number:04d}", changes_phrase(trial.get("changed") or {}, none="as it is today"), rate, _ratio(study, trial),
+        f"{number:04d}", changes_phrase(trial.get("changed") or {}, none="unchanged"), rate, _ratio(study, trial),
         processes_text(study.trials, trial),
         bytes_text(trial.get("peak_memory_bytes")), *steps,
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def _ratio(study: Study, trial: dict[str, Any]) -> str:
 
 
 def settings(study: Study) -> Figure:
-    """Returns the rates of the search's trials by the value of each setting, and the settings with one value in all trials."""
+    """Returns the search trials' rates by the value of each setting, and the settings with one value in all trials."""
     title, trials = "What was tried of each setting?", study.configurations
     rates = [float(trial["value"]) for trial in trials if trial.get("value")]
     by_knob = {key: _by_value(study, key, trials) for key in study.space}
@@ -126,7 +126,7 @@ def settings(study: Study) -> Figure:
 
 
 def _by_value(study: Study, key: str, trials: Trials) -> dict[KnobValue, Trials]:
-    """Returns value -> trials with it, in the order of the values; values without trials if there are few."""
+    """Returns value -> trials with it, in the order of the values. Includes values without trials if there are few."""
     with_it = [trial for trial in trials if key in (trial.get("knobs") or {})]
     seen = dict.fromkeys(trial["knobs"][key] for trial in with_it)
     values = study.space[key] if len(study.space[key]) <= MAX_VALUES else [v for v in study.space[key] if v in seen]
@@ -166,7 +166,7 @@ def _tried_text(trials: Trials) -> str:
 
 
 def _marks(study: Study, trials: Trials, scale: Scale) -> list[Markup]:
-    """Returns a mark for each trial; of very many, only the range."""
+    """Returns a mark for each trial; for very many trials, only their range."""
     rates = [float(trial["value"]) for trial in trials if trial.get("value")]
     failed = [mark(0, MIDDLE, CROSS, "failed")] if len(rates) < len(trials) else []
     ours = [trial for trial in trials if trial["number"] == study.best and trial.get("value")]
@@ -179,7 +179,7 @@ def _marks(study: Study, trials: Trials, scale: Scale) -> list[Markup]:
 
 
 def _unchanged(keys: Sequence[str], by_knob: dict[str, dict[KnobValue, Trials]]) -> list[str]:
-    """Returns a sentence on the settings of the search space that have no second value in any trial."""
+    """Returns a sentence on the settings of the search space that were tried with only one value."""
     words = []
     for key in keys:
         kept = [value_text(value) for value, trials in by_knob[key].items() if trials]

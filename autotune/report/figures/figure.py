@@ -1,4 +1,4 @@
-"""Defines a figure of a report: a title, what it says, a drawing, and the numbers as a table."""
+"""Defines a figure of a report: a title, a text, a drawing, and the numbers as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Grid:
     """A table of texts.
 
     Attributes:
-        columns: heads of the columns. Columns of numbers, which are aligned at the right, end with a space.
+        columns: heads of the columns. A head that ends with a space marks a column of numbers, which is aligned right.
         rows: cells.
     """
 
@@ -32,7 +32,7 @@ class Grid:
 
     @property
     def num_left_out(self) -> int:
-        """Number of rows that are not."""
+        """Number of rows that are not in the file."""
         return max(0, len(self.rows) - MAX_ROWS)
 
 
@@ -41,16 +41,16 @@ class Figure:
     """A figure.
 
     Attributes:
-        key: its place in the page, a word.
+        key: its anchor in the page, a word.
         title: title in a few words.
         says: what it shows, in one or two sentences.
-        drawing: the chart; empty if it is absent, or if the table is all there is.
-        grid: the numbers; None if the chart's texts have them all.
-        is_open: whether the table is shown without a click.
+        drawing: the chart; empty if the figure is absent or has only a table.
+        grid: the numbers; None if the chart's texts contain all of them.
+        is_open: whether the table is expanded at first.
         notes: sentences below it.
-        quoted: text of the program below it, such as the end of its log.
-        absent: why it is absent, with the command that adds it; "" if it is there.
-        width: "wide" or "half" for another width than its contents suggest.
+        quoted: the program's text below it, such as the end of its log.
+        absent: why the figure is absent, with the command that adds it; "" if it is not absent.
+        width: "wide" or "half" to override the width that suits its contents.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Figure:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing but the reason why it is absent."""
+        """Whether the figure has only the reason why it is absent."""
         return bool(self.absent) and not (self.notes or self.grid or self.quoted)
 
 
@@ -74,7 +74,7 @@ Maker = Callable[[Study], Figure]
 
 
 def made(make: Maker, study: Study) -> Figure:
-    """Returns a figure, or says why it cannot be drawn: a damaged file must not cost the rest of the report."""
+    """Returns a figure, or one that says why it cannot be drawn: a damaged file must not prevent the rest of the report."""
     try:
         return make(study)
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -1,11 +1,20 @@
-"""Figures on what costs time in a trial: predicted gains beside measured ones."""
+"""Figures on what costs time in a trial: predicted and measured gains."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explained import accuracy_text, diagnosis_lines, gain_text, other_checks, remedy_text, signed, size_text
+from autotune.explained import (
+    WITHOUT,
+    accuracy_text,
+    diagnosis_lines,
+    gain_text,
+    other_checks,
+    remedy_text,
+    signed,
+    size_text,
+)
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
@@ -22,10 +31,10 @@ def findings(study: Study) -> Figure:
 
 
 def baseline_findings(study: Study) -> Figure:
-    """Returns what costs time in the program as it is run today."""
-    key, title = "baseline-findings", "What costs time as it is run today?"
+    """Returns what costs time in the unchanged program."""
+    key, title = "baseline-findings", "What costs time in the unchanged program?"
     if study.best == BASELINE:
-        return Figure(key=key, title=title, absent="The best is the program as it is run today: see what costs time.")
+        return Figure(key=key, title=title, absent="The best is the unchanged program: see what costs time.")
     return _findings(study, BASELINE, key, title)
 
 
@@ -37,24 +46,24 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
     found = entry.get("findings") or []
     accuracy = accuracy_text(document)
     notes = [
-        *(f"Tried, too: {line}." for line in other_checks(document, [entry])),
+        *(f"Also tried: {line}." for line in other_checks(document, [entry])),
         *([f"Explanations so far: {accuracy}."] if accuracy else []),
     ]
     notes += [sentence(note) for note in entry.get("notes") or []]
     if not found and not any(one["outcome"] == "ok" for one in (entry.get("passes") or {}).values()):
-        absent = f"Not known, as no pass of it ended well. `{_command(study, number)}` runs them again."
+        absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
-    says = "How many more samples a second the training makes without each cost. Gains do not add up."
+    says = "How many more samples per second the training makes without each cost. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
 
 
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
-    why = f" It was left out of the study: {skipped}." if skipped else ""
-    return f"Where the time goes was not looked at.{why} `{_command(study, number)}` does it."
+    why = f" The study skipped this: {skipped}." if skipped else ""
+    return f"Where the time goes was not examined.{why} `{_command(study, number)}` does this."
 
 
 def _command(study: Study, number: int) -> str:
@@ -70,9 +79,17 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
 
 
 def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the gains of a finding: as predicted and, if it was tried, as measured."""
+    """Returns the gains of a finding: predicted and, if it was tried, measured."""
     check = finding.get("check")
-    return [{**check["predicted"], "kind": PREDICTED}, check["measured"]] if check else [finding["gain"]]
+    if not check:
+        return [finding["gain"]]
+    predicted = finding["gain"] if _is_without(finding) else check["predicted"]
+    return [{**predicted, "kind": PREDICTED}, check["measured"]]
+
+
+def _is_without(finding: Mapping[str, Any]) -> bool:
+    """Whether what was measured is the program without the cause, of which any remedy leaves a part."""
+    return (finding.get("check") or {}).get("how") == WITHOUT
 
 
 def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
@@ -84,7 +101,8 @@ def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
             line(scale(0.0), scale(0.0), "one", 0, TRACK_PX),
         ]
         label, note = ("", "") if rows else (f"{number}  {finding['cause']}", str(finding["where"]))
-        rows.append(Row(label=label, note=note, value=gain_text(gain), marks=marks))
+        value = f"{'without it, ' if rows and _is_without(finding) else ''}{gain_text(gain)}"
+        rows.append(Row(label=label, note=note, value=value, marks=marks))
     return rows
 
 

@@ -25,12 +25,12 @@ INTERVALS = "The line is the 95 % interval: if the study were repeated, 19 of 20
 
 
 def rates(study: Study) -> Figure:
-    """Returns the rates of baseline and best with their intervals, and the ratio with its own."""
+    """Returns the rates of baseline and best, and their ratio, with intervals."""
     return rates_of([study])
 
 
 def rates_of(studies: Sequence[Study]) -> Figure:
-    """Returns the speed-ups of studies, and for a single study also the rates that they are made of."""
+    """Returns the speed-ups of studies, and for a single study also the two rates."""
     alone = studies[0] if len(studies) == 1 else None
     ratios = [row for study in studies if (row := _ratio_row(study, is_alone=alone is not None))]
     drawing = (_rate_bars(alone) if alone else Markup("")) + _ratio_bars(ratios)
@@ -45,7 +45,7 @@ def rates_of(studies: Sequence[Study]) -> Figure:
 
 
 def _claimed(study: Study) -> Grid | None:
-    """Returns what a verified file claims beside what was measured; None for a study that searches."""
+    """Returns a verified file's claimed values next to the measured ones; None for a study that searches."""
     found = study.summary.get("verification")
     if not found:
         return None
@@ -73,7 +73,7 @@ def _rate_row(summary: Summary, name: str, side: Mapping[str, Any], scale: Scale
 
 
 def _speedup(summary: Summary) -> tuple[float, list[float] | None] | None:
-    """Returns ratio and interval of the comparison that a study is about; None if it has none."""
+    """Returns ratio and interval of a study's main comparison; None if there is none."""
     found = (summary.get("verification") or {}).get("now") or summary.get("speedup") or {}
     return (float(found["ratio"]), found.get("ci")) if found.get("ratio") else None
 
@@ -115,12 +115,12 @@ def _ratio_notes(study: Study) -> list[str]:
     if found.get("overrides") and not (study.summary.get("best") or {}).get("overrides"):
         notes.append(f"The baseline was kept. It was compared with: {changes_phrase(found['overrides'])}.")
     if found.get("ratio") and not found.get("ci"):
-        notes.append("There is no interval, so how sure the ratio is cannot be said.")
+        notes.append("There is no interval, so the uncertainty of the ratio is unknown.")
     return notes
 
 
 def _origins(study: Study) -> list[str]:
-    """Returns which measurement each rate is; [] for a verification, which says it itself."""
+    """Returns sentences on which measurement each rate comes from; [] for a verification, which says so elsewhere."""
     sides = [] if study.summary.get("verification") else [(name, study.summary.get(name) or {}) for name in study.sides]
     return [f"{sentence(ROLES[name])}: {origin_text(study.summary, side)}." for name, side in sides if side.get("value")]
 
@@ -132,14 +132,14 @@ def _why_no_ratio(study: Study) -> str:
     return "Nothing was compared with the baseline."
 
 
-# What each change bought ------------------------------------------------------------------------------------------------
+# Effects of the changes -------------------------------------------------------------------------------------------------
 
 
 def changes(study: Study) -> Figure:
     """Returns the effect of each change of the best, from the baseline to all together."""
     summary = study.summary
     entries = entries_of(summary)
-    title = "What did each change bring?"
+    title = "What did each change gain?"
     reverted = [*dropped_lines(summary), *(f"tried, not kept: {tried}" for tried in [tried_text(summary)] if tried)]
     if not entries:
         absent = "Nothing changes, so there is no effect to show."
@@ -161,7 +161,7 @@ def changes(study: Study) -> Figure:
          effect_doubt(entry) or "measured"]
         for entry in entries
     ])  # fmt: skip
-    says = "Each bar begins where the one above ends; a factor is how much faster the change makes the training."
+    says = "Each bar begins where the one above ends. A factor says how many times as fast the change makes the training."
     notes = [*basis_lines(summary), *reverted]
     return Figure(
         key="changes",

@@ -31,7 +31,7 @@ from autotune.wording import (
     warm_start_text,
 )
 
-# Basis of an effect -> how it was found out.
+# Basis of an effect -> how it was determined.
 BASES = {
     "measured": "measured by trials with and without the change, in turn",
     "estimated": "estimated from all trials of the study",
@@ -39,7 +39,7 @@ BASES = {
 
 
 def ranks(study: Study) -> Figure:
-    """Returns what each rank of the best trial does in a step: its own work, and waiting for the others."""
+    """Returns how each rank of the best trial spends a step: on its own work, and waiting for the others."""
     title = "Do the ranks keep up with each other?"
     found: dict[str, Any] = study.trial(study.best).get("ranks") or {}
     by_rank = found.get("by_rank") or []
@@ -68,7 +68,7 @@ def ranks(study: Study) -> Figure:
 
 
 def quiet(study: Study) -> Figure:
-    """Returns whether the machine was quiet: what other programs took while trials were measured."""
+    """Returns whether the machine was quiet: the cores that other programs used while trials were measured."""
     title = "Was the machine quiet?"
     lines = [f"{name}: {text}." for name, text in noise_lines(study.summary)]
     measured = [record for record in study.records.values() if record.outcome.has_value and record.kind is not Kind.explain]
@@ -115,16 +115,16 @@ def environment(study: Study) -> Figure:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "pinned": ", ".join(f"{key}={value_text(value)}" for key, value in (summary.get("pinned") or {}).items()),
         "variables": ", ".join(f"{name}={value}" for name, value in (machine.get("environment") or {}).items()),
-        "taken over": warm_start_text(summary.get("warm_start") or {}),
+        "reused": warm_start_text(summary.get("warm_start") or {}),
         "fingerprint": str(summary.get("fingerprint") or ""),
     }
     files = [f"{name}: {said}" for name, said in file_lines(summary)]
     grid = Grid(columns=["what", "value"], rows=[[name, value] for name, value in facts.items() if value.strip(": ")])
-    return Figure(key="environment", title="What do the numbers hold for?", grid=grid, is_open=True, notes=files)
+    return Figure(key="environment", title="Under which conditions do the numbers hold?", grid=grid, is_open=True, notes=files)
 
 
 def _effects(study: Study) -> list[str]:
-    """Returns a sentence for each way in which the effects of changes were found out, with these changes."""
+    """Returns a sentence for each way in which effects were determined, with the changes concerned."""
     dropped = (study.summary.get("minimality") or {}).get("dropped") or []
     found: dict[str, Knobs] = {}
     for entry in [*entries_of(study.summary), *dropped]:
@@ -134,7 +134,7 @@ def _effects(study: Study) -> list[str]:
 
 
 def method(study: Study) -> Figure:
-    """Returns how the numbers were made, in sentences."""
+    """Returns sentences on how the numbers were made."""
     summary = study.summary
     rounds = (summary.get("speedup") or {}).get("num_rounds") or 0
     said = [

@@ -1,4 +1,4 @@
-"""Figures on memory: what ran out of it, what holds it at the peak, and how it changes during a step."""
+"""Figures on memory: which trials ran out of it, what uses it at the peak, and how it changes during a step."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Sized:
     """The trials of a study whose batch size is known.
 
     Attributes:
-        measured: those with a peak memory that did not run out of it.
-        out: those that ran out of memory.
+        measured: trials with a known peak that did not run out of memory.
+        out: trials that ran out of memory.
         capacity_bytes: memory that trials may use; None if unknown.
     """
 
@@ -56,17 +56,17 @@ class Sized:
 
     @property
     def peak_bytes(self) -> float:
-        """The most that a trial used."""
+        """The highest peak of any trial."""
         return max(float(trial["peak_memory_bytes"]) for trial in self.measured)
 
     @property
     def is_near(self) -> bool:
-        """Whether the capacity matters."""
+        """Whether a trial came near the capacity."""
         return self.capacity_bytes is not None and (bool(self.out) or self.peak_bytes > NEAR_FRAC * self.capacity_bytes)
 
 
 def memory_by_batch(study: Study) -> Figure:
-    """Returns the peak memory of the trials by batch size, with the capacity and what ran out of memory."""
+    """Returns the peak memory of the trials by batch size, with the capacity and the trials that ran out of memory."""
     title, key = "What runs out of memory?", "memory-by-batch"
     found = _sized(study)
     says = _words(study, found.out)
@@ -96,7 +96,7 @@ def _sized(study: Study) -> Sized:
 
 
 def _capacity_bytes(study: Study) -> float | None:
-    """Returns the memory of the device, of the machine if trials run on the CPU, or the limit that was set, if that is less."""
+    """Returns the memory of the device (of the machine if trials run on the CPU), or the configured limit if that is less."""
     machine, identity = study.summary.get("machine") or {}, study.summary.get("identity") or {}
     known = machine.get("device_memory_bytes") or (machine.get("memory_bytes") if machine.get("device") != "cuda" else None)
     limit = identity.get("device.memory_limit")
@@ -111,7 +111,7 @@ def _batch(trial: dict[str, Any]) -> float:
 def _words(study: Study, out: Sequence[dict[str, Any]]) -> str:
     taken = len((study.summary.get("warm_start") or {}).get("out_of_memory") or [])
     if not out:
-        earlier = f" {taken} were left out, as they ran out of memory in earlier studies." if taken else ""
+        earlier = f" {taken} were not tried, because they ran out of memory in earlier studies." if taken else ""
         return f"No configuration ran out of memory.{earlier}"
     by_number = {trial["number"]: words for trial, words in zip(study.trials, phrases(study.summary), strict=True)}
     listed = "; ".join(f"trial {trial['number']} ({by_number[trial['number']]})" for trial in out[:MAX_NAMED])
@@ -125,7 +125,7 @@ def _plot(study: Study, found: Sized) -> Plot:
     across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, is_log=True)
     capacity_bytes = found.capacity_bytes if found.is_near else None
     marks = [_capacity(capacity_bytes, height)] if capacity_bytes else []
-    above = height(capacity_bytes or height.high) - TEXT_FRAC  # a text of the axis higher than this would lie on the capacity
+    above = height(capacity_bytes or height.high) - TEXT_FRAC  # an axis label above this would overlap the capacity's line
     places: dict[tuple[str, float, int], Markup] = {}  # trials at the same place are drawn once
     for trial in found.measured:
         x, y = across(_batch(trial)), at_height(height(float(trial["peak_memory_bytes"])))
@@ -159,8 +159,8 @@ def _byte_axis(height: Scale) -> list[tuple[float, str]]:
 
 
 def memory(study: Study) -> Figure:
-    """Returns what holds the memory at the peak, of the baseline above the best."""
-    title = "What holds the memory at its peak?"
+    """Returns what uses the memory at the peak, for the baseline above the best."""
+    title = "What uses the memory at its peak?"
     amounts = {
         role: {str(row["category"]): float(row["bytes"]) for row in found}
         for role, number in study.sides.items()
@@ -205,7 +205,7 @@ def memory_timeline(study: Study) -> Figure:
     title = "How does memory change during a step?"
     rows = study.rows("memory_timeline", study.best)
     if len(rows) < 2:
-        absent = "The allocator tells this on CUDA only, in the pass `memory`."
+        absent = "Only the CUDA allocator records this, in the pass `memory`."
         absent = study.why_absent("memory_timeline") if _is_on_gpu(study) else absent
         return Figure(key="memory-timeline", title=title, absent=absent)
     span = Scale(0.0, max(float(row["time_s"]) for row in rows))

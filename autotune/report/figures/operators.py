@@ -17,11 +17,11 @@ from autotune.report.figures.sides import ms_text, named, table_notes
 from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more
-SECONDS, SHARE = "seconds", "share"  # stand for the columns with a row's seconds, and with their share of a whole step
+SECONDS, SHARE = "seconds", "share"  # placeholders for the columns with a row's seconds, and with their share of a whole step
 MAX_LABEL_CHARS = 90  # of a label in a chart; the table has the whole name
 MAX_KINDS = 6  # of operators that are named
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
-# Parts of a kernel's name that say little: namespaces and casts of C++, and how a kernel of cuDNN is laid out.
+# Parts of a kernel's name that say little: C++ namespaces and casts, and the layout of cuDNN kernels.
 _OMITTED = re.compile(
     r"^void |\(anonymous namespace\)::|\b(at::native|at|c10|std|cudnn::engines_precompiled|cudnn)::|\(\w+\)(?=\d)|"
     r"(?<=\d)_(warpgroupsize|warpsize|stage\d).*"
@@ -42,7 +42,7 @@ def operators(study: Study) -> Figure:
 
 
 def _by_kind(study: Study) -> str:
-    """Returns the seconds of the kinds of operators that take the most: "By kind: convolution 13.4 ms (48.1 %), ..."."""
+    """Returns the seconds of the slowest kinds of operators: "By kind: convolution 13.4 ms (48.1 %), ..."."""
     rows = _ranked(study.rows("operators", study.best), "device_self_s", "host_self_s")
     step_s, _ = _step(study, is_on_device=any(row["device_self_s"] for row, _ in rows))
     seconds = defaultdict[str, float](float)
@@ -77,7 +77,7 @@ def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *se
 
 
 def _step(study: Study, *, is_on_device: bool) -> tuple[float, str]:
-    """Returns the seconds of a step, nan if unknown, and "under" or "without" for the profiler, which lengthens no kernel."""
+    """Returns the seconds of a step (nan if unknown), and "under" or "without": whether the profiler ran in that step."""
     plain = next((float(row["step_s"]) for row in study.rows("roofline", study.best) if row["step_s"]), 0.0)
     if is_on_device and plain:
         return plain, "without"
@@ -93,18 +93,18 @@ def _cell(row: Mapping[str, Any], seconds: float, column: str, step_s: float) ->
 
 
 def _share_text(seconds: float, step_s: float) -> str:
-    """Returns the share of a step; a dash if the length of a step is not known."""
+    """Returns the share of a step as text; a dash if the length of a step is unknown."""
     return DASH if math.isnan(step_s) else share_text(seconds / step_s)
 
 
 def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
-    """Returns rows with their seconds, the most first, by the first column that has any."""
+    """Returns rows with their seconds, the most first, from the first of the columns that has values."""
     name = next((name for name in names if any(row.get(name) for row in rows)), names[-1])
     return sorted(((row, float(row[name] or 0.0)) for row in rows), key=lambda pair: -pair[1])
 
 
 def _chart(rows: _Ranked, name: str, step_s: float) -> Bars:
-    """Returns the chart of rows with the same name together, whatever their shapes; kernels have their operator as a note."""
+    """Returns the chart. Rows with the same name but other shapes are combined; a kernel's operator is its note."""
     seconds = defaultdict[str, float](float)
     launchers = {str(row[name]): str(row["operator"]) for row, _ in reversed(rows)} if name == "kernel" else {}
     for row, row_s in rows:

@@ -1,4 +1,4 @@
-"""Shows baseline and best beside each other, in the same words and colours in every figure."""
+"""Shows baseline and best together, with the same names and colours in every figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar
 from autotune.report.study import Study
 
-ROLES = {"baseline": "as it is today", "best": "best"}  # role -> its words; the role is also the class of its marks
+ROLES = {"baseline": "unchanged", "best": "best"}  # role -> its name; the role is also the class of its marks
 NAMES = {
     "compute_16bit": "16-bit arithmetic", "compute_32bit": "32-bit arithmetic", "compute_unknown": "other arithmetic",
     "exposed_collective": "waiting for other ranks", "d2h": "copies to the host", "d2d": "copies on the device",
@@ -23,17 +23,17 @@ NAMES = {
 
 
 def named(category: str) -> str:
-    """Returns the words for a category of time or memory; they are its own unless a reader would not know it."""
+    """Returns the name of a category of time or memory for readers: its own name, unless that needs an explanation."""
     return NAMES.get(category, category.replace("_", " "))
 
 
 def sentence(words: str) -> str:
-    """Returns words that begin with a capital letter."""
+    """Returns a text with a capital first letter."""
     return f"{words[:1].upper()}{words[1:]}"
 
 
 def pair(values: Mapping[str, float | None], scale: Scale) -> list[Markup]:
-    """Returns the bars of baseline and best, one above the other; a single one in the middle.
+    """Returns the bars of baseline and best, one above the other. A single bar is centred.
 
     Args:
         values: role -> value, None or 0 for no bar.
@@ -46,7 +46,7 @@ def pair(values: Mapping[str, float | None], scale: Scale) -> list[Markup]:
 
 
 def keys(values: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Returns the legend of `pair`; [] if there is one kind of bar."""
+    """Returns the legend of `pair`; [] if there is only one bar."""
     return [(role, words) for role, words in ROLES.items() if role in values] if len(values) > 1 else []
 
 
@@ -66,6 +66,6 @@ def ms_text(seconds: float | None) -> str:
 
 
 def tick_text(value: float) -> str:
-    """Returns a round number of an axis, without zeros at its end: "20", "0.5", "1,500"."""
+    """Returns an axis label without trailing zeros: "20", "0.5", "1,500"."""
     words = number_text(value)
     return words.rstrip("0").rstrip(".") if "." in words else words

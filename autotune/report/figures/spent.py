@@ -1,4 +1,4 @@
-"""Figure on a study's time: when each trial ran, and what the time was spent on."""
+"""Figure on a study's time: when each trial ran, and how the time was spent."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NUM_TICKS = 5
 
 
 def study_timeline(study: Study) -> Figure:
-    """Returns when each trial ran, in a lane for each kind, and what the study's time was spent on."""
-    title = "What was the study's time spent on?"
+    """Returns when each trial ran, in a lane for each kind, and how the study's time was spent."""
+    title = "How was the study's time spent?"
     placed = _placed(study.records.values())
     if not placed:
         return Figure(key="study-timeline", title=title, absent="When the trials ran is not known.")
@@ -49,7 +49,7 @@ def study_timeline(study: Study) -> Figure:
 
 
 def _placed(records: Iterable[TrialRecord]) -> list[tuple[float, TrialRecord]]:
-    """Returns (seconds since the study's begin without long pauses, record), in order of time."""
+    """Returns (seconds since the study began, without long pauses; record), in order of time."""
     known = sorted((each for each in records if each.started_at and each.seconds), key=lambda each: each.started_at)
     placed, cut_s, ended = list[tuple[float, TrialRecord]](), known[0].started_at if known else 0.0, math.inf
     for record in known:
@@ -72,7 +72,7 @@ def _spent(study: Study) -> str:
     parts = [f"{words} {seconds_text(seconds[name])}" for name, words in SPENT.items() if seconds.get(name)]
     rest_s = (seconds.get("total") or 0.0) - sum(seconds.get(name) or 0.0 for name in SPENT)
     parts += [f"the rest {seconds_text(rest_s)} ({REST})"] if parts and rest_s >= 1 else []
-    return f"{seconds_text(seconds.get('total'))} in all, of it: {', '.join(parts) or 'nothing measured'}."
+    return f"{seconds_text(seconds.get('total'))} in all: {', '.join(parts) or 'nothing measured'}."
 
 
 def _grid(records: Sequence[TrialRecord], lanes: Sequence[Kind]) -> Grid:

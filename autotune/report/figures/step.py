@@ -1,4 +1,4 @@
-"""Figures on one step: where its time goes, whether its input keeps up, and what happens when."""
+"""Figures on one step: where its time goes, whether its input keeps up, and a timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.report.study import Study
 
 LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
 LABEL_FRAC = 0.05  # rectangles that take a larger share of the step have a label
-# Classes of the timeline's rectangles. Colours only help to tell neighbours apart; labels and titles say what they are.
+# Classes of the timeline's rectangles. Colours only separate neighbours; labels and titles say what the rectangles are.
 KINDS = {
     **dict.fromkeys(("convolution", "matmul", "attention", "compiled", "compute_16bit", "forward"), "k1"),
     **dict.fromkeys(("backward", "compute_32bit", "autograd", "normalisation"), "k2"),
@@ -32,23 +32,25 @@ KINDS = {
     **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
-BY_TRACE = "By torch.profiler, under which a step takes longer; each instant counts once."
-BY_GPU = "What the GPU does, by torch.profiler, which slows only the host. The rest of a step without the profiler is idle."
-BY_PHASE = "By phase, without a profiler, as the GPU sees it or, without one, the training thread."
+BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts once."
+BY_GPU = (
+    "What the GPU does, from torch.profiler, which slows only the host. Idle time is the rest of a step without the profiler."
+)
+BY_PHASE = "By phase, without a profiler: timed on the GPU or, if there is none, in the training thread."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
 Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step}
 
 
 def breakdown(study: Study) -> Figure:
-    """Returns the seconds of a step by phase, of the baseline above those of the best."""
+    """Returns the seconds of a step by phase, for the baseline above the best."""
     seconds = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
     return _parts(study, seconds, "breakdown", "Where does the time of a step go?", BY_PHASE, "phases")
 
 
 def categories(study: Study) -> Figure:
-    """Returns the seconds of a step by what is computed, under the profiler, of the baseline above those of the best.
+    """Returns the seconds of a profiled step by what is computed, for the baseline above the best.
 
-    A trace whose profiler slowed the step too much says of the plain program only what its GPU did.
+    If the profiler slowed the step too much, only the GPU's part of the trace is used.
     """
     traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
     slowed = [role for role in traced if study.tables[study.sides[role]].distortion.get(0, 1.0) > MAX_DISTORTION]
@@ -64,9 +66,9 @@ def categories(study: Study) -> Figure:
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the GPU's part of a breakdown, which no profiler lengthens, and as "idle" the rest of a plain step.
+    """Returns the GPU's part of a breakdown, and as "idle" the rest of a step without the profiler.
 
-    Returns {} if there is no GPU, or the plain step is not known.
+    Returns {} if there is no GPU, or if the duration of a step without the profiler is unknown.
     """
     found = {str(row["category"]): float(row["seconds"]) for row in rows if row["category"] in ON_DEVICE}
     roofline = next(iter(study.rows("roofline", study.sides[role])), {})
@@ -80,10 +82,10 @@ def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, ta
     Args:
         study: the study.
         seconds: role -> {part: seconds of a step}.
-        key: the figure's place in the page.
+        key: the figure's anchor in the page.
         title: its title.
-        source: a sentence on how the seconds were found out.
-        table: name of the table that they are from; its notes are shown, or why it is absent.
+        source: a sentence on how the seconds were measured.
+        table: name of the table that contains them; the figure shows its notes, or why it is absent.
     """
     if not seconds:
         return Figure(key=key, title=title, absent=study.why_absent(table))
@@ -124,14 +126,14 @@ def _batch_notes(study: Study, seconds: Seconds) -> list[str]:
     sizes = {study.trial(study.sides[role]).get("knobs", {}).get("loader.batch_size") for role in seconds}
     if len(sizes) < 2:
         return []
-    return ["The batch size differs, so a step of the best does not do the same work: compare rates, not seconds."]
+    return ["The batch sizes differ, so the two steps do different amounts of work: compare rates, not seconds."]
 
 
 # Input ------------------------------------------------------------------------------------------------------------------
 
 
 def stages(study: Study) -> Figure:
-    """Returns demand D and supply L of the input of baseline and best, and what a sample costs at each stage."""
+    """Returns D and L of baseline and best, and the cost of a sample at each stage of the loader."""
     title = "Does the input keep up?"
     measured = {role: _measured(study, number) for role, number in study.sides.items()}
     known = {role: rates for role, trials in measured.items() if (rates := _medians(trials))["loader_rate"]}
@@ -141,7 +143,7 @@ def stages(study: Study) -> Figure:
     rows = [_rate_row(study, key, {role: rates[key] for role, rates in known.items()}, scale) for key in RATES]
     chart = Bars(rows=rows, axis=[(scale(tick), tick_text(tick)) for tick in scale.ticks()], key=keys(known))
     says = (
-        "D is what the training would do with a loader that costs nothing, L what the loader can deliver. "
+        "D is the rate of the training if the loader cost nothing, L the rate that the loader can deliver. "
         "If L is not well above D, the step waits for its input."
     )
     notes = [f"{sentence(ROLES[role])}: {_source(measured[role])}." for role in known]
@@ -157,7 +159,7 @@ def stages(study: Study) -> Figure:
 
 
 def _measured(study: Study, number: int) -> list[dict[str, Any]]:
-    """Returns the measurements of a configuration in the finals, else its first one, which may be from a cold machine."""
+    """Returns the finals' measurements of a configuration; without any, its first one, which may be from a cold machine."""
     return [trial for trial in finals_of(study.trials, number) if trial.get("loader_rate")] or [study.trial(number)]
 
 
@@ -167,7 +169,7 @@ def _medians(trials: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def _source(trials: Sequence[Mapping[str, Any]]) -> str:
-    """Returns which measurements rates are from: "medians of 4 processes of the finals", "rates of trial 0000 alone"."""
+    """Returns the source of rates: "medians of 4 processes of the finals", "rates of trial 0000 alone"."""
     if len(trials) > 1:
         return f"medians of {len(trials)} processes of the finals"
     where = " in the finals" if trials[0].get("kind") == Kind.final else ""
@@ -175,7 +177,7 @@ def _source(trials: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _input_frac(study: Study, number: int) -> float | None:
-    """Returns the input's share of a step: the one of the breakdown or, if there is none, the one of the trial's window."""
+    """Returns the input's share of a step: from the breakdown or, if there is none, from the trial's window."""
     if phases := study.explained(number).get("phases_s"):
         return float(phases.get(INPUT, 0.0)) / (math.fsum(phases.values()) or 1.0)
     return study.trial(number).get("data_wait_frac")

@@ -35,7 +35,7 @@ from autotune.wording import log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
 LABELS_FRAC = 0.08
-FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # where trials without a rate stand
+FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # vertical position of trials without a rate
 
 
 def rates_by_trial(study: Study) -> Figure:
@@ -47,7 +47,7 @@ def rates_by_trial(study: Study) -> Figure:
     if not valued:
         return Figure(key="trials", title=title, absent="No trial has a rate.", grid=_trial_grid(study, said) if said else None)
     height = heights(max(_top(trial) for trial in valued))
-    across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the texts of the other axis
+    across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the labels of the other axis
     marks = _best_so_far(study, [trial for trial, _ in trials], across, height)
     for place, (trial, words) in enumerate(trials):
         marks += _trial_marks(study, trial, words, across(place), height, is_titled=len(trials) <= MAX_TITLED)
@@ -59,12 +59,12 @@ def rates_by_trial(study: Study) -> Figure:
         y=[(at_height(height(tick)), f"{tick_text(tick)} {study.unit}/s") for tick in round_values(height.high) if tick],
         key=_trial_key(trials),
     )
-    says = f"Each mark is one process, in order; the step is the best so far. Outcomes: {outcomes_text(study.summary)}."
+    says = f"Each mark is one process, in order. The stepped line is the best so far. Outcomes: {outcomes_text(study.summary)}."
     return Figure(key="trials", title=title, says=says, drawing=plot.html(), grid=_trial_grid(study, said))
 
 
 def _is_measurement(trial: dict[str, Any]) -> bool:
-    return str(trial.get("kind")) not in (Kind.explain, Kind.check)  # which the counts of outcomes leave out, too
+    return str(trial.get("kind")) not in (Kind.explain, Kind.check)  # the counts of outcomes leave these out, too
 
 
 def _top(trial: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Figure on how much of the machine a step uses: its duration, cores, device, power, arithmetic against the peak."""
+"""Figure on how much of the machine a step uses: its duration, cores, device, power, share of the peak FLOPs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "gpu.power_w": ("power of the GPU", lambda watts: f"{number_text(watts)} W"),
 }
 ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
-    "busy_frac": ("GPU at work, of a step's time", share_text),
+    "busy_frac": ("GPU busy, of a step's time", share_text),
     "tensor_core_frac": ("Tensor Cores, of the kernels' time", share_text),
     "flops_per_s": ("arithmetic", flops_text),
 }
@@ -39,18 +39,18 @@ def use(study: Study) -> Figure:
     found = {role: _facts(study, number) for role, number in study.sides.items()}
     names = list(dict.fromkeys(name for facts in found.values() for name in facts))
     if not names:
-        return Figure(key="use", title=title, absent="No trial with numbers of the machine is known.")
+        return Figure(key="use", title=title, absent="No trial recorded how the machine was used.")
     grid = Grid(
         columns=["", *(f"{ROLES[role]} " for role in found)],
         rows=[[name, *(facts.get(name, DASH) for facts in found.values())] for name in names],
     )
     has_peaks = any(study.rows("roofline", number) for number in study.sides.values())
-    notes = [] if has_peaks else [study.why_absent("roofline", "Arithmetic against the device's peak")]
+    notes = [] if has_peaks else [study.why_absent("roofline", "Arithmetic relative to the device's peak")]
     return Figure(key="use", title=title, says="In one trial each.", grid=grid, is_open=True, notes=notes, width="half")
 
 
 def _facts(study: Study, number: int) -> dict[str, str]:
-    """Returns name -> number as text of one trial; unknown ones are left out."""
+    """Returns name -> number as text, for one trial; unknown numbers are left out."""
     metrics: Mapping[str, Any] = study.records[number].metrics if number in study.records else {}
     said = {words: text(metrics[key]) for key, (words, text) in METRICS.items() if metrics.get(key)}
     if cores := metrics.get("host.own_cores"):
@@ -72,7 +72,7 @@ def _against_peaks(study: Study, number: int) -> dict[str, str]:
 
 
 def _sixteen(study: Study, number: int) -> dict[str, str]:
-    """Returns the share of the arithmetic's time on a device that is in 16 bits; {} if no trace tells it."""
+    """Returns the share of the device's arithmetic time that is in 16 bits; {} if no trace contains it."""
     seconds = {str(row["category"]): float(row["seconds"]) for row in study.rows("breakdown", number)}
     whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
     if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:

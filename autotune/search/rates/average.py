@@ -1,4 +1,4 @@
-"""Averages forecasts over what is not known about shared cores: how much a step's threads wait for the loader's workers."""
+"""Averages forecasts over an unknown of shared cores: how much a step's threads wait for the loader's workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AveragedForecast:
     """Forecasts with each value of WAITING, weighted by how well each explains the rates.
 
     On shared cores D cannot be observed, so each value implies another D. If a single value were assumed, the trials would seem
-    to confirm it, because the implied D explains their rates. Where step and loader share no cores, there is only one forecast.
+    to confirm it, because the implied D explains their rates. If step and loader share no cores, there is only one forecast.
 
     Attributes:
         is_decomposed: see `Forecast`.
@@ -69,7 +69,7 @@ class AveragedForecast:
         self.spread = self._forecasts[int(np.argmax(evidence))].spread
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
-        """Returns the forecasts for configurations, beside a reference in a single row."""
+        """Returns the forecasts for configurations, relative to a reference in a single row."""
         if len(self._forecasts) == 1:
             return self._forecasts[0].expected(codes, reference)
         parts = [one.expected(np.vstack([codes, reference]), reference) for one in self._forecasts]
@@ -93,7 +93,7 @@ class AveragedForecast:
         )
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as trials that were measured with the expected result. On shared cores D stays unknown."""
+        """Returns configurations as trials that had the expected result. On shared cores D is unknown."""
         codes = self._coding.encode(configurations)
         expected = self.expected(codes, codes[:1])
         is_shared = self._forecasts[0].is_shared(codes).tolist()

@@ -1,11 +1,11 @@
 """Encodes configurations as numbers: the levels of each knob, and the columns for linear models of rates.
 
-A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
-are coded cumulatively: each column is the step from one level to the next. So neighbouring levels get similar effects, and the
-curve can have any shape. A ladder such as compile.mode, where each mode does what the previous one does and more, is coded in
-the same way. Other values have a column each, except the first. Each pair of knobs also has the products of their columns, so
-that the model can learn pairs of values that help or hinder each other. There are thousands of such columns, but a model needs
-only the inner products of configurations, which `Features` gives.
+A knob's levels are its listed values, or a few values along its range. All columns of an absent (inactive) knob are 0. Numeric
+levels are coded cumulatively: each column is the step from one level to the next. So neighbouring levels get similar effects,
+and the curve can have any shape. A ladder such as compile.mode, in which each mode includes the previous one, is coded in the
+same way. Other knobs have one column for each value except the first. Each pair of knobs also has the products of their
+columns, so that the model can learn which values help or hinder each other. There are thousands of such columns, but a model
+needs only the inner products of configurations, which `Features` computes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 
 NUM_RANGE_LEVELS = 9  # number of levels of a range, which lists no values
 BATCH = "loader.batch_size"
-# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. Each curve has another such b.
+# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. Each such b gives one curve.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
-# Prior variance of the effect of doubling a number. For a change to another unordered value it is 1. So three doublings may
-# change as much as one change of an unordered value.
+# Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
+# have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
 BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
-# Prior variance of what any number of knobs do together, relative to that of one pair, and the distance, in columns for
+# Prior variance of the joint effect of any number of knobs, relative to that of one pair, and the distance, in columns for
 # products, over which it changes. Without it, forecasts for configurations far from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
 
@@ -69,7 +69,7 @@ class Features:
         return ((self.knobs @ other.knobs.T) ** 2 - self.squares @ other.squares.T) / 2
 
     def of_interactions(self, other: Features) -> Array:
-        """Returns `of_pairs` plus the covariance of what more than two knobs do together, which falls with the distance."""
+        """Returns `of_pairs` plus the covariance of joint effects of more than two knobs, which falls with the distance."""
         far = self._lengths[:, None] + other._lengths - 2 * self.knobs @ other.knobs.T
         return self.of_pairs(other) + TOGETHER_VARIANCE * np.exp(-np.maximum(far, 0.0) / (2 * TOGETHER_LENGTH**2))
 
@@ -92,8 +92,8 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether the levels are numbers.
-        step: prior spread of each later step of a ladder, relative to the first step. In a ladder, each value includes the
-            previous one. None for knobs that are no ladder.
+        step: for a ladder, the prior spread of each later step relative to the first step; None for other knobs. In a ladder,
+            each value includes the previous one.
     """
 
     key: str
@@ -153,7 +153,7 @@ class Coding:
 
     @cached_property
     def levels(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-        """Each knob with its values. Codings with equal levels encode alike."""
+        """Each knob with its values. Codings with equal levels give equal codes."""
         return tuple((knob.key, knob.values) for knob in self.knobs)
 
     @cached_property
@@ -211,7 +211,7 @@ class Coding:
 
 
 def _squares(own: Array) -> Array:
-    """Returns the products of each two columns, or fewer columns that have the same inner products."""
+    """Returns the products of all pairs of columns, or fewer columns that have the same inner products."""
     if own.shape[1] ** 2 <= len(own):
         return (own[:, :, None] * own[:, None, :]).reshape(len(own), -1)
     values, vectors = np.linalg.eigh((own @ own.T) ** 2)
@@ -219,7 +219,7 @@ def _squares(own: Array) -> Array:
 
 
 def _steps(count: int) -> Array:
-    """Returns the cumulative coding of `count` levels, in which steps up to the level are 1. The last row is for absence."""
+    """Returns the cumulative coding of `count` levels: the steps up to a level are 1. The last row is for absence."""
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 

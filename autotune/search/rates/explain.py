@@ -10,7 +10,7 @@ from autotune.wording import knob_phrase
 
 MAX_CHANGES = 4  # changes that are listed by name; the rest are counted
 LEAST_SAID = 0.005  # smallest gain that is shown as a number: a smaller one rounds to 0 %
-MOST_SAID = 1.0  # largest possible gain that is shown as a number: a larger one only shows how little is known
+MOST_SAID = 1.0  # largest possible gain that is shown as a number: a larger one only means that little is known
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def gain(expected: float, possible: float) -> str:
 
 
 def risk(chance_to_fit: float) -> str:
-    """Returns what to add to the gain of a proposal that probably runs out of memory."""
+    """Returns the text after the gain of a proposal that will probably run out of memory."""
     return f", {chance_to_fit:.0%} likely to fit the memory".replace("%", " %")
 
 

@@ -14,14 +14,13 @@ class Proven:
     """Values, and pairs of values, with which configurations have worked.
 
     Args:
-        worked: configurations with a measurement, the baseline first. If the others are given as changes to the baseline, the
-            first is {}.
+        worked: measured configurations, the baseline first; the first is {} if the others are given as changes to the baseline.
     """
 
     def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
         self.usual: frozenset[Value] | None = None  # the baseline's values
         self.values: set[Value] = set()
-        self.pairs: set[frozenset[Value]] = set()  # of values that the baseline has not
+        self.pairs: set[frozenset[Value]] = set()  # pairs of values that the baseline does not have
         for params in worked:
             self.add(params)
 
@@ -37,9 +36,9 @@ class FailureModel:
     """Attributes a failure to a value with which no trial has worked, or else to two values that never worked together.
 
     A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
-    known to fail if it is the only unproven value of a failed trial, and no other value occurs in all failures with this value.
-    (If another value does, perhaps only the two together fail.) Failures with a value that is known to fail count against no
-    other value.
+    known to fail if it is the only unproven value of a failed trial and no other value occurs in all failures with it. (If
+    another value did, it might be that only the two together fail.) Failures with a value that is known to fail do not count
+    against other values.
 
     If all values of a failed trial are proven, it counts equally against all its pairs that have not worked together. If
     exactly one pair occurs in several such failures, it is known to fail.

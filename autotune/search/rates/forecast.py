@@ -1,4 +1,4 @@
-"""Forecasts rates of configurations: learns device rate D and loader capacity L, combines them, and learns the remainder."""
+"""Forecasts rates of configurations: learns device rate D and loader capacity L, combines them, and learns the residual."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autotune.search.rates.regime import Machine, combined, device_rate, shared_
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
-# How much a knob matters to each side: 1 to the side it belongs to, ELSEWHERE to the other. Loader knobs belong to the loader,
-# all others to the device. ON_BOTH lists exceptions: (device, loader).
+# How much a knob may affect each side: 1 for the side that it belongs to, ELSEWHERE for the other side. Loader knobs belong to
+# the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-# Usual spreads of the remainder. If they were 0, neighbours of the best would be dropped too soon.
+# Usual spreads of the residual. If they were 0, neighbours of the best would be dropped too soon.
 REST_USUAL = (0.08, 0.05, 0.03)
 REST_LEVEL = 0.05
 CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
@@ -66,7 +66,7 @@ class Forecast:
         coding: the levels of the knobs.
         trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
-        waiting: how much threads wait for workers' cores, see `regime.combined`.
+        waiting: how much threads wait for the workers' cores, see `regime.combined`.
         may_decompose: whether to learn D and L separately.
         gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
         spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
@@ -136,11 +136,11 @@ class Forecast:
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
-        """Returns the forecasts for configurations, beside a reference in a single row.
+        """Returns the forecasts for configurations, relative to a reference in a single row.
 
         Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
         """
-        of_reference = self._sides(reference)  # first, so that the features of `codes` are the latest, which are remembered
+        of_reference = self._sides(reference)  # first, so that the cached features, the latest, are those of `codes`
         device, loader = self._sides(codes)
         if self._loader is None or self._rest is None:
             parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]
@@ -171,7 +171,7 @@ class Forecast:
         return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
 
     def is_shared(self, codes: Codes) -> NDArray[np.bool_]:
-        """Returns whether the step and the loader of each configuration compute on the same cores."""
+        """Returns, for each configuration, whether step and loader compute on the same cores."""
         return np.asarray(shared_frac(*self._processes(codes), self._machine) > 0) & self._machine.is_cpu
 
     def _sides(self, codes: Codes) -> tuple[Array, Array]:
@@ -198,13 +198,13 @@ class Forecast:
         return np.asarray(np.log(rates))
 
     def _features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side. Remembers the latest."""
+        """Returns the features for the model of a side. Caches the latest."""
         if side not in self._latest or self._latest[side][0] is not codes:
             self._latest[side] = codes, self._made_features(side, codes)
         return self._latest[side][1]
 
     def _made_features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side. The remainder depends on all knobs and on the sharing of cores."""
+        """Returns the features for the model of a side. The residual depends on all knobs and on the sharing of cores."""
         features = self._coding.features(codes, self._weights[ALL if side == REST else side])
         if side != REST or not self._machine.is_cpu or self._machine.num_cores is None:
             return features
@@ -262,7 +262,7 @@ def _rms(errors: Array) -> float:
 
 
 def scale(key: str, side: str) -> float:
-    """Returns how much a knob may matter to a side: DEVICE, LOADER, or ALL for both."""
+    """Returns how much a knob may affect a side: DEVICE, LOADER, or ALL for both."""
     if side == ALL:
         return 1.0
     of_device, of_loader = ON_BOTH.get(key, (ELSEWHERE, 1.0) if key.startswith(LOADER_PREFIX) else (1.0, ELSEWHERE))

@@ -32,7 +32,7 @@ class Seen:
         is_rough: whether its numbers are less certain, because it was stopped early or reached no steady state.
         peak_bytes: peak memory; None when unknown.
         is_out: whether it ran out of memory or exceeded the memory constraint.
-        may_win: whether it is measured and breaks no constraint.
+        may_win: whether it is measured and violates no constraint.
         is_running: whether it is still running.
         to_blame: knobs that may have made the trial fail; None for all knobs.
     """
@@ -79,7 +79,7 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        # Finished trials before the first that runs: their places stay the same.
+        # Finished trials before the first running one. Their positions do not change any more.
         self._first, self._num_first = list[Seen](), 0
         self._last_first: FrozenTrial | None = None
         self._finished: dict[int, Seen] = {}  # the other finished trials
@@ -87,7 +87,7 @@ class History:
         self.ratios: tuple[float, float] | None = None
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
-        """Returns the informative trials but `without`, the proposed one: finished ones except FAIL, and running ones."""
+        """Returns the informative trials except `without`, the proposed one: finished ones except FAIL, and running ones."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         num = self._num_first
         if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):
@@ -162,7 +162,7 @@ def _finished(trial: FrozenTrial) -> Seen:
 
 
 def _score(trial: FrozenTrial, stored: Mapping[str, Any]) -> float | None:
-    """Returns the score as measured; the trial's own value is the worst seen if it may not win."""
+    """Returns the measured score. The value that Optuna has is the worst score of the study if the trial cannot win."""
     score = stored.get("score")
     return score if score is not None or not trial.values else trial.values[0]
 

@@ -1,4 +1,4 @@
-"""Predicts whether a configuration fits the memory, by a model linear in the batch size and by the outcomes of past trials."""
+"""Predicts whether a configuration fits the memory, from past outcomes and a model that is linear in the batch size."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
-# Knobs one of whose values may run out of memory where others do not, although all usually need the same. For example, a kernel
-# of attention that does not accept the inputs leaves them to one that keeps the whole matrix of scores. As class knobs they
-# would leave too few trials per class: on one simulated transformer, 15 % of the trials ran out of memory instead of 2.5 %.
+# Knobs whose values usually need the same memory, but one value may run out of memory where others do not. For example, if an
+# attention kernel does not accept the inputs, another kernel runs that keeps the whole score matrix. If these were class knobs,
+# there would be too few trials per class: on one simulated transformer, 15 % of the trials ran out of memory instead of 2.5 %.
 ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-IN_PROCESS = "batches are made in the process"  # class value on a CPU: without workers, the loader uses the process's memory
+IN_PROCESS = "batches are made in the process"  # class value on a CPU without workers: the loader uses the process's memory
 # Value -> share of a sample's bytes that it is expected to save.
 SPARED = {
     ("precision.amp", "'bf16'"): 0.35,
@@ -33,14 +33,14 @@ SPARED = {
     ("memory.activation_checkpointing", "True"): 0.4,
     (IN_PROCESS, "False"): 0.2,
 }
-FITS_FRAC = 0.97  # share of the memory: a trial that is expected to take more counts as not fitting
+FITS_FRAC = 0.97  # share of the memory: a trial that is expected to need more does not fit
 SAFE_CHANCE = 0.75  # minimum chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # configurations with a smaller chance to fit are proposed only if no other one is promising
-SAFE_FRAC = 0.93  # `fills` proposes a batch only if it is likelier to stay within this share of the memory than to exceed it
+SAFE_FRAC = 0.93  # `fills` proposes only a batch that is more likely to stay within this share of the memory than to exceed it
 NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU peaks are sampled; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
-MOST_PROCESS_FRAC = 0.95  # PROCESS_BYTES is taken as at most this share of the smallest peak
+MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # mean and spread of the share of a trial's own memory that does not grow with the batch
 CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
@@ -70,9 +70,9 @@ class Peak:
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    Trials that all have the same batch size say little about m, and m cannot be negative. So the model is a mixture over scales
-    of m. For each scale the other weights are fitted by least squares with priors, and the trials determine how probable the
-    scale is. A trial that ran out of memory counts as taking at least all of the memory.
+    If all trials have the same batch size, they say little about m, and m cannot be negative. So the model is a mixture over
+    scales of m. For each scale, the other weights are fitted by least squares with priors, and the trials determine the
+    probability of the scale. A trial that ran out of memory counts as needing at least all of the memory.
 
     Args:
         peaks: past trials.
@@ -99,7 +99,7 @@ class MemoryModel:
         self._fit(np.array([peak.peak_bytes for peak in self._in], dtype=float) / capacity_bytes, capacity_bytes)
 
     def fraction(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Returns the share of the memory that a configuration is expected to take, and its standard deviation.
+        """Returns the share of the memory that a configuration is expected to need, and its standard deviation.
 
         Both are NaN if nothing is known.
         """
@@ -118,7 +118,7 @@ class MemoryModel:
         return float(self.chances([params])[0])
 
     def chances(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        """Returns `chance` of many configurations. Configurations that are alike in all memory knobs are computed once."""
+        """Returns `chance` of many configurations. Configurations with equal memory knobs are computed once."""
         keys = [self._key(params) for params in configurations]
         new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._chances}
         if new:
@@ -136,7 +136,7 @@ class MemoryModel:
         return self.chance(params) >= SAFE_CHANCE
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size of `larger` that safely fits; None if none or all of them safely fit."""
+        """Returns the largest batch size in `larger` that safely fits; None if none or all of them fit safely."""
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
 
@@ -144,7 +144,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial like it, but with no larger batch and, on a CPU, no more threads, ran out of memory."""
+        """Whether a trial of the same class with no larger batch (and, on a CPU, no more threads) ran out of memory."""
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._out_class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -157,7 +157,7 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class fitted with no smaller batch and, on a CPU, no fewer threads."""
+        """Whether a trial of the same class with no smaller batch (and, on a CPU, no fewer threads) fitted."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)
@@ -174,7 +174,7 @@ class MemoryModel:
         return found
 
     def _below(self, configurations: Sequence[Mapping[str, Any]], frac: float) -> Array:
-        """Returns the probability that each configuration takes at most a share of the memory."""
+        """Returns the probability that each configuration needs at most a share `frac` of the memory."""
         means, variances = self._shares([params if BATCH in params else {**params, BATCH: 0} for params in configurations])
         return np.asarray(self._belief @ ndtr((frac - means) / np.sqrt(variances)))
 
@@ -212,7 +212,7 @@ class MemoryModel:
         return shares, np.concatenate([ones, growing[:, :, None] * marks], axis=2)
 
     def _shares(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
-        """Returns mean and variance of the memory shares that configurations take, [scale, configuration]."""
+        """Returns mean and variance of the memory shares that configurations need, [scale, configuration]."""
         marks, fixed, batches = self._marks(configurations)
         means, slopes = self._predicted(self._weights, marks, fixed, batches)
         variances = np.einsum("sci,sij,scj->sc", slopes, self._covariances, slopes, optimize=True)
@@ -238,7 +238,7 @@ class MemoryModel:
         out = [peak for peak in self._out if BATCH in peak.params]
         marks, fixed, batches = self._marks([peak.params for peak in (*self._in, *out)])
         is_out = np.array([False] * len(self._in) + [True] * len(out))
-        least = np.concatenate([shares, np.ones(len(out))])  # a trial that ran out of memory takes at least all of it
+        least = np.concatenate([shares, np.ones(len(out))])  # a trial that ran out of memory needs at least all of it
         precision = np.diag(spreads**-2.0)
         weights = np.broadcast_to(expected, (len(self._growing), len(expected))).copy()
         for _ in range(NUM_STEPS):
@@ -260,7 +260,7 @@ class MemoryModel:
 
 
 def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
-    """Returns the latest peak of each combination of knobs that affect memory: the MOST_PEAKS ones with the largest batches."""
+    """Returns the latest peak of each combination of memory knobs; of these, the MOST_PEAKS with the largest batches."""
     latest = {peak.kind: peak for peak in peaks}.values()
     return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]
 

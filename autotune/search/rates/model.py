@@ -27,7 +27,7 @@ Scales = tuple[float, float, float]  # spreads of effects, of pairs, and of meas
 class LinearModel:
     """A conjugate linear model y = level + effects + pairs + noise, in which weights are normal with mean 0.
 
-    It never computes the weights, but only inner products of configurations. So its cost grows with the number of measurements,
+    It computes only inner products of configurations, never the weights. So its cost grows with the number of measurements,
     not with the thousands of pairs (Rasmussen & Williams, Gaussian Processes, 2.1).
 
     Attributes:
@@ -39,7 +39,7 @@ class LinearModel:
         y: the measurements, in logarithms.
         noise: relative spread of each measurement, 1 for an ordinary one.
         usual: expected spreads of effects, of pairs and of measurements.
-        level_spread: prior spread of the level round `prior_level`.
+        level_spread: prior spread of the level around `prior_level`.
         prior_level: prior mean of the level; None for the mean of y.
         scales: spreads to use; None for likely ones.
     """
@@ -73,7 +73,7 @@ class LinearModel:
     def _likely(self, own: tuple[Array, Array], relative: Array, usual: Scales) -> Scales:
         """Returns the posterior root mean squares of the spreads.
 
-        The most likely spreads are too small after a few trials: with them, only 3 of 4 intervals of 90 % held the truth.
+        After a few trials, the most likely spreads are too small: with them, only 3 of 4 intervals of 90 % contained the truth.
         """
         grid, weights = [], []
         for factors in itertools.product(*FACTORS):
@@ -92,7 +92,7 @@ class LinearModel:
         return np.asarray(self._level + self._known(features).T @ self._solved)
 
     def variances(self, features: Features, beside: Features) -> tuple[Array, Array, float]:
-        """Returns posterior variances, covariances with `beside`, a single row, and the variance of `beside`."""
+        """Returns posterior variances, covariances with `beside` (a single row), and the variance of `beside`."""
         spread = self._spread(features)
         other = self._spread(beside)[:, 0]
         effects, interactions = features.norms()
@@ -102,7 +102,7 @@ class LinearModel:
         return np.maximum(prior - (spread**2).sum(axis=0), 0.0), covariances, max(own, 0.0)
 
     def draws(self, features: Features, *, num: int, rng: np.random.Generator) -> Array:
-        """Returns `num` joint posterior samples for configurations, a column each; for at most a few hundred rows."""
+        """Returns `num` joint posterior samples, one per column. For at most a few hundred configurations."""
         spread = self._spread(features)
         covariance = self._covariance(features, features) - spread.T @ spread
         values, vectors = np.linalg.eigh(covariance)
@@ -120,11 +120,11 @@ class LinearModel:
         return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * one.of_effects(other) + interactions)
 
     def _spread(self, features: Features) -> Array:
-        """Returns a column for each configuration; its sum of squares is the prior variance that measurements explain."""
+        """Returns a column for each configuration. Its sum of squares is the part of the prior variance that is explained."""
         return np.asarray(solve_triangular(self._lower, self._known(features), lower=True))
 
     def _known(self, features: Features) -> Array:
-        """Returns the prior covariances of the measurements and configurations. Remembers the latest, for mean and spread."""
+        """Returns the prior covariances of the measurements and configurations. Caches the latest, for mean and spread."""
         if self._latest is None or self._latest[0] is not features:
             self._latest = features, self._covariance(self._features, features)
         return self._latest[1]

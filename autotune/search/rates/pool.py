@@ -14,7 +14,7 @@ from autotune.search.rates.rules import Params
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
-MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knobs are remembered; a proposal needs hundreds
+MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knobs are cached; a proposal needs hundreds
 
 
 class Pool:
@@ -31,14 +31,14 @@ class Pool:
         self._met: set[int] = set()
 
     def tried(self, known: Sequence[Seen]) -> tuple[set[bytes], Proven]:
-        """Returns the bytes of the codes of trials, and which values worked in the measured ones.
+        """Returns the codes of the trials, as bytes, and the values that worked in measured trials.
 
-        Every proposal needs these of all trials. So each finished trial is encoded and counted only once.
+        Every proposal needs these for all trials, so each finished trial is encoded and counted only once.
 
         Args:
-            known: the trials. Those that were finished in the last call are the same objects.
+            known: the trials. Trials that were finished in the last call must be the same objects now.
         """
-        if known and known[0] is not self._first_trial:  # of another study
+        if known and known[0] is not self._first_trial:  # trials of another study
             self._begin(known[0])
         new = [one for one in known if id(one) not in self._met and not one.is_running]
         self._met.update(map(id, new))
@@ -52,7 +52,7 @@ class Pool:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations. In a space too large to list, they are drawn near those in `best`."""
+        """Returns distinct configurations. If the space is too large to list, most are near those in `best`."""
         return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
 
     def distinct(self, codes: Codes) -> Codes:
@@ -76,7 +76,7 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
     if not len(best):
         return random
-    # An absent knob gets its first level, in case a change to another knob makes it active.
+    # An absent knob gets its first level, because a change of another knob may make it active.
     tops = np.maximum(best[:NUM_BEST], 0)
     single = np.array(
         [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]

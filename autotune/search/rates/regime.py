@@ -10,15 +10,15 @@ from autotune.search.rates.coding import Array
 
 # Largest D that is considered, as a multiple of the rate; largest uncertainty of D, as a multiple of the rate's uncertainty.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
-# If threads and workers compete for cores, threads wait for one another, and this share of the rate remains. Measured with
-# four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
+# If threads and workers compete for cores, threads wait for one another, and only this share of the rate remains. Measured
+# with four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
-SHARPNESS = 8.0  # how sharply loader-bound turns into device-bound: near D = L, step and loader wait for each other a little
+SHARPNESS = 8.0  # sharpness of the transition from loader-bound to device-bound: near D = L, step and loader both wait a little
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the sampler knows about the machine: plain values, kept in the study's journal.
+    """Facts about the machine for the sampler: plain values, stored in the study's journal.
 
     Attributes:
         num_cores: effective cores of one process; None when unknown.
@@ -38,10 +38,11 @@ class Machine:
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine, waiting: float = 1.0) -> Array:
     """Returns the rates that result from D and L.
 
-    Without workers, step and loader take turns. With workers on separate cores, the slower of the two decides. What a worker
-    costs that takes a core from a thread depends on the operators and the scheduler. If it stalls the whole step, because the
-    threads wait for each other after every operator, step and loader again take turns: 1/rate = 1/L + 1/D, with a small
-    additional loss. If no thread waits, all cores are busy, and only the core-seconds of a sample count.
+    Without workers, step and loader take turns. With workers on separate cores, the slower of the two limits the rate. If a
+    worker takes a core from one of the step's threads, the cost depends on the operators and the scheduler. At one extreme, the
+    threads wait for each other after every operator, so the worker stalls the whole step. Then step and loader take turns, too:
+    1/rate = 1/L + 1/D, with a small additional loss. At the other extreme, no thread waits. Then all cores are busy, and only
+    the core-seconds of a sample count.
 
     Args:
         device: D, samples per second with a loader that costs nothing.
@@ -49,7 +50,7 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
         workers: number of loader processes.
         threads: number of the step's threads, if it computes on the CPU.
         machine: number of cores, and whether the step computes on them.
-        waiting: how much threads wait for workers' cores: 1 if every worker stalls the whole step, 0 if no thread waits.
+        waiting: how much threads wait for the workers' cores: 1 if every worker stalls the whole step, 0 if no thread waits.
     """
     in_turn = 1 / (1 / device + 1 / loader)
     overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)

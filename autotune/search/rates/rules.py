@@ -1,4 +1,4 @@
-"""Defines the inputs of the rates sampler: what the study knows about configurations, and which parts to use."""
+"""Defines the inputs of the rates sampler: facts about configurations, and which parts to use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the study knows about configurations besides their trials.
+    """Facts that the study knows about configurations, in addition to their trials.
 
     Attributes:
         active: removes inactive knobs from a configuration.
         is_open: whether a configuration is new and fits the rest of the budget.
         may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
-        costly: a dict from each knob with values that cost a compilation to its value that costs none.
+        costly: for each knob with values that cost a compilation, its value that costs none.
         gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not named.
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not named.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.

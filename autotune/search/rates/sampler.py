@@ -28,17 +28,17 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import STOP_IMPROVEMENT, Proposed, Step
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
-MAX_SPREAD = 0.15  # if forecasts from D and L have a larger error, a model of the rates alone is tried
+MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-# Likewise for the memory model, and for the forecast of running trials: one trial among more than 100 hardly changes these.
+# The same for the memory model and for the forecast of running trials: one trial among more than 100 hardly changes these.
 # The forecast that decides is always fitted to all trials so far.
 REFIT_TIMES = 1.01
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
-MOST_EXAMINED = 5  # number of trials, those furthest below the forecast, for which a forecast without them is made
+MOST_EXAMINED = 5  # a forecast without the trial is made for this many trials, those furthest below the forecast
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
@@ -64,20 +64,20 @@ class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
     Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds that its
-    trial takes and the chance that it runs out of memory. The usual gains of knobs are the prior, which the trials overrule.
-    All trials are read from the journal. So trials that this sampler did not propose count as well, and so do running trials.
+    trial takes and the chance that it runs out of memory. The prior is the usual gain of each knob. All trials are read from
+    the journal, including running trials and trials that this sampler did not propose.
 
-    When this sampler cannot help, the fallback proposes, and the reason is given. This is so with several objectives, without
-    rates, or with an objective other than the rate. If D and L do not explain the rates, a model of the rates alone is used.
+    With several objectives, without rates, or with an objective that does not follow the rate, the fallback proposes, and the
+    reason is given. If D and L do not explain the rates, a model of the rates alone is used.
 
     Attributes:
         rules: what the study knows about configurations.
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
-        is_held_back: whether the last proposal left out configurations that would or might run out of memory.
+        is_held_back: whether the last proposal left out configurations because they may run out of memory.
 
     Args:
-        fallback: sampler that proposes when this one cannot help.
+        fallback: sampler that proposes when this one cannot.
         seed: makes proposals repeatable.
         distributions: the search space; None for the knobs that all finished trials have in common.
     """
@@ -98,7 +98,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
         self._history = History()
         self._levels: tuple[Any, ...] = ()
-        # Spreads of the models, found when the study had `_num_scaled` trials.
+        # Spreads of the models, fitted when the study had `_num_scaled` trials.
         self._scales: dict[float, Mapping[str, Scales]] = {}
         self._num_scaled = 0
         self._pool: Pool | None = None
@@ -106,9 +106,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._memory_model: _Recent[MemoryModel] = _Recent()
         self._supposing: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
-        self._asked = -1, ""  # number of the last trial, and why this sampler could not help with it
+        self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
         self.is_exhausted = self.is_held_back = False
-        # The matrices are small. Several threads gain nothing, and while trials keep the cores busy they wait for each other.
+        # The matrices are small, so several threads gain nothing, and while trials use the cores they wait for each other.
         self._blas = ThreadpoolController().select(user_api="blas")
 
     @property
@@ -129,7 +129,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit or not known."""
+        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is unlimited or unknown."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
@@ -178,14 +178,14 @@ class RatesSampler(optuna.samplers.BaseSampler):
     # How it proposes ------------------------------------------------------------------------------------------------------
 
     def _keep(self, number: int, found: Proposed) -> Proposed:
-        """Keeps a proposal until KEPT more were made."""
+        """Keeps a proposal until KEPT further proposals were made."""
         self._proposed[number] = found
         if len(self._proposed) > KEPT:
             del self._proposed[next(iter(self._proposed))]
         return found
 
     def _why_not(self, study: optuna.Study) -> str:
-        """Returns why this sampler cannot help; "" if it can."""
+        """Returns why this sampler cannot propose; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
         self._history.seen(study)
@@ -228,8 +228,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def doubted(self, study: optuna.Study) -> Params | None:
         """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
 
-        A neighbour's load can halve a rate without a trace. Of several such configurations, the one with the highest forecast
-        is returned; None if there is none.
+        Load from a neighbour on a shared host can halve a rate unnoticed. Of several such configurations, the one with the
+        highest forecast is returned; None if there is none.
         """
         space = self._shared(study)
         known = [one for one in self._history.seen(study) if one.rate is not None and one.params.keys() <= space.keys()]
@@ -264,7 +264,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return self._last_coding
 
     def _pool_of(self, coding: Coding) -> Pool:
-        """Returns the candidates of a space: the last pool, with its caches, unless the levels have changed."""
+        """Returns the pool of candidates of a space. Reuses the last pool and its caches unless the levels have changed."""
         if coding.levels != self._levels:
             self._levels, self._pool = coding.levels, Pool(coding, self.rules.active)
         assert self._pool is not None

@@ -24,14 +24,14 @@ NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest ex
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
 NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
-MOST_WINNERS = 30  # number of fastest trials among which the one with the highest forecast counts as the best
+MOST_WINNERS = 30  # of this many fastest trials, the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the mean gain plus this many standard deviations; one in ten changes gains more
-# A side limits a configuration if the log rate would grow by at least this much with a side that costs nothing.
+# A side limits a configuration if the log rate would grow by at least this much if the side cost nothing.
 RELIEF = 0.1
 BELONGS = 0.3  # a knob belongs to a side if its `scale` for the side is at least this
 
@@ -44,7 +44,7 @@ class Proposed:
         params: the configuration; {} if the fallback chooses it.
         why: one line on why it is proposed.
         expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
-            unknown. If many candidates may each be a little better, this value exceeds the expected gain of each candidate.
+            unknown. If many candidates may each be a little better, it is larger than the expected gain of any one of them.
         is_fallback: whether another sampler proposes.
     """
 
@@ -121,7 +121,7 @@ class Step:
         found = self._best_of(codes[is_likely], works[is_likely], fits[is_likely], reference)
         if found is not None and (found.expected_improvement or 0.0) >= STOP_IMPROVEMENT:
             return found
-        # The forecast of memory may be wrong. So before a search ends, a large gain is worth a trial that may not fit.
+        # The memory forecast may be wrong. So before a search ends, a large possible gain justifies a trial that may not fit.
         is_unlikely = ~is_likely & (fits > 0)
         return self._best_of(codes[is_unlikely], works[is_unlikely], fits[is_unlikely], reference) or found
 
@@ -141,7 +141,7 @@ class Step:
         params = {place: self._coding.decode(codes[place].tolist()) for place in places}
         cost = {place: self._rules.expected_s(params[place]) ** COST_POWER if self._options.cost else 1.0 for place in places}
         worth = {place: gains[place] / cost[place] for place in places}
-        # Among candidates about as promising as the best, the one with the fewest changes says most about each change.
+        # Of the candidates that are about as promising as the best, the one with the fewest changes is most informative.
         near = [place for place in places if worth[place] >= NEAR_FRAC * max(worth.values())]
         num_changes = {place: int((codes[place] != reference.codes[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
@@ -156,7 +156,7 @@ class Step:
         )
 
     def _wanted(self, best: Codes) -> Codes:
-        """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
+        """Returns the new candidates that may work; of those that need a compilation, only the ones worth it."""
         codes = self._pool.candidates(best, self._rng)
         is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
         return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
@@ -230,7 +230,7 @@ def _expected_gains(means: Array, spreads: Array) -> Array:
 
 
 def _lead(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns what a proposal addresses, in words."""
+    """Returns the beginning of the line on a proposal: what it addresses."""
     side = _side_of(params, best, sides)
     return lead_of(side, sides) if side else "most promising"
 

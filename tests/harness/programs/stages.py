@@ -1,0 +1,102 @@
+"""Trains on made-up pictures, and notes in a file of its own each time that a stage of the loader runs.
+
+Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set).
+"""
+
+import io
+import os
+import sys
+
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torchvision.transforms import Compose
+
+WORDS = sys.argv[1:]
+FOLDER = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
+
+
+def note(stage):
+    descriptor = os.open(os.path.join(FOLDER, f"ran.{stage}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, b".")
+    os.close(descriptor)
+
+
+def picture(color):
+    stored = io.BytesIO()
+    Image.new("RGB", (24, 16), (color, 0, 0)).save(stored, "png")
+    return stored.getvalue()
+
+
+PICTURES = [picture(color) for color in range(8)]
+
+
+class Halve:
+    def __call__(self, image):
+        note("halve")
+        return image.reduce(2)
+
+
+class ToTensor:
+    def __call__(self, image):
+        note("tensor")
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float()
+
+
+class Pictures(Dataset):
+    def __init__(self):
+        self.transform = Compose([Halve(), ToTensor()])
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        note("item")
+        return self.transform(Image.open(io.BytesIO(PICTURES[index % 8]))), index
+
+    if "many" in WORDS:
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        pictures = Pictures()
+        return (pictures[number] for number in range(1_000_000))
+
+
+def collate(samples):
+    note("collate")
+    return default_collate(samples)
+
+
+class Log:
+    def write(self, loss):
+        note("write")
+        return loss.item()
+
+
+def loss_of(model, images):
+    note("loss")
+    return model(images).square().mean()
+
+
+def main():
+    log = Log()
+    model = torch.nn.Linear(288, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    data = Stream() if "stream" in WORDS else Pictures()
+    loader = DataLoader(data, batch_size=8, collate_fn=collate, num_workers=2 if "workers" in WORDS else 0)
+    for images, numbers in loader:
+        assert images.shape == (8, 288)
+        assert numbers.shape == (8,)
+        loss = loss_of(model, images)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert isinstance(log.write(loss), float)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A trial without some stages of the loader runs them a few times only, and trains on what they made then."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.harness.explain.skipping import KEPT, KEPT_BATCHES, KEPT_CALLS, Again, Items, SkippedStages, copied
+from tests.harness.conftest import PROGRAMS, Run, Trial
+
+PROGRAM = "stages.py"
+STAGES = ("item", "halve", "tensor", "collate", "write", "loss")
+FILE = os.path.join(PROGRAMS, PROGRAM)
+BATCH = 8  # the first one may import what is then patched
+OFTEN = 3  # a stage that is not skipped runs at least this many times as often
+
+
+def ran(run: Run) -> dict[str, int]:
+    """Returns how often each stage ran."""
+    files = {stage: run.folder / f"ran.{stage}" for stage in STAGES}
+    return {stage: file.stat().st_size if file.exists() else 0 for stage, file in files.items()}
+
+
+@pytest.mark.parametrize("words", [(), ("workers",)])
+@pytest.mark.parametrize(
+    ("skipped", "fewer", "most"),
+    [
+        ("transform: Halve", ("halve",), KEPT),
+        ("collate", ("collate",), KEPT_BATCHES),
+        ("item", ("item", "halve", "tensor"), KEPT),
+    ],
+)
+def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
+    trial: Trial, words: tuple[str, ...], skipped: str, fewer: tuple[str, ...], most: int
+) -> None:
+    run = trial(PROGRAM, *words, skipped=[skipped])
+    assert run.result().status == "measured", run.stderr
+    counts = ran(run)
+    for stage in fewer:
+        assert 0 < counts[stage] <= (most + BATCH) * (2 if words else 1)
+    batches = run.result().window.steps
+    for stage in set(STAGES) - set(fewer):
+        assert counts[stage] >= batches * (1 if stage in ("collate", "write", "loss") else OFTEN)
+
+
+def test_a_function_of_the_program_is_skipped(trial: Trial) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: Log.write"])
+    assert run.result().status == "measured", run.stderr
+    counts = ran(run)
+    assert KEPT_CALLS <= counts["write"] <= KEPT_CALLS + 1
+    assert counts["loss"] >= run.result().window.steps
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("loss_of", "whose result is part of the model's graph"), ("gone", "gone cannot be skipped")]
+)
+def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: str, said: str) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
+    assert run.returncode != 0
+    assert said in run.stderr
+
+
+def test_samples_that_a_data_set_makes_together_are_skipped_too(trial: Trial) -> None:
+    run = trial(PROGRAM, "many", skipped=["item"])
+    assert run.result().status == "measured", run.stderr
+    assert 0 < ran(run)["item"] <= KEPT
+
+
+def test_decoded_pixels_are_used_again(trial: Trial) -> None:
+    run = trial(PROGRAM, skipped=["decode"])
+    assert run.result().status == "measured", run.stderr
+    counts = ran(run)
+    assert counts["item"] == counts["halve"] == counts["tensor"]  # the program itself notices nothing
+
+
+def test_samples_of_a_stream_cannot_be_skipped_and_the_trial_fails(trial: Trial) -> None:
+    run = trial(PROGRAM, "stream", skipped=["item"])
+    assert run.returncode != 0
+    assert "samples of a stream cannot be skipped" in run.stderr
+
+
+def test_a_trial_that_skips_nothing_is_measured_as_always(trial: Trial) -> None:
+    run = trial(PROGRAM)
+    counts = ran(run)
+    assert counts["item"] == counts["halve"] == counts["tensor"]
+    assert counts["item"] >= 8 * run.result().window.steps
+
+
+def test_pixels_of_another_picture_stand_in_for_those_of_a_picture() -> None:
+    import io
+
+    from PIL import Image, ImageFile
+
+    def stored(size: tuple[int, int], color: int) -> Any:
+        file = io.BytesIO()
+        Image.new("RGB", size, (color, 0, 0)).save(file, "png")
+        return Image.open(io.BytesIO(file.getvalue()))
+
+    stages = SkippedStages(["decode"])
+    stages._is_timing = True
+    load = stages._around_load(ImageFile.ImageFile.load)
+    first = [stored((4, 3), color) for color in range(KEPT)]
+    for image in first:
+        load(image)
+    later = stored((40, 30), 200)
+    load(later)
+    assert later.size == (4, 3)
+    assert later.getpixel((0, 0))[0] < KEPT
+    later.putpixel((0, 0), (99, 0, 0))
+    assert 99 not in {image.getpixel((0, 0))[0] for image in first}
+    grey = Image.new("L", (2, 2))
+    grey.save(file := io.BytesIO(), "png")
+    other = Image.open(io.BytesIO(file.getvalue()))
+    load(other)
+    assert (other.mode, other.size) == ("L", (2, 2))
+
+
+def test_results_are_handed_out_in_turn_once_there_are_enough_of_them() -> None:
+    again = Again(None, most=2)
+    assert not again.is_full
+    again.keep("a")
+    again.keep("b")
+    assert again.is_full
+    assert {again.next(), again.next()} == {"a", "b"}
+    large = Again(None, most=1000)
+    large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that nothing writes take no memory
+    assert large.is_full
+
+
+def test_a_batch_is_copied_whatever_it_is_made_of() -> None:
+    pair = torch.ones(2), {"x": [torch.ones(3), "word"]}
+    found = copied(pair)
+    assert found[0].equal(pair[0])
+    assert found[0] is not pair[0]
+    assert found[1]["x"][0].data_ptr() != pair[1]["x"][0].data_ptr()
+    assert found[1]["x"][1] == "word"
+
+
+def test_the_data_set_s_own_attributes_stay() -> None:
+    class Numbers:
+        classes = ("even", "odd")
+
+        def __len__(self) -> int:
+            return 7
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    items = Items(Numbers(), Again(None, most=2))
+    assert (len(items), items.classes) == (7, ("even", "odd"))
+    assert items.__getitems__([3, 4]) == [3, 4]
+    assert set(items.__getitems__([5, 6])) == {3, 4}
+
+
+def list_of(samples: Any) -> list[Any]:
+    return [samples]
+
+
+def test_a_last_batch_with_fewer_samples_stays_one() -> None:
+    stages = SkippedStages(["collate"])
+    stages._is_timing = True
+    for samples in 9 * ([1, 2, 3], [1], 7):
+        assert stages.timed("collate", list_of, (samples,), {}) == [samples]
+
+
+def test_other_threads_run_a_stage_as_always() -> None:
+    stages, calls = SkippedStages(["collate"]), []
+    stages._is_timing = True
+
+    def collate(samples: list[int]) -> list[int]:
+        calls.append(samples)
+        return samples
+
+    for _ in range(KEPT_BATCHES + 3):
+        stages.timed("collate", collate, ([1],), {})
+    assert len(calls) == KEPT_BATCHES
+    thread = threading.Thread(target=stages.timed, args=("collate", collate, ([1],), {}))
+    thread.start()
+    thread.join()
+    assert len(calls) == KEPT_BATCHES + 1
