@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from . import protocol, sockets, state
 from .context import TrialContext
@@ -223,7 +223,14 @@ def _end_daemons() -> None:
     if multiprocessing is None:
         return
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
-    left = sockets.listening([os.getpid(), *(child.pid for child in daemons)])
+    left = sockets.listening([os.getpid(), *(child.pid for child in daemons), *_fork_server()])
     for child in daemons:
         child.terminate()
     sockets.remove(left)
+
+
+def _fork_server() -> List[int]:
+    # It ends by itself, but its socket is in this process's folder.
+    module = sys.modules.get("multiprocessing.forkserver")
+    pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
+    return [] if pid is None else [pid]
