@@ -234,10 +234,13 @@ def test_children_by_spawn_find_the_main_module(launcher, folder):
     body = """
 import multiprocessing
 def double(x): return 2 * x
+class Pair:
+    def __init__(self, x): self.x = x
 if __name__ == "__main__":
     for how in ("spawn", "forkserver", "fork"):
         with multiprocessing.get_context(how).Pool(1) as pool:
             assert pool.map(double, [1, 2]) == [2, 4]
+            assert [pair.x for pair in pool.map(Pair, [1, 2])] == [1, 2]
     result()
 """
     script = program(body)[3].replace("spec = json.load", "if __name__ == '__main__': spec = json.load")
