@@ -227,6 +227,7 @@ def _end_daemons() -> None:
     for child in daemons:
         child.terminate()
     sockets.remove(left)
+    _remove_semaphores()
 
 
 def _fork_server() -> List[int]:
@@ -234,3 +235,14 @@ def _fork_server() -> List[int]:
     module = sys.modules.get("multiprocessing.forkserver")
     pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
     return [] if pid is None else [pid]
+
+
+def _remove_semaphores() -> None:
+    # Queues of workers that are not forked have named semaphores. multiprocessing removes them at a normal exit. Otherwise a
+    # helper process does, with a warning in the program's log, or nobody if that process is killed.
+    synchronize, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("synchronize", "util"))
+    cleanup = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None)
+    for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):
+        if cleanup is not None and getattr(finalizer, "_callback", None) is cleanup:
+            with contextlib.suppress(OSError):  # it is already gone
+                finalizer()
