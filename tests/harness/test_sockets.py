@@ -60,11 +60,9 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_semaphores_of_workers_that_are_not_forked_go_with_the_trial(trial: Trial, method: str) -> None:
-    before = {path.name for path in Path("/dev/shm").glob("sem.mp-*")}
     run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True)
     assert run.result().status == "measured"
-    assert "leaked" not in run.stderr
-    assert before >= {path.name for path in Path("/dev/shm").glob("sem.mp-*")}
+    assert "leaked" not in run.stderr  # what multiprocessing's resource tracker says if it has to remove them
 
 
 @pytest.mark.thorough
