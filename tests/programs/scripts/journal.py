@@ -29,6 +29,8 @@ def step(loss, samples, optimizer=None):
             note(fused=bool(optimizer.param_groups[0].get("fused")))
     if _number == _last_step:
         _file.close()
+        for child in multiprocessing.active_children():  # those that are not forked would live on
+            child.terminate()
         os._exit(0)
 
 
