@@ -7,6 +7,7 @@ modules can import this one.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Optional
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .supply import Supply
     from .window import Window
     from .writes import Writes
+
+# Begins an argument of processes that multiprocessing has started by spawn, and of its fork server, whose forks inherit it.
+_STARTED = re.compile(r"--multiprocessing-fork|(?:import sys; )?from multiprocessing\.forkserver import main;")
 
 
 class TrialContext:
@@ -89,7 +93,7 @@ class TrialContext:
         self.clock_offset_s = protocol.clock_offset_s(spec)
         self.is_applying = spec.mode == "apply"
         self.is_active = self.is_over = False
-        self.is_child = any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
+        self.is_child = any(_STARTED.match(word) for word in getattr(sys, "orig_argv", sys.argv))
         self.rank, self.world_size = protocol.place_of(os.environ) or (0, 1)
         self.num_steps = 0
         self.device, self.device_index = "cpu", None  # type: str, Optional[int]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from . import protocol, sockets, state
 from .context import TrialContext
@@ -223,7 +223,26 @@ def _end_daemons() -> None:
     if multiprocessing is None:
         return
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
-    left = sockets.listening([os.getpid(), *(child.pid for child in daemons)])
+    left = sockets.listening([os.getpid(), *(child.pid for child in daemons), *_fork_server()])
     for child in daemons:
         child.terminate()
     sockets.remove(left)
+    _remove_semaphores()
+
+
+def _fork_server() -> List[int]:
+    # It ends by itself, but its socket is in this process's folder.
+    module = sys.modules.get("multiprocessing.forkserver")
+    pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
+    return [] if pid is None else [pid]
+
+
+def _remove_semaphores() -> None:
+    # Queues of workers that are not forked have named semaphores. multiprocessing removes them at a normal exit. Otherwise a
+    # helper process does, with a warning in the program's log, or nobody if that process is killed.
+    synchronize, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("synchronize", "util"))
+    cleanup = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None)
+    for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):
+        if cleanup is not None and getattr(finalizer, "_callback", None) is cleanup:
+            with contextlib.suppress(OSError):  # it is already gone
+                finalizer()

@@ -210,6 +210,8 @@ def run(argv: List[str]) -> None:
     if sys.version_info < (3, 14):
         names["__annotations__"] = {}
     made.__dict__.update(names)
+    if "__mp_main__" in sys.modules:  # the main module under the name by which loader workers know it
+        sys.modules["__mp_main__"] = made
     try:
         if argv[1] == "-m":
             run_module(argv[2], argv[3:])

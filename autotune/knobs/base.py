@@ -98,6 +98,7 @@ class Knob:
         key: dotted key, "loader.num_workers".
         tier: what it changes besides speed.
         default: value in a program that does not set it (the library's own default).
+        default_text: the default in words, if it depends on what the program runs on; "" if it does not.
         domain: values worth trying on this host, ascending for numbers; the search space adds the baseline's own value.
         choices: allowed values of a str knob; empty = any.
         numbers: allowed numbers, ascending; empty = any within the bounds.
@@ -129,6 +130,7 @@ class Knob:
     key: str
     tier: Tier
     default: KnobValue
+    default_text: str = ""
     domain: Callable[[HostContext], list[KnobValue]]
     choices: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()

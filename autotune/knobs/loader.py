@@ -164,6 +164,7 @@ MULTIPROCESSING_CONTEXT = Knob(
     key="loader.multiprocessing_context",
     tier=Tier.exact,
     default="fork",
+    default_text="fork; from Python 3.14 on, forkserver",
     choices=("fork", "forkserver", "spawn"),
     domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, but starts them more slowly
     blocked=without_workers,
@@ -183,7 +184,8 @@ MULTIPROCESSING_CONTEXT = Knob(
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
         "so both must be possible. Each worker needs the memory that forked workers share. If the data set cannot be pickled, "
-        "or importing the main module starts the training, workers can only be forked: the baseline checks this."
+        "or importing the main module starts the training, workers can only be forked: the baseline checks this, and workers "
+        "added to such a program are forked under every version of Python."
     ),
     start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
 )

@@ -31,6 +31,7 @@ _HELPER = re.compile(
     r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
     r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
 )
+_SERVED = "_serve_one"  # where multiprocessing's fork server becomes the process that it was asked for
 _COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
 _BACKWARD = "_engine_run_backward"  # autograd's call into C++; at its end DDP waits for the other ranks
 _COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
@@ -88,7 +89,8 @@ class Looked:
     @property
     def is_helper(self) -> bool:
         """Whether it only serves or launches other processes."""
-        return any(_HELPER.search(frame.file) for frame in self.frames)
+        is_forked = any(frame.function == _SERVED for frame in self.frames)
+        return not is_forked and any(_HELPER.search(frame.file) for frame in self.frames)
 
     @property
     def is_idle_worker(self) -> bool:

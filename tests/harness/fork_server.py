@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import types
 
 _status = None  # the program's exit status, once it has ended by itself
 
@@ -32,9 +33,17 @@ import torch._dynamo  # noqa: E402, F401  (the first optimizer would import it)
 LIMIT_S = 120
 
 
+class Main(types.ModuleType):
+    """The main module under the name by which workers that are not forked know it: always the current one."""
+
+    def __getattr__(self, name):
+        return getattr(sys.modules["__main__"], name)
+
+
 def become(job: dict, added: dict[str, str]) -> None:
     """Turns this process into a program."""
     globals()["__name__"] = "fork_server"  # the program becomes the main module
+    sys.modules["__mp_main__"] = Main("__mp_main__")
     signal.alarm(LIMIT_S)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's has read ahead)

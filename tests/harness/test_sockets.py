@@ -1,4 +1,4 @@
-"""Sockets that killed loader workers leave among the temporary files."""
+"""Sockets and semaphores that loader workers leave if their trial ends early."""
 
 import os
 import subprocess
@@ -56,6 +56,13 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_semaphores_of_workers_that_are_not_forked_go_with_the_trial(trial: Trial, method: str) -> None:
+    run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True)
+    assert run.result().status == "measured"
+    assert "leaked" not in run.stderr  # what multiprocessing's resource tracker says if it has to remove them
 
 
 @pytest.mark.thorough

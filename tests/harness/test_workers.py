@@ -10,6 +10,7 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import Trial
 
 CONTEXT, IN_ORDER, SHARING = "loader.multiprocessing_context", "loader.in_order", "loader.sharing_strategy"
+NUM_WORKERS = "loader.num_workers"
 
 
 def worker(folder: Path) -> dict[str, Any]:
@@ -49,12 +50,22 @@ def test_the_program_s_own_sharing_strategy_is_tuned_over(trial: Trial) -> None:
     ],
 )
 def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str, reason: str) -> None:
-    run = trial("workers.py", word, knobs={CONTEXT: "spawn"}, mode="inspect")
+    run = trial("workers.py", word, "context=fork", knobs={CONTEXT: "spawn"}, mode="inspect")
     found = run.result()
     assert found.applicability[CONTEXT].startswith(reason)
     report = found.knobs[CONTEXT]
     assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, found.applicability[CONTEXT], "fork")
     assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the worker is a fork of the training process
+
+
+def test_added_workers_are_forked_where_they_could_not_start_anew(trial: Trial) -> None:
+    program = ("workers.py", "workers=0", "default=forkserver")  # the default as from Python 3.14 on
+    for words, method in (("lambda=1",), "fork"), ((), "forkserver"):
+        found = trial(*program, *words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
+        assert found.knobs[NUM_WORKERS].status == APPLIED
+        assert found.observed[CONTEXT] == method
+    report = trial(*program, "lambda=1", knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
+    assert (report.status, report.observed) == (NOT_APPLICABLE, "fork")
 
 
 def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> None:

@@ -32,6 +32,14 @@ BUSY_WORKER = f"""
   File "{TORCH}/utils/data/_utils/fetch.py", line 54 in fetch
   File "{TORCH}/utils/data/_utils/worker.py", line 351 in _worker_loop
 {MAIN}"""
+FORK_SERVER = """
+  File "/usr/lib/python3.14/selectors.py", line 415 in select
+  File "/usr/lib/python3.14/multiprocessing/forkserver.py", line 302 in main
+  File "<string>", line 1 in <module>"""
+SERVED = """
+  File "/usr/lib/python3.14/multiprocessing/forkserver.py", line 420 in _serve_one
+  File "/usr/lib/python3.14/multiprocessing/forkserver.py", line 361 in main
+  File "<string>", line 1 in <module>"""
 BARRIER = f"""
   File "{TORCH}/distributed/distributed_c10d.py", line 4700 in barrier
 {MAIN}"""
@@ -83,6 +91,11 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         ([found(COMPILING)], "compile", f"in torch's compiler, called at {AT} (inside compile_fx, compile_fx.py:700)"),
         (
             [found(LOADER_WAIT), found(IDLE_WORKER), found(BUSY_WORKER, pid=9)],
+            "loader",
+            "waiting for the loader, whose worker process 9 is at data.py:7 in __getitem__",
+        ),
+        (
+            [found(LOADER_WAIT), found(FORK_SERVER), found(BUSY_WORKER + SERVED, pid=9)],
             "loader",
             "waiting for the loader, whose worker process 9 is at data.py:7 in __getitem__",
         ),

@@ -73,6 +73,7 @@ class LoaderKnobs(KnobHandler):
 
     def on_loader(self, arguments: Dict[str, Any], made: Making) -> None:
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied."""
+        has_workers = bool(arguments.get("num_workers"))
         for key, value in self.asked.items():
             if key in ELSEWHERE:
                 continue
@@ -85,7 +86,20 @@ class LoaderKnobs(KnobHandler):
                     arguments[name] = value
             if problem:
                 self._noted[key] = KnobReport(NOT_APPLICABLE, problem)
+        if not has_workers:
+            self._fork_added_workers(arguments, made)
         self._drop_what_needs_workers(arguments)
+
+    def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
+        """Lets workers be forked where they cannot start in the default way, which is no fork from Python 3.14 on.
+
+        Called for a program that has no workers of its own, which may never have been able to start any in that way.
+        """
+        is_chosen = arguments.get("multiprocessing_context") is not None
+        if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
+            return
+        if startable.problem(arguments, made.main_line):
+            arguments["multiprocessing_context"] = FORK
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
         # torch rejects these arguments if there are no workers, so the program's own settings must be reset in such a trial.

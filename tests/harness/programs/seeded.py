@@ -5,7 +5,7 @@ import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-WORKERS = 2 if "workers" in sys.argv else 0
+WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"} if "workers" in sys.argv else {}
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(3200, 16), torch.randint(0, 4, (3200,)))
@@ -13,7 +13,7 @@ layers = [torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(10):
-    for x, y in DataLoader(data, batch_size=16, shuffle=True, num_workers=WORKERS):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True, **WORKERS):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()

@@ -18,7 +18,7 @@ class Data(Dataset):
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(Data(), batch_size=5, shuffle=True, num_workers=1)
+loader = DataLoader(Data(), batch_size=5, shuffle=True, num_workers=1, multiprocessing_context="fork")
 with open("losses.txt", "w") as losses:
     while True:
         for inputs in loader:

@@ -49,6 +49,8 @@ def tell(worker_id):
 
 def main():
     torch.manual_seed(0)
+    if "default" in OPTIONS:
+        multiprocessing.set_start_method(OPTIONS["default"])
     if "sharing" in OPTIONS:
         torch.multiprocessing.set_sharing_strategy(OPTIONS["sharing"])
     data = Data()
@@ -58,6 +60,7 @@ def main():
         sampler=None if "ordered" in OPTIONS else ToldSampler(data),
         num_workers=int(OPTIONS.get("workers", "2")),
         worker_init_fn=tell,
+        multiprocessing_context=OPTIONS.get("context"),
     )
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -10,7 +10,8 @@ import time
 
 import torch
 
-_file = open(os.environ.get("JOURNAL", os.devnull) + os.environ.get("RANK", ""), "w")  # noqa: SIM115
+# Not emptied: loader workers that are not forked import this module, too.
+_file = open(os.environ.get("JOURNAL", os.devnull) + os.environ.get("RANK", ""), "a")  # noqa: SIM115
 _last_step = int(os.environ.get("JOURNAL_STEPS", "0"))
 _number, _was_away, _seen = 0, False, {}
 
@@ -28,6 +29,8 @@ def step(loss, samples, optimizer=None):
             note(fused=bool(optimizer.param_groups[0].get("fused")))
     if _number == _last_step:
         _file.close()
+        for child in multiprocessing.active_children():  # those that are not forked would live on
+            child.terminate()
         os._exit(0)
 
 

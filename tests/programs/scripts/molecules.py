@@ -83,7 +83,12 @@ class Net(nn.Module):
 
 
 loader = DataLoader(
-    Molecules(), batch_sampler=NodeBudget(Molecules().sizes, NODES), collate_fn=collate, num_workers=2, prefetch_factor=4
+    Molecules(),
+    batch_sampler=NodeBudget(Molecules().sizes, NODES),
+    collate_fn=collate,
+    num_workers=2,
+    prefetch_factor=4,
+    multiprocessing_context="fork",  # this file has no guard
 )
 net = Net()
 dense = torch.optim.AdamW([p for n, p in net.named_parameters() if n != "atoms.weight"], lr=1e-3)
