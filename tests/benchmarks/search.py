@@ -268,7 +268,7 @@ def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
     stopped = [[one for one in group if one.regret is not None] for group in found.values()]
     for what, name in (("", "regret"), (" if the best of the tried were known", "tried_regret")):
         share = _share([[getattr(one, name) <= 1 - NEAR for one in group] for group in stopped])
-        print(f"stopped for want of improvement: regret at most 1 %{what} in {share} studies")
+        print(f"studies that stopped for want of improvement: regret at most 1 %{what}: {share}")
 
 
 def _share(groups: Iterable[Sequence[bool]]) -> str:
