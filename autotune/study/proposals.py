@@ -188,11 +188,15 @@ class Search(Settled):
     def _questions(self) -> Iterator[Proposal]:
         while self._sampler_name != "grid" and self._may_go_on():  # a grid visits every point anyway
             wanted = self._culprits.questions(self._incumbent)
-            key, knobs, why = next((one for one in wanted if not self._is_known(one[1]) and self._fits(one[1])), ("", {}, ""))
+            key, knobs, why = next((one for one in wanted if self._is_answerable(one[1])), ("", {}, ""))
             if not key:
                 return
             self._single_changes.taken(key)
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
+
+    def _is_answerable(self, knobs: Knobs) -> bool:
+        """Whether a trial would show if a change fails. One that runs out of memory shows nothing."""
+        return not self._is_known(knobs) and self._fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
         """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""

@@ -20,7 +20,7 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ NEAR = 0.99  # a study counts as near the optimum if it ends with at least this 
 INTERVAL_Z = 1.6449  # half-width of a 90 % interval, in standard deviations
 NUM_ASKED = 300  # configurations whose forecasts are compared with the truth, at each of ASKED_AT trials
 ASKED_AT = (6, 12, 24)
+UNSURE = 0.02, 0.98  # forecasts of memory are compared with the truth where the chance to fit is within this range
 
 
 @dataclass(kw_only=True)
@@ -54,6 +55,7 @@ class Forecasts:
         chances: (forecast chance to fit, whether it fits) for configurations that were not tried.
         proposed: error of the forecast rate of each proposal, in standard deviations of the forecast.
         rates: the same for configurations that were not tried.
+        peaks: the same for the memory of those of them that are not sure to fit or to run out of memory.
         regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
         tried_regret: the same if the best of the tried configurations were known. The rest of the regret is due to noise.
     """
@@ -61,6 +63,7 @@ class Forecasts:
     chances: list[tuple[float, bool]] = field(default_factory=list)
     proposed: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    peaks: list[float] = field(default_factory=list)
     regret: float | None = None
     tried_regret: float | None = None
 
@@ -111,9 +114,11 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         asked_of = [dict(made.params), *(drawn if num in ASKED_AT else [])]
         asked_of = [dict(self.rules.active(params)) for params in asked_of]
         for place, (params, forecast) in enumerate(zip(asked_of, _forecasts(self, study, asked_of), strict=True)):
-            truth, (log_rate, spread, chance_to_fit) = one.truth({**one.reference, **params}), forecast
+            truth, (log_rate, spread, chance_to_fit, (peak, peak_spread)) = one.truth({**one.reference, **params}), forecast
             if place:
                 found.chances.append((chance_to_fit, bool(truth.peak_frac <= 0.985)))
+            if place and math.isfinite(peak):
+                found.peaks.append((truth.peak_frac - peak) / peak_spread)
             if truth.rate:
                 z = (math.log(truth.rate) - log_rate) / spread
                 (found.rates if place else found.proposed).append(z)
@@ -126,14 +131,24 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         RatesSampler._propose = propose  # type: ignore[method-assign]
 
 
-def _forecasts(sampler: RatesSampler, study: Any, configurations: Sequence[Any]) -> list[tuple[float, float, float]]:
-    """Returns for each configuration the log of its rate as forecast, its standard deviation, and the chance that it fits."""
+def _forecasts(
+    sampler: RatesSampler, study: Any, configurations: Sequence[Any]
+) -> list[tuple[float, float, float, tuple[float, float]]]:
+    """Returns forecasts: the log of the rate, its standard deviation, the chance to fit, and the memory with its own.
+
+    The memory is NaN unless the chance to fit is within UNSURE.
+    """
     known = [one for one in sampler._history.seen(study) if not one.is_running]
     machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
     codes = coding.encode(configurations)
     expected = sampler._forecast(coding, known, machine).expected(codes, codes[:1])
-    chances = sampler._memory(known, machine).chances(configurations)
-    return list(zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True))
+    memory = sampler._memory(known, machine)
+    chances = memory.chances(configurations).tolist()
+    peaks = [
+        memory.fraction(params) if UNSURE[0] < chance < UNSURE[1] else (math.nan, math.nan)
+        for params, chance in zip(configurations, chances, strict=True)
+    ]
+    return list(zip(expected.mean.tolist(), expected.own_spread.tolist(), chances, peaks, strict=True))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -165,7 +180,10 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     found = _studies(jobs, options.jobs, options.file)
     if options.calibration:
-        _print_calibration([forecasts for _, forecasts in found])
+        grouped: dict[int, list[Forecasts]] = {}
+        for job, (_, forecasts) in zip(jobs, found, strict=True):
+            grouped.setdefault(job.machine, []).append(forecasts)
+        _print_calibration(grouped)
         print()
     by: dict[tuple[int, str], list[Replayed]] = {}
     for job, (made, _) in zip(jobs, found, strict=True):
@@ -234,30 +252,35 @@ def _line(name: str, group: Sequence[Replayed]) -> str:
     )
 
 
-def _print_calibration(found: Sequence[Forecasts]) -> None:
-    chances = [pair for one in found for pair in one.chances]
-    print("chance to fit, as forecast for configurations that were not tried: share that fits")
+def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
+    """Prints how often forecasts hold, with standard errors over the machines: errors on one machine have a common cause."""
+    print("chance to fit, as forecast for configurations that were not tried: share that fits, standard error over machines")
     for low, high in ((0.0, 0.05), (0.05, 0.25), (0.25, 0.75), (0.75, 0.85), (0.85, 0.95), (0.95, 1.01)):
-        inside = [fits for chance, fits in chances if low <= chance < high]
-        share = f"{100 * statistics.mean(inside):5.1f} %" if inside else "    -"
-        print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {share}  of {len(inside):,}")
-    for name, z in (
-        ("proposals", [z for one in found for z in one.proposed]),
-        ("others", [z for one in found for z in one.rates]),
-    ):
-        share = statistics.mean(abs(value) <= INTERVAL_Z for value in z)
-        print(
-            f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; "
-            f"median z {_median(z):+.2f}"
-        )
-    stopped = [one for one in found if one.regret is not None]
-    own, tried = (_share_near([getattr(one, name) for one in stopped]) for name in ("regret", "tried_regret"))
-    print(f"stopped for want of improvement: {len(stopped)} of {len(found)} studies; regret at most 1 % in {own}, "
-          f"{tried} if the best of the tried were known")  # fmt: skip
+        inside = [[fits for one in group for chance, fits in one.chances if low <= chance < high] for group in found.values()]
+        print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {_share(inside)}")
+    for what, name in (
+        ("rate of proposals", "proposed"), ("rate of others", "rates"), ("memory of others, where it decides", "peaks"),
+    ):  # fmt: skip
+        errors = [[z for one in group for z in getattr(one, name)] for group in found.values()]
+        share = _share([[abs(z) <= INTERVAL_Z for z in group] for group in errors])
+        median = _median(z for group in errors for z in group) if any(errors) else math.nan
+        print(f"90 % intervals, {what}: {share} hold the truth; median z {median:+.2f}")
+    stopped = [[one for one in group if one.regret is not None] for group in found.values()]
+    for what, name in (("", "regret"), (" if the best of the tried were known", "tried_regret")):
+        share = _share([[getattr(one, name) <= 1 - NEAR for one in group] for group in stopped])
+        print(f"studies that stopped for want of improvement: regret at most 1 %{what}: {share}")
 
 
-def _share_near(regrets: Sequence[float]) -> str:
-    return f"{100 * statistics.mean(regret <= 0.01 for regret in regrets):.0f} %" if regrets else "none"
+def _share(groups: Iterable[Sequence[bool]]) -> str:
+    """Returns the share of what is true over all groups, and its standard error if each group varies as a whole."""
+    filled = [group for group in groups if group]
+    num = sum(map(len, filled))
+    if not num:
+        return "    -  of 0"
+    share = sum(map(sum, filled)) / num
+    squares = sum((sum(group) - share * len(group)) ** 2 for group in filled)
+    error = math.sqrt(squares * len(filled) / (len(filled) - 1)) / num if len(filled) > 1 else math.nan
+    return f"{100 * share:5.1f} % +- {100 * error:.1f} of {num:,} on {len(filled)} machines"
 
 
 def _print_own_time() -> int:

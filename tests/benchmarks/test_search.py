@@ -26,4 +26,4 @@ def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(search, "study_of", lambda job: pytest.fail("simulated again"))
     search.main(words)
     assert capsys.readouterr().out == first
-    assert "90 % intervals of the rate of proposals" in first
+    assert "90 % intervals, rate of proposals" in first

@@ -113,6 +113,26 @@ def test_two_changes_that_only_fail_together_are_both_tried_apart(bench):
     assert summary["best"]["overrides"][AMP[0]] == AMP[1]
 
 
+class Tight(Surface):
+    """A program whose samples need twice the memory without bf16."""
+
+    def peak_bytes(self, knobs):
+        return int(1e7 * knobs["loader.batch_size"]) // (2 if knobs.get(AMP[0]) == AMP[1] else 1)
+
+
+def test_no_question_is_asked_that_would_run_out_of_memory(bench):
+    def failures(_, knobs):
+        is_both = knobs["loader.batch_size"] > 32 and knobs.get(LAYOUT[0]) is LAYOUT[1]
+        return Failure(error={"type": "RuntimeError", "message": "too large for it", "traceback": ""}) if is_both else None
+
+    study = bench(Tight(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=16", minutes=60)
+    study.run()
+    assert lost(study)
+    asked = [trial for trial in searched(study) if trial.why.startswith("does ")]
+    assert asked
+    assert not [(trial.changed, trial.why) for trial in asked if trial.outcome.is_memory]
+
+
 def record(number, changed, outcome, value=None, **evidence):
     return TrialRecord(
         number=number, kind=Kind.search, knobs=changed, changed=changed, outcome=outcome, value=value, evidence=evidence

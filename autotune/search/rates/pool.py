@@ -51,9 +51,11 @@ class Pool:
     def _bytes(self, trials: Sequence[Seen]) -> list[bytes]:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
-    def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations. If the space is too large to list, most are near those in `best`."""
-        return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
+    def candidates(self, best: Codes, failed: Codes, rng: np.random.Generator) -> Codes:
+        """Returns distinct configurations. In a space too large to list, they are those near `best` and next to `failed`."""
+        if self._listed is not None:
+            return self._listed
+        return self.distinct(np.vstack([_near(self._coding, best, rng), _next_to(self._coding, failed)]))
 
     def distinct(self, codes: Codes) -> Codes:
         """Returns the configurations that are still distinct without their inactive knobs."""
@@ -76,16 +78,26 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
     if not len(best):
         return random
-    # An absent knob gets its first level, because a change of another knob may make it active.
-    tops = np.maximum(best[:NUM_BEST], 0)
-    single = np.array(
-        [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]
-    )
+    tops, single = np.maximum(best[:NUM_BEST], 0), _next_to(coding, best[:NUM_BEST])
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
     changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first changes in `single` are to the best
     first, second = single[changed[:, 0]], single[changed[:, 1]]
     pairs = np.where(first != tops[0], first, second)
     return np.vstack([single, pairs, _mutated(mixed, counts, rng), random])
+
+
+def _next_to(coding: Coding, codes: Codes) -> Codes:
+    """Returns all changes of one knob to some configurations, and the configurations themselves.
+
+    An absent knob gets its first level, in case a change to another knob makes it active.
+    """
+    single = [
+        _with(row, column, level)
+        for row in np.maximum(codes, 0)
+        for column, knob in enumerate(coding.knobs)
+        for level in range(len(knob.values))
+    ]
+    return np.array(single, dtype=np.int64).reshape(len(single), codes.shape[1])
 
 
 def _mutated(codes: Codes, counts: Codes, rng: np.random.Generator) -> Codes:

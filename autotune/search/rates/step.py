@@ -24,6 +24,8 @@ NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest ex
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
 NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
+# Neighbours of failed configurations are considered, too: of those with the highest forecasts among the latest ones.
+NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # of this many fastest trials, the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
@@ -103,6 +105,7 @@ class Step:
         self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
         self._tried, proven = pool.tried(known)
         failed = [one for one in known if one.rate is None and not one.is_out and not one.is_running]
+        self._failed = coding.encode([one.params for one in failed[-MOST_FAILED:]])
         self._failure_model = FailureModel(proven, [one.suspected for one in failed])
         self.is_held_back = False  # whether candidates were left out because of memory
 
@@ -156,10 +159,22 @@ class Step:
         )
 
     def _wanted(self, best: Codes) -> Codes:
-        """Returns the new candidates that may work; of those that need a compilation, only the ones worth it."""
-        codes = self._pool.candidates(best, self._rng)
+        """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
+        codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
         is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
         return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
+
+    def _promising_failures(self, best: Codes) -> Codes:
+        """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
+
+        Often two values fail only together. Then a configuration with one of them may be as fast, but it differs from the best
+        so far by several changes.
+        """
+        if not len(self._failed):
+            return self._failed
+        means = self._forecast.expected(np.vstack([best[:1], self._failed]), best[:1]).mean
+        order = np.argsort(-means[1:], kind="stable")[:NUM_FAILED]
+        return np.asarray(self._failed[order][means[1:][order] > means[0]])
 
     def _open(self, codes: Codes, gains: Array) -> list[int]:
         """Returns the places of the open candidates with the largest expected gains."""
