@@ -99,6 +99,7 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
+SKIPPED = "skipped"  # key in a check's evidence: what was skipped; such a trial says nothing about its configuration
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 

@@ -184,12 +184,12 @@ class LoaderWatch:
         if cores is not None:
             process_knobs.follow_cores(self._spec.knobs)
         is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
-        is_of_bytes = self._bits.is_for(loader)
-        if not is_counted and cores is None and not is_of_bytes:
+        is_of_bytes, observe = self._bits.is_for(loader), self._observer(info)
+        if not is_counted and cores is None and not is_of_bytes and observe is None:
             start(iterator, loader)
             return
         path = info.counters_file if is_counted else ""
-        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=self._observer(info))
+        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=observe)
         try:
             start(iterator, loader)
         finally:

@@ -25,7 +25,7 @@ from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Knobs, Outcome, Summary, Tier, TrialRecord
+from autotune.records import SKIPPED, Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve
 from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
@@ -36,7 +36,8 @@ PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
-MAX_CHECKS = 3  # at most this many findings of a trial are tried
+MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
+FAILED = (Outcome.crash, Outcome.error, Outcome.invalid)  # a program that ended so without a stage would do so again
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
 # the measured program spends a step.
 MAX_SLOWDOWN = 1.5
@@ -194,7 +195,9 @@ class Explaining:
         findings, made = self._tried(record, findings, ends_s)
         if made or any(map(_is_open, findings)):
             findings = [found for one in findings for found in _left(one, evidence)]
-            more += [self._untried(record, finding) for finding in findings if _is_open(finding)][:1]
+            failed = {id(one): trial for one in findings if (trial := self._failed_without(record, one))}
+            more += [_failed_text(finding, failed[id(finding)]) for finding in findings if id(finding) in failed]
+            more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in failed][:1]
             self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
 
     def _keep(
@@ -250,24 +253,36 @@ class Explaining:
         """
         kept: list[Finding] = []
         made: list[checks.Check] = []
+        num_new = 0
         for finding in findings:
-            check = self._try(record, finding, ends_s) if _is_open(finding) and len(made) < MAX_CHECKS else None
+            check = None
+            if _is_open(finding):
+                check = checks.made_before(finding, record.number, (self.document or {}).get("checks") or ())
+                if check is None and num_new < MAX_CHECKS and (check := self._try(record, finding, ends_s)):
+                    num_new += 1
             if check:
                 made.append(check)
             kept.append(checks.with_check(finding, check) if check else finding)
         return kept, made
 
     def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
-        if before := checks.made_before(finding, record.number, (self.document or {}).get("checks") or ()):
-            return before
         session, cause = self._session, finding.cause
         knobs, skipped = self._remedied(record, finding)
-        if not self._is_time_for(self._pairs_s(record, knobs), ends_s):
+        if self._failed_without(record, finding) is not None or not self._is_time_for(self._pairs_s(record, knobs), ends_s):
             return None
         new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
         sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
         return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS) if pairs else None
+
+    def _failed_without(self, record: TrialRecord, finding: Finding) -> TrialRecord | None:
+        """Returns an earlier trial in which the program failed without the stages that a finding is about; None without one."""
+        if not _is_open(finding) or finding.value is not None or finding.without is None:
+            return None
+        skipped = list(finding.without.stages)
+        tried = (one for one in self._session.records if one.kind is Kind.check and one.repeats == record.number)
+        failed = (one for one in tried if one.evidence.get(SKIPPED) == skipped and one.outcome in FAILED)
+        return next(failed, None)
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
         """Returns the knobs, and the stages to skip, that show what a finding's remedy gains."""
@@ -363,6 +378,12 @@ def _slowed(evidence: Evidence) -> str:
         return ""
     why = "the machine was busy, or the pass slowed it"
     return f"{LINES}: a step took {slowdown:.1f} times as long as when it was measured: {why}"
+
+
+def _failed_text(finding: Finding, trial: TrialRecord) -> str:
+    name = finding.without.name if finding.without else ""
+    why = f" ({trial.reason})" if trial.reason else ""
+    return f"{finding.cause}: not measured without {name}, because trial {trial.number} ended as {trial.outcome}{why}"
 
 
 def _is_open(finding: Finding) -> bool:

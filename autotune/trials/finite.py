@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.failures import LOSS, SCALING
-from autotune.records import TrialRecord
+from autotune.records import SKIPPED, TrialRecord
 
 NOT_FINITE = "not_finite"  # key in the evidence; holds the result of `failures.not_finite`
 EXCUSABLE = frozenset({LOSS, SCALING})
@@ -18,7 +18,7 @@ ONLY_SPEED = "Only the speed of such steps is measured; a training that converge
 
 def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
     """Returns which of LOSS and SCALING are not finite in the unchanged program."""
-    return frozenset(kind for record in records if not record.changed for kind in record.evidence.get(NOT_FINITE, ()))
+    return frozenset(kind for record in records if _is_unchanged(record) for kind in record.evidence.get(NOT_FINITE, ()))
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
@@ -38,9 +38,13 @@ def caveat(records: Sequence[TrialRecord]) -> str:
     return f"{'; '.join(said)}. {ONLY_SPEED}" if said else ""
 
 
+def _is_unchanged(record: TrialRecord) -> bool:
+    return not record.changed and not record.evidence.get(SKIPPED)
+
+
 def _first(records: Sequence[TrialRecord], kind: str) -> str:
     for record in records:
-        if not record.changed and (when := record.evidence.get(NOT_FINITE, {}).get(kind)):
+        if _is_unchanged(record) and (when := record.evidence.get(NOT_FINITE, {}).get(kind)):
             where = f"trial {record.number}, which changes nothing" if record.number else "the baseline itself"
             return f"{when}, in {where}"
     return ""

@@ -169,7 +169,7 @@ class TrialRunner:
     def record(self, request: Request, spec: Spec, ended: Ended, place: Place) -> TrialRecord:
         """Returns the record of an attempt that is over."""
         facts = ended.facts(spec, device_used_frac=place.watch.used_frac())
-        facts.excused = self.excused if request.changed else EXCUSABLE
+        facts.excused = self.excused if request.changed and not request.skipped else EXCUSABLE
         outcome, reason = classify(facts)
         record = TrialRecord(
             **request.shared(),

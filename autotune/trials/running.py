@@ -7,7 +7,7 @@ import os
 
 from autotune.launchers.base import Ended
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import SKIPPED, Kind, Outcome, TrialRecord
 from autotune.run_dir import FULL
 from autotune.trials.losses import exploded
 from autotune.trials.places import Place
@@ -165,7 +165,7 @@ class RunningTrial:
         if not request.first_steps:  # such a run measures nothing
             runner.judge(record, ended.results, place)
         record.started_at = first.started_at if first else self._started_at
-        if record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
+        if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         place.watch.follow(ended.results)
         if self._held:
@@ -173,7 +173,7 @@ class RunningTrial:
         if "seed" in request.first_steps:
             record.evidence["seed"] = request.first_steps["seed"]
         if request.skipped:
-            record.evidence["skipped"] = list(request.skipped)
+            record.evidence[SKIPPED] = list(request.skipped)
         record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
         if first:
             _join(record, first)

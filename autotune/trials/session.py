@@ -11,7 +11,7 @@ from typing import Any
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
-from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
+from autotune.records import SKIPPED, Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
@@ -476,7 +476,7 @@ class Session:
             bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
         if record.kind in SEARCHED:
             self.tally.add(record)
-        if not record.changed and NOT_FINITE in record.evidence:
+        if not record.changed and NOT_FINITE in record.evidence and not record.evidence.get(SKIPPED):
             self.learn_excuses()
 
     def learn_excuses(self) -> None:

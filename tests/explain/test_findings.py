@@ -9,7 +9,7 @@ from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
-from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, WORKER, Compiled
+from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, WORKER, Compiled
 from autotune.knobs.base import HostContext
 from tests.explain import made
 
@@ -645,6 +645,7 @@ def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     [
         made.line("loss = self.model(x)", 0.03, function="Journal.write", phase=FORWARD),  # it does more than log
         made.line("for x in loader:", 0.0, function="Journal.write", total_s=0.095),  # it contains the training loop
+        made.line("optimizer.step()", 0.001, function="Journal.write", phase=OPTIMIZER),  # without it, nothing is trained
     ],
 )
 def test_a_function_that_does_more_than_one_line_says_is_not_skipped(other):

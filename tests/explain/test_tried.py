@@ -103,6 +103,13 @@ def test_a_trial_that_was_disturbed_says_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 
 
+def test_a_trial_that_skipped_a_part_of_the_program_says_nothing() -> None:
+    failed = trial(3, None, {AMP: "bf16"}, Outcome.error)
+    assert tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
+    failed.evidence["skipped"] = ["item"]
+    assert not tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
+
+
 def test_a_measured_gain_goes_before_refutation() -> None:
     both = tried(*STUDY, trial(11, 40000.0, {BATCH: 64, OPTIMIZER: "fused"}))
     gain = both.gain(BATCH, 64)

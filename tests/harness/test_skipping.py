@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import UserDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from autotune.harness.explain.skipping import KEPT, KEPT_BATCHES, KEPT_CALLS, Again, Items, SkippedStages, copied
+from autotune.harness.explain.skipping import (
+    KEPT,
+    KEPT_BATCHES,
+    KEPT_CALLS,
+    MOST_BYTES,
+    Again,
+    Items,
+    SkippedStages,
+    apart,
+    copied,
+)
 from tests.harness.conftest import PROGRAMS, Run, Trial
 
 PROGRAM = "stages.py"
@@ -56,12 +68,40 @@ def test_a_function_of_the_program_is_skipped(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("loss_of", "whose result is part of the model's graph"), ("gone", "gone cannot be skipped")]
+    ("name", "said"),
+    [
+        ("loss_of", "whose result is part of the model's graph"),
+        ("gone", "gone cannot be skipped"),
+        ("stepping", "stepping cannot be skipped, because it calls the optimizer"),
+        ("main", "main cannot be skipped, because it calls the optimizer"),
+    ],
 )
 def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: str, said: str) -> None:
     run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
     assert run.returncode != 0
     assert said in run.stderr
+
+
+@pytest.mark.parametrize("name", ["moved", "Log.decorated"])  # called at several places; inside a decorator
+def test_functions_of_other_kinds_are_skipped(trial: Trial, name: str) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
+    assert run.result().status == "measured", run.stderr
+
+
+def test_a_function_that_is_never_skipped_fails_the_trial(trial: Trial) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: Stream.__iter__"])
+    assert run.returncode != 0
+    assert "Stream.__iter__ was never skipped" in run.stderr
+
+
+@pytest.mark.parametrize("skipped", ["item", "collate"])
+@pytest.mark.parametrize("words", [("two",), ("dicts",), ("dicts", "workers")])
+def test_stages_are_skipped_whatever_the_program_does_with_loaders_and_samples(
+    trial: Trial, words: tuple[str, ...], skipped: str
+) -> None:
+    run = trial(PROGRAM, *words, skipped=[skipped])
+    assert run.result().status == "measured", run.stderr
+    assert 0 < ran(run)[skipped] <= (KEPT + BATCH) * 2
 
 
 def test_samples_that_a_data_set_makes_together_are_skipped_too(trial: Trial) -> None:
@@ -125,7 +165,7 @@ def test_results_are_handed_out_in_turn_once_there_are_enough_of_them() -> None:
     again.keep("a")
     again.keep("b")
     assert again.is_full
-    assert {again.next(), again.next()} == {"a", "b"}
+    assert [again.next() for _ in range(4)] == ["a", "b", "a", "b"]  # what takes turns stays in turn
     large = Again(None, most=1000)
     large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that nothing writes take no memory
     assert large.is_full
@@ -138,6 +178,50 @@ def test_a_batch_is_copied_whatever_it_is_made_of() -> None:
     assert found[0] is not pair[0]
     assert found[1]["x"][0].data_ptr() != pair[1]["x"][0].data_ptr()
     assert found[1]["x"][1] == "word"
+
+
+def test_a_batch_and_a_sample_keep_what_the_program_takes_out_of_another() -> None:
+    class Encoding(UserDict[str, Any]):  # such as BatchEncoding of transformers
+        pass
+
+    for again in (copied, apart):
+        kept = Encoding({"x": [1, 2], "y": 3})
+        other = again(kept)
+        other.pop("y")
+        other["x"].append(3)
+        assert dict(kept) == {"x": [1, 2], "y": 3}
+        assert type(other) is Encoding
+    samples = [{"x": 1}], {"y": [2]}
+    made = apart(samples)
+    made[0][0].clear()
+    made[1]["y"].clear()
+    assert samples == ([{"x": 1}], {"y": [2]})
+
+
+def test_batches_of_two_data_sets_are_kept_apart() -> None:
+    stages = SkippedStages(["collate"])
+    stages._is_timing = True
+    datasets = ["a", "b"]
+    for _ in range(KEPT_BATCHES + 3):
+        for dataset in datasets:
+            stages._collating = [(SimpleNamespace(dataset=dataset), None)]
+            assert stages.timed("collate", list_of, ([dataset],), {}) == [[dataset]]
+
+
+def test_results_of_data_sets_that_are_made_again_and_again_do_not_add_up() -> None:
+    stages = SkippedStages(["item"])
+    for number in range(12):
+        stages._results(number, None).keep(torch.empty(2**28, dtype=torch.uint8))  # pages that nothing writes take no memory
+    assert len(stages._again) <= MOST_BYTES // 2**28 + 1
+
+
+def test_a_data_set_that_makes_whole_batches_cannot_be_skipped() -> None:
+    class Batches:
+        def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+            return {"x": torch.tensor(indices)}
+
+    with pytest.raises(RuntimeError, match="already collated"):
+        Items(Batches(), Again(None)).__getitems__([1, 2])
 
 
 def test_the_data_set_s_own_attributes_stay() -> None:

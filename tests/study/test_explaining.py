@@ -6,15 +6,18 @@ from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
 from autotune.explain import findings
 from autotune.explain.findings import Finding
+from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
 from autotune.explain.tables import read_tables
 from autotune.explained import gain_text, size_text
+from autotune.failures import LOSS
 from autotune.harness.explain.documents import MAIN
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import explainable
+from autotune.study.explaining import MAX_CHECKS, explainable
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from autotune.trials.budget import COMPILE_S
+from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
@@ -247,6 +250,51 @@ def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
     again = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)  # measures nothing again
     assert decode_of(again) == finding
     assert len([trial for trial in made_bench.trials if trial.kind is Kind.check and trial.origin == "slow decode"]) == 4
+
+
+def test_a_stage_without_which_the_program_fails_is_tried_once_and_the_failure_is_noted(bench, tiny):
+    failing = []
+    error = {"type": "RuntimeError", "message": "decode cannot be skipped", "traceback": "..."}
+    surface = Surface(documents=decoding, failures=lambda trial, _: Failure(error=error) if failing else None)
+    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
+    failing.append(True)
+    for _ in range(2):
+        explained = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]["explained"][0]
+        tried = [trial for trial in made_bench.trials if trial.evidence.get("skipped") == ["decode"]]
+        assert [trial.outcome for trial in tried] == [Outcome.error]
+        said = [note for note in explained["notes"] if note.startswith("slow decode: ")]
+        assert said == [
+            f"slow decode: not measured without decode, because trial {tried[0].number} ended as error ({tried[0].reason})"
+        ]
+
+
+def test_checks_that_were_made_before_leave_room_for_others(bench, tiny, monkeypatch):
+    gain = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
+    causes = [f"cause {number}" for number in range(MAX_CHECKS + 1)]
+    made_up = [
+        Finding(cause=cause, where="", evidence="", gain=gain, basis="", without=Without(
+            stages=(f"transform: {cause}",), gain=gain, remaining=(0.5, 0.1, 0.0)
+        ))
+        for cause in causes
+    ]  # fmt: skip
+    monkeypatch.setattr(findings, "RULES", {"made up": lambda evidence: made_up})
+    made_bench = bench(Surface(documents=documents, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
+    made_bench.run()
+    for num in (MAX_CHECKS, MAX_CHECKS + 1):
+        made = explain(made_bench, trial=0, passes=("lines",), minutes=600.0)["explanation"]["checks"]
+        assert [check["cause"] for check in made] == causes[:num]
+
+
+def test_a_loss_that_is_not_finite_without_a_stage_says_nothing_about_the_program():
+    record = TrialRecord(
+        number=7, kind=Kind.check, knobs={}, changed={}, outcome=Outcome.ok, evidence={NOT_FINITE: {LOSS: "step 3"}}
+    )
+    assert excused([record]) == {LOSS}
+    record.evidence["skipped"] = ["item"]
+    assert not excused([record])
+    assert not caveat([record])
 
 
 def test_a_stage_whose_time_costs_nothing_is_no_finding(bench, tiny):

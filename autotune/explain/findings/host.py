@@ -13,7 +13,7 @@ from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.findings.pipeline import is_behind
 from autotune.explain.gains import Gain, Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
-from autotune.harness.explain.documents import FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
+from autotune.harness.explain.documents import BACKWARD, FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
 
 ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
     "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
@@ -127,12 +127,15 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
 def _without(evidence: Evidence, lines: Sequence[Line], gain: Gain) -> Without | None:
     """Returns how to measure the program without some lines: by skipping their function; None if it does more than that.
 
-    The function with the training loop runs only once, so it cannot be skipped.
+    The function with the training loop runs only once, so it cannot be skipped. Without one that fetches batches, computes
+    gradients or calls the optimizer, the program would not train.
     """
     file, function = lines[0].file, lines[0].function
-    whole_s = math.fsum(one.total_s for one in evidence.own_lines() if (one.file, one.function) == (file, function))
+    inside = [one for one in evidence.own_lines() if (one.file, one.function) == (file, function)]
+    whole_s = math.fsum(one.total_s for one in inside)
     is_most = math.fsum(one.self_s for one in lines) >= MOST_FRAC * whole_s
-    if "<" in function or not function or not is_most or whole_s > LOOP_FRAC * evidence.step_s:
+    is_needed = any(one.phase in (INPUT, BACKWARD, OPTIMIZER) for one in inside)
+    if "<" in function or not function or is_needed or not is_most or whole_s > LOOP_FRAC * evidence.step_s:
         return None
     return Without(stages=(f"{FUNCTION}: {file}: {function}",), gain=replace(gain, kind="predicted"), remaining=REMAINING)
 

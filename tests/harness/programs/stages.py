@@ -1,6 +1,7 @@
 """Trains on made-up pictures, and notes in a file of its own each time that a stage of the loader runs.
 
-Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set).
+Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set),
+"two" (two loaders take turns), "dicts" (samples are dicts, and whoever gets a sample or a batch takes everything out of it).
 """
 
 import io
@@ -76,25 +77,57 @@ class Log:
         note("write")
         return loss.item()
 
+    @torch.no_grad()
+    def decorated(self, loss):
+        return loss.item()
+
+
+def moved(tensor):
+    return tensor.to("cpu")
+
+
+def stepping(optimizer):
+    optimizer.step()
+
 
 def loss_of(model, images):
     note("loss")
     return model(images).square().mean()
 
 
+def taken(samples):
+    note("collate")
+    return default_collate([(sample.pop("image"), sample.pop("number")) for sample in samples])
+
+
+class Dicts(Pictures):
+    def __getitem__(self, index):
+        image, number = super().__getitem__(index)
+        return {"image": image, "number": number}
+
+
 def main():
     log = Log()
+    callbacks = [moved]
     model = torch.nn.Linear(288, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = Stream() if "stream" in WORDS else Pictures()
-    loader = DataLoader(data, batch_size=8, collate_fn=collate, num_workers=2 if "workers" in WORDS else 0)
+    data = Dicts() if "dicts" in WORDS else data
+    of_batch = taken if "dicts" in WORDS else collate
+    loader = DataLoader(data, batch_size=8, collate_fn=of_batch, num_workers=2 if "workers" in WORDS else 0)
+    other = iter(DataLoader(Pictures(), batch_size=8, collate_fn=collate)) if "two" in WORDS else None
     for images, numbers in loader:
+        if other is not None:
+            next(other)
+        callbacks[0](images)
+        images, numbers = moved(images), moved(numbers)
         assert images.shape == (8, 288)
         assert numbers.shape == (8,)
         loss = loss_of(model, images)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        stepping(optimizer)
+        log.decorated(loss)
         assert isinstance(log.write(loss), float)
 
 
