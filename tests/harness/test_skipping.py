@@ -198,6 +198,15 @@ def test_a_batch_and_a_sample_keep_what_the_program_takes_out_of_another() -> No
     assert samples == ([{"x": 1}], {"y": [2]})
 
 
+def test_loaders_that_take_turns_stand_in_for_their_data_sets_once() -> None:
+    stages = SkippedStages(["item"])
+    fetchers = [SimpleNamespace(dataset=dataset, collate_fn=list_of) for dataset in ("a", "b")]
+    for _ in range(3):
+        for fetcher in fetchers:
+            stages._begin_with(fetcher)
+    assert [fetcher.dataset.dataset_of_program for fetcher in fetchers] == ["a", "b"]
+
+
 def test_batches_of_two_data_sets_are_kept_apart() -> None:
     stages = SkippedStages(["collate"])
     stages._is_timing = True
