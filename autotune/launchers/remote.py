@@ -172,6 +172,9 @@ class RemoteLauncher(Launcher):
             raise refusal from None
         waited_s = time.monotonic() - self._asked_s
         if hello is not None:
+            if unseen := self._transport.unseen():  # another node of the job has said so while the agent started
+                self.close()
+                raise unseen
             self._open(self._transport, hello)
         elif never := self._transport.why_never():
             self.close()

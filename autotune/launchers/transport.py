@@ -57,6 +57,10 @@ class Transport(ABC):
     def why_never(self) -> BadInput | None:
         """Returns why the agent will never start although the engine has accepted the job; None if it may start."""
 
+    def unseen(self) -> BadInput | None:
+        """Returns the error for a node of the job that does not see what it needs; None if nothing is known of one."""
+        return None
+
     @abstractmethod
     def refusal(self) -> BadInput:
         """Returns why the agent did not start, if the link closed before its first message."""
