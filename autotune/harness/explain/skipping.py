@@ -175,7 +175,7 @@ class Pixels:
     def put_into(self, image: Any) -> None:
         """Gives another image of the same mode these pixels, as if it had been decoded."""
         image.tile, image.im, image._size = [], self._im, self.size
-        image.readonly = 1  # whoever writes into the image gets a copy of the pixels
+        image.readonly = 1  # PIL copies the pixels before it writes into the image
 
 
 def copied(batch: Any) -> Any:
