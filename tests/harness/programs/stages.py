@@ -1,7 +1,8 @@
 """Trains on made-up pictures, and notes in a file of its own each time that a stage of the loader runs.
 
 Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set),
-"two" (two loaders take turns), "dicts" (samples are dicts; the collate function and the training loop empty the dicts that they get).
+"two" (two loaders take turns), "dicts" (samples are dicts; the collate function and the training loop empty the dicts that they
+get).
 """
 
 import io
