@@ -67,7 +67,7 @@ SIDE = {
     "trial": whole_number, "value": (None, number), "ci": (None, interval), "why_no_ci?": text, "objectives?": NUMBERS,
     "objectives_ci?": {ANY: (None, interval)}, "measured_in?": text, "reason?": text, "knobs?": KNOBS,
 }  # fmt: skip
-ENTRY = {**SIDE, "overrides": KNOBS, "speedup?": SPEEDUP, "parity?": text}
+ENTRY = {**SIDE, "overrides": KNOBS, "speedup?": SPEEDUP, "parity?": text, "worker_start?": text}
 CHANGE = {
     "knob": text, "from?": knob_value, "to": knob_value, "ratio?": ratio, "ci?": interval, "num_rounds?": whole_number,
     "cumulative?": number, "verdict?": text, "basis?": text, "reason?": text,

@@ -42,6 +42,7 @@ ROWS: dict[str, Row] = {
     "step.metrics_sync_interval": lambda value, _: {"logging_steps": value, "logging_nan_inf_filter": value == 1},
     "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
+CONTEXT = "Measured with workers by {0}: add dataloader_multiprocessing_context: {0}, which transformers 5.15 and later know."
 USAGE = [
     'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',
     "      or copy the keys into your own file of arguments.",
@@ -57,4 +58,6 @@ def document(winner: Winner) -> Document:
     if winner.device == "cpu" and settings:
         settings["use_cpu"] = True  # otherwise the Trainer rejects bf16 without a GPU
         notes.append("Measured on a CPU, hence use_cpu: remove it where you train on a GPU.")
+    if (method := winner.active.get("loader.multiprocessing_context")) is not None:
+        notes.append(CONTEXT.format(method))
     return Document(settings=settings, usage=USAGE, left_out=left_out, notes=notes)

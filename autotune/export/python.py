@@ -17,6 +17,7 @@ AT_START = (
     "backend.cudnn_benchmark",
 )
 COMPRESSION = "parallel.gradient_compression"
+FORCED = "multiprocessing_context as in the trial: this program's workers cannot be started in Python's default way."
 OPTIMIZER, LAYOUT, AMP = "optimizer.implementation", "layout.channels_last", "precision.amp"
 COMPILE, SCOPE = "compile.mode", "compile.scope"
 IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, SCOPE, AMP}  # knobs that the exported definitions set, besides the loader's
@@ -28,7 +29,7 @@ def render(winner: Winner) -> Exported:
     parts = [
         _head(winner),
         _best(winner),
-        _loader(knobs),
+        _loader(winner),
         _optimizer(knobs),
         _start(knobs),
         _model(knobs),
@@ -59,9 +60,11 @@ def _best(winner: Winner) -> str:
     return "\n".join([*lines, ""])
 
 
-def _loader(knobs: Knobs) -> str:
-    given = loader_arguments(knobs)
-    return f"\n# The DataLoader that trains: DataLoader(dataset, shuffle=True, **LOADER)\nLOADER = {given!r}\n" if given else ""
+def _loader(winner: Winner) -> str:
+    if not (given := loader_arguments(winner.active)):
+        return ""
+    why = f"# {FORCED}\n" if winner.forced else ""
+    return f"\n# The DataLoader that trains: DataLoader(dataset, shuffle=True, **LOADER)\n{why}LOADER = {given!r}\n"
 
 
 def _optimizer(knobs: Knobs) -> str:

@@ -10,7 +10,7 @@ from autotune.export.claims import Claimed
 from autotune.export.headline import headline
 from autotune.export.provenance import provenance
 from autotune.knobs.catalogue import CATALOGUE, knob
-from autotune.knobs.loader import BATCH_SIZE
+from autotune.knobs.loader import BATCH_SIZE, MULTIPROCESSING_CONTEXT
 from autotune.knobs.step import ACCUMULATION, derived
 from autotune.knobs.values import value_of
 from autotune.masking import is_masked
@@ -25,7 +25,10 @@ class Winner:
 
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
-        active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0.
+        active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0. Includes
+            `forced`.
+        forced: how the trial started the workers that it added, if not in the program's way, which only trials and
+            `autotune apply` choose by themselves: {"loader.multiprocessing_context": "fork"}; {} otherwise.
         full: the value of every known knob: from `knobs`, else the program's own.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
@@ -38,6 +41,7 @@ class Winner:
 
     knobs: Knobs
     active: Knobs
+    forced: Knobs = field(default_factory=dict)
     full: Knobs
     remarks: dict[str, str] = field(default_factory=dict)
     headline: list[str]
@@ -77,6 +81,16 @@ def _held(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
 
 
+def _forced(entry: dict[str, Any], own: Knobs, knobs: Knobs) -> Knobs:
+    """Returns how the trial started the workers that it added, if not in the program's way; {} otherwise.
+
+    From Python 3.14 on, the default is forkserver. Workers that cannot be started in that way are forked in a trial.
+    """
+    key, method = MULTIPROCESSING_CONTEXT.key, entry.get("worker_start")
+    is_as_usual = not method or key not in own or method == own[key]
+    return {} if is_as_usual or key in knobs else {key: method}
+
+
 def winner(summary: Summary, tier: Tier | None) -> Winner:
     """Returns the best configuration of a study, or of a tier if one is given.
 
@@ -98,14 +112,16 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     own = _own(summary)
     held = {} if ACCUMULATION.key in knobs else _held(summary, own, {**own, **knobs})
     knobs |= held
-    full = {**own, **knobs}
+    forced = _forced(entry, own, knobs)
+    full = {**own, **knobs, **forced}
     said = provenance(claimed)
     if hidden:
         said["secret"] = list(hidden)
     detected = summary.get("detected") or {}
     return Winner(
         knobs=knobs,
-        active={key: value for key, value in knobs.items() if knob(key).is_active(full)},
+        active={key: value for key, value in {**knobs, **forced}.items() if knob(key).is_active(full)},
+        forced=forced,
         full=full,
         remarks={key: HOLDS if key in held else claimed.remark(key, is_pinned=key in pinned) for key in knobs},
         headline=headline(claimed, hidden),

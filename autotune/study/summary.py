@@ -196,6 +196,8 @@ def _entry(
         entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
     if overrides:
         entry["overrides"] = record.changed
+        if record.worker_start:
+            entry["worker_start"] = record.worker_start
     if knobs:
         entry["knobs"] = record.knobs
     return entry

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import subprocess
 
@@ -305,3 +306,29 @@ def test_what_autotune_says_itself_is_wrapped_and_not_cut(summary):
     comments = [line for line in render(summary, "yaml", None).text.splitlines() if line.startswith("#")]
     assert advice in " ".join(" ".join(line.lstrip("# ") for line in comments).split())
     assert max(map(len, comments)) <= 162
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format != "yaml"])
+def test_workers_that_a_trial_had_to_fork_are_said_to_be_forked(forked, format):
+    exported = render(forked, format, None)
+    said = "\n".join([exported.text, *exported.left_out])
+    assert re.search(r"multiprocessing_context['\"]?(=|: )['\"]?fork\b", said)
+    forked["best"]["worker_start"] = "forkserver"  # as the program itself would start them
+    assert "multiprocessing_context" not in render(forked, format, None).text
+
+
+def test_yaml_leaves_the_start_of_workers_to_apply(forked):
+    assert loaded(render(forked, "yaml", None).text)["loader"] == {"num_workers": 2}
+
+
+@pytest.mark.parametrize("own", [{}, {"loader.multiprocessing_context": "fork"}])
+def test_workers_started_in_the_program_s_way_need_no_word(forked, own):
+    forked["baseline"]["knobs"] = own
+    assert "multiprocessing_context" not in render(forked, "python", None).text
+
+
+def test_hugging_face_is_told_which_argument_starts_workers_as_measured(forked, changed):
+    line = "add dataloader_multiprocessing_context: {}, which transformers 5.15 and later know."
+    assert line.format("fork") in render(forked, "hf", None).text
+    chosen = changed({"loader.num_workers": 2, "loader.multiprocessing_context": "spawn"})
+    assert line.format("spawn") in render(chosen, "hf", None).text

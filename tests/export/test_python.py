@@ -69,6 +69,15 @@ ALL = {
     "nccl.socket_ifname": "=eth0",
     "nccl.cross_nic": 1,
 }
+# Its workers can only be forked: without a guard, others would import it and train.
+UNGUARDED = """
+import multiprocessing
+multiprocessing.set_start_method("forkserver", force=True)  # the default from Python 3.14 on
+import torch
+from torch.utils.data import DataLoader
+import best
+print(sum(int(batch.sum()) for batch in DataLoader(torch.arange(9), shuffle=True, **best.LOADER)))
+"""
 ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # needs a GPU
 
 
@@ -145,3 +154,10 @@ def test_importing_it_changes_nothing(changed):
     names: dict[str, object] = {}
     exec(compile(text.replace("import torch\n", ""), "best.py", "exec"), names)
     assert names["BEST"] == {"threads.intra": 1, "env.A": "x'\n\"y"}
+
+
+def test_workers_that_a_trial_had_to_fork_are_forked_in_the_script(forked, tmp_path):
+    (tmp_path / "best.py").write_text(render(forked, "python", None).text)
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "36\n"), done.stderr

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from autotune.compare.decision import Decision, judge, without_finalist
@@ -5,6 +7,7 @@ from autotune.export.claims import speedup_of
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
 from autotune.study.summary import Standing, summarise
+from autotune.summaries import checked_summary
 from autotune.wording import verdict_text
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
@@ -36,6 +39,12 @@ def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothin
     assert summary["speedup"]["ci"] is None
     assert summary["speedup"]["verdict"] == "ambiguous"
     assert "overstate" in summary["speedup"]["reason"]
+
+
+def test_the_best_of_each_tier_says_how_its_workers_were_started():
+    records = [trial(0, 100.0), trial(1, 150.0, worker_start="fork")]
+    summary = checked_summary(json.loads(json.dumps(summarise(ABOUT, records, Standing(status="running")))))
+    assert {entry["worker_start"] for entry in (summary["best"], *summary["best_by_tier"].values())} == {"fork"}
 
 
 @pytest.mark.parametrize("records", [[trial(0, 100.0)], [trial(0, 100.0), trial(1, 90.0)]])
