@@ -86,7 +86,7 @@ def _forced(entry: dict[str, Any], own: Knobs, knobs: Knobs) -> Knobs:
 
     From Python 3.14 on, the default is forkserver. Workers that cannot be started in that way are forked in a trial.
     """
-    key, method = MULTIPROCESSING_CONTEXT.key, entry.get("worker_start")
+    key, method = MULTIPROCESSING_CONTEXT.key, str(entry.get("worker_start") or "")
     is_as_usual = not method or key not in own or method == own[key]
     return {} if is_as_usual or key in knobs else {key: method}
 
