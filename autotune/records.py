@@ -174,9 +174,9 @@ class TrialRecord:
             when unknown.
         data_wait_frac: share of the window that rank 0 waited for input.
         regime: "shared" if loader workers and steps share CPU cores, "separate" if not, "" without workers.
-        worker_start: how the training loader's workers were started, "fork", "forkserver" or "spawn"; "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
-        knob_reports: knob key -> {"status", "reason", "observed"}, from the rank with the worst status.
+        knob_reports: knob key -> {"status", "reason", "observed"}, from the rank with the worst status. Besides what was asked
+            for, it has "loader.multiprocessing_context" if the harness had to fork the workers that the trial added.
         objectives: objective -> value in its own unit (see trials/objective.py), for the study's objectives; unknown ones are
             absent.
         scores: objective -> its value as a score, where more is better, the deciding objective first; None when unknown. Empty
@@ -215,7 +215,6 @@ class TrialRecord:
     loader_rate: float | None = None
     data_wait_frac: float | None = None
     regime: str = ""
-    worker_start: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     objectives: dict[str, float] = field(default_factory=dict)
@@ -360,7 +359,7 @@ _TRIAL_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(("round", "repeats"), _WHOLE_OR_NULL),
     **dict.fromkeys(("started_at", "seconds", "spared_s"), number),
     **dict.fromkeys(("value", "device_rate", "loader_rate", "data_wait_frac", "peak_memory_bytes"), _NUMBER_OR_NULL),
-    **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "worker_start", "start", "slot", "host"), text),
+    **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "start", "slot", "host"), text),
     **dict.fromkeys(("knobs", "changed"), _KNOBS),
     **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), _MAPPING),
     "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import console, outcome_style, print_json
 from autotune.errors import BadInput
+from autotune.harness.protocol import APPLIED
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
@@ -90,6 +91,8 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
         value = value_text(record.knobs[key])
         if key in record.changed:
             value = f"{value_text(baseline.knobs.get(key))} -> {value}"
+        elif report.get("status") == APPLIED and report.get("observed") is not None:
+            value = value_text(report["observed"])  # of workers that the harness had to fork
         made.add_row(key, value, ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name)))
     return made
 

@@ -27,8 +27,8 @@ class Winner:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0. Includes
             `forced`.
-        forced: how the trial started the workers that it added, if not in the program's way, which only trials and
-            `autotune apply` choose by themselves: {"loader.multiprocessing_context": "fork"}; {} otherwise.
+        forced: how the harness started the workers that the trial added, if it had to choose, as it does in trials and in
+            `autotune apply`: {"loader.multiprocessing_context": "fork"}; {} otherwise.
         full: the value of every known knob: from `knobs`, else the program's own.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
@@ -81,14 +81,13 @@ def _held(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
 
 
-def _forced(entry: dict[str, Any], own: Knobs, knobs: Knobs) -> Knobs:
-    """Returns how the trial started the workers that it added, if not in the program's way; {} otherwise.
+def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
+    """Returns how the harness started the workers that the trial added, if it had to choose; {} otherwise.
 
-    From Python 3.14 on, the default is forkserver. Workers that cannot be started in that way are forked in a trial.
+    From Python 3.14 on, workers are not forked by default. A trial forks those that cannot be started in the default way.
     """
-    key, method = MULTIPROCESSING_CONTEXT.key, str(entry.get("worker_start") or "")
-    is_as_usual = not method or key not in own or method == own[key]
-    return {} if is_as_usual or key in knobs else {key: method}
+    key, method = MULTIPROCESSING_CONTEXT.key, entry.get("worker_start")
+    return {key: method} if method and key not in knobs else {}
 
 
 def winner(summary: Summary, tier: Tier | None) -> Winner:
@@ -112,7 +111,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     own = _own(summary)
     held = {} if ACCUMULATION.key in knobs else _held(summary, own, {**own, **knobs})
     knobs |= held
-    forced = _forced(entry, own, knobs)
+    forced = _forced(entry, knobs)
     full = {**own, **knobs, **forced}
     said = provenance(claimed)
     if hidden:

@@ -16,6 +16,8 @@ from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import is_barred, leader
 from autotune.compare.trend import trend
 from autotune.compare.verify import verification
+from autotune.harness.protocol import APPLIED
+from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.diagnosis import diagnose
 from autotune.study.effects import needed, with_estimates
@@ -196,11 +198,18 @@ def _entry(
         entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
     if overrides:
         entry["overrides"] = record.changed
-        if record.worker_start:
-            entry["worker_start"] = record.worker_start
+        entry |= _forced(record)
     if knobs:
         entry["knobs"] = record.knobs
     return entry
+
+
+def _forced(record: TrialRecord) -> dict[str, str]:
+    """Returns how the harness started the workers that the trial added, {"worker_start": "fork"}, if it had to choose."""
+    key = MULTIPROCESSING_CONTEXT.key
+    report = record.knob_reports.get(key) or {}
+    is_forced = report.get("status") == APPLIED and report.get("reason") and key not in record.changed
+    return {"worker_start": str(report["observed"])} if is_forced else {}
 
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:

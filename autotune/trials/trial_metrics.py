@@ -10,7 +10,6 @@ import numpy as np
 
 from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
-from autotune.knobs.loader import MULTIPROCESSING_CONTEXT, NUM_WORKERS
 
 MAX_RANKS = 16  # with more ranks, the tracker gets no metrics of single ranks; `show --json` has them all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
@@ -32,17 +31,10 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "loader_rate": stats.sum_known(result.loader_rate_per_s for result in results),
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,
-        "worker_start": worker_start(first),
         "knob_reports": knob_reports(results),
         "losses": losses(results),
         "ranks": ranks.joined(results),
     }
-
-
-def worker_start(first: RankResult) -> str:
-    """Returns how the training loader's workers were started: "fork", "forkserver" or "spawn"; "" without workers."""
-    loader = first.detected.get("loader") or {}
-    return str(loader.get(MULTIPROCESSING_CONTEXT.key) or "") if loader.get(NUM_WORKERS.key) else ""
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:

@@ -1,6 +1,7 @@
 """`autotune show STUDY --trial N`, and how the table describes a trial's changes."""
 
 import json
+import re
 
 import pytest
 
@@ -20,6 +21,16 @@ def test_one_trial_is_told_completely(cli, study):
     for word in ("trial 0001", "why", "settings", "precision.amp", "took", "runs/resnet18/trials/0001"):
         assert word in said, word
     assert json.loads(cli("show", "resnet18", "--trial", "1", "--json").stdout)["number"] == 1
+
+
+def test_workers_that_had_to_be_forked_are_shown_as_forked(cli, study):
+    file = cli.cwd / "runs" / "resnet18" / "trials" / "0001" / "trial.json"
+    trial = json.loads(file.read_text())
+    trial["knobs"]["loader.multiprocessing_context"] = "forkserver"  # the program's own
+    trial["knob_reports"]["loader.multiprocessing_context"] = {"status": "applied", "reason": "no guard", "observed": "fork"}
+    file.write_text(json.dumps(trial))
+    said = cli("show", "resnet18", "--trial", "1").stdout
+    assert re.search(r"loader.multiprocessing_context +fork +applied: no guard", said)
 
 
 def test_a_trial_that_is_not_there_is_refused(cli, study):

@@ -44,6 +44,5 @@ def changed(summary):
 def forked(changed):
     """The summary of a study on Python 3.14 whose best trial had to fork the workers that it added."""
     found = changed({"loader.num_workers": 2})
-    found["baseline"]["knobs"]["loader.multiprocessing_context"] = "forkserver"
     found["best"]["worker_start"] = "fork"
     return found

@@ -64,6 +64,9 @@ def test_added_workers_are_forked_where_they_could_not_start_anew(trial: Trial) 
         found = trial(*program, *words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
         assert found.knobs[NUM_WORKERS].status == APPLIED
         assert found.observed[CONTEXT] == method
+        report = found.knobs.get(CONTEXT)  # only of workers that the harness had to fork
+        assert report is None if method == "forkserver" else report.status == APPLIED
+        assert report is None or (report.observed == "fork" and report.reason == found.applicability[CONTEXT])
     report = trial(*program, "lambda=1", knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
     assert (report.status, report.observed) == (NOT_APPLICABLE, "fork")
 

@@ -18,13 +18,6 @@ def test_rate_of_a_trial_is_all_its_samples_over_the_slowest_rank_s_time():
     assert rate_per_s([rank(0, 100.0), rank(1, 80.0)]) == pytest.approx(160.0)
 
 
-def test_a_trial_says_how_its_workers_were_started():
-    loader = {"loader.num_workers": 2, "loader.multiprocessing_context": "fork"}
-    assert numbers([rank(detected={"loader": loader})])["worker_start"] == "fork"
-    for other in ({**loader, "loader.num_workers": 0}, {"num_samples": 9}, None):
-        assert numbers([rank(detected={"loader": other})])["worker_start"] == ""
-
-
 def test_a_rank_without_a_rate_leaves_the_trial_without_one():
     assert rate_per_s([rank(0, 100.0), rank(1, None)]) is None
 

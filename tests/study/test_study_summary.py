@@ -41,10 +41,13 @@ def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothin
     assert "overstate" in summary["speedup"]["reason"]
 
 
-def test_the_best_of_each_tier_says_how_its_workers_were_started():
-    records = [trial(0, 100.0), trial(1, 150.0, worker_start="fork")]
+def test_the_best_of_each_tier_says_if_its_workers_had_to_be_forked():
+    forked = {"loader.multiprocessing_context": {"status": "applied", "reason": "no guard", "observed": "fork"}}
+    records = [trial(0, 100.0), trial(1, 150.0, knob_reports=forked)]
     summary = checked_summary(json.loads(json.dumps(summarise(ABOUT, records, Standing(status="running")))))
     assert {entry["worker_start"] for entry in (summary["best"], *summary["best_by_tier"].values())} == {"fork"}
+    records[1].changed["loader.multiprocessing_context"] = "fork"  # as asked for
+    assert "worker_start" not in summarise(ABOUT, records, Standing(status="running"))["best"]
 
 
 @pytest.mark.parametrize("records", [[trial(0, 100.0)], [trial(0, 100.0), trial(1, 90.0)]])

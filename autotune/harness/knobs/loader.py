@@ -65,6 +65,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
+        self._why_forked = ""  # why added workers were forked; "" if none had to be
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -98,8 +99,8 @@ class LoaderKnobs(KnobHandler):
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
             return
-        if startable.problem(arguments, made.main_line):
-            arguments["multiprocessing_context"] = FORK
+        if why := startable.problem(arguments, made.main_line):
+            arguments["multiprocessing_context"], self._why_forked = FORK, why
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
         # torch rejects these arguments if there are no workers, so the program's own settings must be reset in such a trial.
@@ -123,9 +124,17 @@ class LoaderKnobs(KnobHandler):
         return {**applicability(training), **(unforked(training) if is_asked else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for every loader knob of the trial, except those that other handlers report."""
+        """Returns a report for every knob that no other handler reports, and one if added workers had to be forked."""
         reports = {key: self._report(key, value) for key, value in self.asked.items()}
+        if self._why_forked and CONTEXT not in reports:
+            reports[CONTEXT] = self._report_forked()
         return {key: report for key, report in reports.items() if report is not None}
+
+    def _report_forked(self) -> Optional[KnobReport]:
+        # Nobody asked for it, but a script that sets the other knobs in its own code needs it, too.
+        training = self._context.loaders.training
+        is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
+        return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None
 
     def _report(self, key: str, value: Any) -> Optional[KnobReport]:
         training = self._context.loaders.training
