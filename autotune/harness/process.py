@@ -26,7 +26,7 @@ WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMP
 
 
 def limit_memory(spec: Any) -> None:
-    """Limits this process's memory on the CPU (workers inherit the limit); where there is a GPU, once training begins."""
+    """Limits this process's memory, and so its workers', if it trains on the CPU. On a GPU, `MemoryWatch.begin` does this."""
     if spec.memory_limit_bytes and spec.device != "cuda":
         _limit_data(int(spec.memory_limit_bytes))
 
