@@ -13,7 +13,7 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # after this many warm failures that failed fresh, too, warm failures are not repeated any more
+MAX_IN_VAIN = 2  # after this many trials that failed both warm and when repeated fresh, warm failures are not repeated any more
 MODULES = ("torch", "torchvision")  # imported before trials are forked; the second only if the program has it
 
 
