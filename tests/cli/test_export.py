@@ -85,7 +85,9 @@ def test_a_file_with_a_zero_byte_is_refused(monkeypatch, tmp_path, capsys, words
     make_study(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     assert main([*words, "a\0b"]) == 2
-    assert capsys.readouterr().err == "autotune: --output: a path holds no zero byte, got 'a\\x00b'. Give another file.\n"
+    assert (
+        capsys.readouterr().err == "autotune: --output: a path cannot contain a zero byte, got 'a\\x00b'. Give another file.\n"
+    )
 
 
 @pytest.mark.thorough
