@@ -27,7 +27,7 @@ def below(host_context: HostContext, needed: tuple[int, int], name: str) -> str 
     capability = host_context.compute_capability
     if not host_context.has_cuda or capability is None or capability >= needed:
         return None
-    return f"compute capability {capability[0]}.{capability[1]}, but {needed[0]}.{needed[1]} ({name}) or newer is needed"
+    return f"compute capability {capability[0]}.{capability[1]}: this setting needs {needed[0]}.{needed[1]} ({name}) or newer"
 
 
 def has_fast_bf16(host_context: HostContext) -> bool:
