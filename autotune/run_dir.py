@@ -344,7 +344,7 @@ def is_study(path: Path) -> bool:
 
 
 def _outline(text: str) -> dict[str, Any] | None:
-    """Returns a summary's entries except LONG ones; None if "num_trials" is missing or the text is not as `as_json` writes it."""
+    """Returns a summary's entries except LONG ones; None if "num_trials" is missing or `as_json` did not write the text."""
     lines = text.split("\n")
     if (lines[0], lines[-1]) != ("{", "}") or not any(line.startswith('"num_trials": ') for line in lines):
         return None
