@@ -53,7 +53,8 @@ class Model(torch.nn.Linear):
 STEPS = 0
 PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # a faulty trial is slower, so that it enters no finals
 HAS_WORKERS = FAULT in ("worker raises", "worker is killed", "fills shared memory", "hangs in a worker", "is killed")
-loader = DataLoader(Data(), batch_size=4, num_workers=int(HAS_WORKERS), collate_fn=collate)
+START = "fork" if HAS_WORKERS else None  # this file has no guard, and other workers would import it
+loader = DataLoader(Data(), batch_size=4, num_workers=int(HAS_WORKERS), collate_fn=collate, multiprocessing_context=START)
 model = Model(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6) if FAULT != "never steps" else model  # both can zero_grad
 scaler = torch.amp.GradScaler("cpu", enabled=FAULT == "overflows in fp16")
