@@ -106,8 +106,8 @@ def _has_tensor_settings(optimizer: Any) -> bool:
     return any(
         isinstance(each, torch.Tensor)
         for group in optimizer.param_groups
-        if not group["capturable"]
-        for each in (group["lr"], *group["betas"])
+        if not group.get("capturable")
+        for each in (group.get("lr"), *group.get("betas", ()))
     )
 
 
