@@ -49,7 +49,10 @@ def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
     assert [path.name for path in (cli.cwd / "out").iterdir()] == [name]
 
 
-@pytest.mark.parametrize("words", [("export",), ("export", "-f", "deepspeed"), ("report",)])
+@pytest.mark.parametrize(
+    "words",
+    [("export", "-f", "deepspeed"), *(pytest.param(words, marks=pytest.mark.thorough) for words in (("export",), ("report",)))],
+)
 def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
     make_study(cli.cwd / "runs")
     file = cli.cwd / "out"
@@ -85,7 +88,9 @@ def test_a_file_with_a_zero_byte_is_refused(monkeypatch, tmp_path, capsys, words
     make_study(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     assert main([*words, "a\0b"]) == 2
-    assert capsys.readouterr().err == "autotune: --output: a path holds no zero byte, got 'a\\x00b'. Give another file.\n"
+    assert (
+        capsys.readouterr().err == "autotune: --output: a path cannot contain a zero byte, got 'a\\x00b'. Give another file.\n"
+    )
 
 
 @pytest.mark.thorough
