@@ -46,7 +46,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
             return None
         if not result.throughput_per_s > 0:  # NaN is no rate, either
             return Pace(window.seconds / window.steps, 0.0)
-        # The share of the rate that lasts, because it does not come from a queue that was filled earlier.
+        # Share of the rate that can last. The rest came from a queue of batches that was filled earlier.
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None

@@ -160,7 +160,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
-        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out there." for key in twice)
+        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
     claim.check_parts(asked.overrides)
@@ -182,7 +182,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
-    """Whether a run with this override is still what was measured: it sets the training's length or the file's value."""
+    """Whether an override leaves what was measured as it is: it sets the training's length, or repeats the file's value."""
     key, _, value = word.partition("=")
     measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
     return key == LENGTH or (measured is not None and value == value_text(measured))

@@ -73,7 +73,10 @@ def tried_text(summary: Summary) -> str:
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> score of its fastest trial, relative to the best's search trial; the outcome without a score."""
+    """Returns (knob, value) -> score of its fastest trial, relative to the best's search trial.
+
+    If none of its trials has a score, the first one's outcome is returned.
+    """
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}

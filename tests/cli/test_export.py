@@ -18,7 +18,7 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert ended.stdout == ""
     first, *others = ended.stderr.splitlines()
     assert first == "wrote tuned/hf.json, in the new folder tuned"
-    assert "not expressible in hf; `autotune apply` and --format yaml have these, too:" in others
+    assert "not expressible in hf, but set by `autotune apply` and included in --format yaml:" in others
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
 
@@ -126,7 +126,7 @@ def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that
     assert "export " not in (cli.cwd / "best.env").read_text()
     said = ended.stderr.splitlines()
     assert "note: No setting of this configuration is an environment variable, so this file sets nothing." in said
-    assert "not expressible in env; `autotune apply` and --format yaml have these, too:" in said
+    assert "not expressible in env, but set by `autotune apply` and included in --format yaml:" in said
     left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
