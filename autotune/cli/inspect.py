@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import signal
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     ):
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
         ended = _run(launch, launcher, is_quiet=as_json)
+        _save(dict(ended.evidence.get("files_aside") or {}))
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
@@ -141,6 +143,16 @@ def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
             return ended
     finally:
         running.stop("inspection is over")
+
+
+def _save(aside: dict[str, str]) -> None:
+    """Saves the copies of overwritten files (file -> copy) in a folder that stays, and names them on standard error."""
+    if not aside:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="autotune-kept-"))
+    for path, copy in aside.items():
+        saved = shutil.copy2(copy, folder / Path(copy).name)
+        print(f"autotune: overwritten by the program: {path}; its previous content is in {saved}", file=sys.stderr, flush=True)
 
 
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:

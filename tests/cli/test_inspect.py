@@ -1,9 +1,11 @@
 """`autotune inspect` on a real program."""
 
 import json
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -140,3 +142,17 @@ def test_program_that_does_not_train_is_3_with_its_last_words(cli):
     assert ended.returncode == 3
     assert "no data here" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program):
+    source = PROGRAM.replace("for _ in", "with open('best.pt', 'w') as file:\n    file.write('new')\nfor _ in")
+    (cli.cwd / "train.py").write_text(source, encoding="utf-8")
+    (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
+    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two names cannot be guarded
+    ended = cli("inspect", "--", *program)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if "overwritten" in line]
+    assert str(cli.cwd / "best.pt") in line
+    copy = Path(line.rpartition(" ")[2])
+    assert copy.read_text(encoding="utf-8") == "precious"
+    shutil.rmtree(copy.parent)
