@@ -133,10 +133,12 @@ class Trial:
         self._folders.close()
         spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
+        aside = {guarded.path: guarded.aside for guarded in there if guarded.aside}
+        kept = {guarded.path for guarded in there if guarded.is_kept} | spared & self._there
         return {
             "is": "ended",
-            "kept": sorted(map(str, {guarded.path for guarded in there if guarded.is_kept} | spared & self._there)),
-            "aside": {str(guarded.path): str(guarded.aside) for guarded in there if guarded.aside},
+            "kept": sorted(map(str, kept - aside.keys())),  # what was kept for some time and then overwritten is not kept
+            "aside": {str(path): str(copy) for path, copy in aside.items()},
             "open": {
                 **{
                     str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not

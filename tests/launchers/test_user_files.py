@@ -438,6 +438,7 @@ def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
     assert sorted(report.aside) == [str(cwd / "log.txt"), str(cwd / "out" / "log.txt")]
     assert [Path(copy).read_bytes() for copy in report.aside.values()] == [PRECIOUS] * 2
     assert all("more than 20 times" in why for why in report.unguarded.values())
+    assert report.kept == []
     assert trial(files, cwd, code, "x").aside == {}  # by now its content is a trial's
 
 
