@@ -9,6 +9,7 @@ from autotune.harness.protocol import RankResult
 from autotune.log_messages import (
     DEVICE_OOM,
     HOST_OOM,
+    NO_INPUT,
     SHARED_MEMORY,
     SUSPECTED_OOM,
     TOO_MANY_FILES,
@@ -86,6 +87,11 @@ def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
         return _of_suspicion(line, facts)
     if TOO_MANY_FILES.search(text):
         return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
+    if NO_INPUT.search(text):
+        return Outcome.error, (
+            f"{line} (a trial has no standard input. Give the program its answer as an argument, or from a file: "
+            "-- sh -c 'python train.py < answers.txt')"
+        )
     return None
 
 

@@ -1,6 +1,7 @@
 """`autotune inspect` on a real program."""
 
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -156,3 +157,14 @@ def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, prog
     copy = Path(line.rpartition(" ")[2])
     assert copy.read_text(encoding="utf-8") == "precious"
     shutil.rmtree(copy.parent)
+
+
+def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, program):
+    (cli.cwd / "train.py").write_text("name = input('name? ')\n" + PROGRAM, encoding="utf-8")
+    ended = cli("inspect", "--", *program)
+    assert ended.returncode == 3
+    assert "EOFError: EOF when reading a line (a trial has no standard input." in ended.stderr
+    (cli.cwd / "answers.txt").write_text("me\n", encoding="utf-8")
+    advised = ended.stderr.partition("from a file: ")[2].partition(")")[0]
+    words = shlex.split(advised.replace("python train.py", shlex.join(program)))
+    assert cli("inspect", *words).returncode == 0
