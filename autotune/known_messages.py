@@ -35,6 +35,7 @@ class Facts:
         results: rank results of this trial.
         problems: results that could not be used, one sentence each.
         log_tail: end of standard error.
+        stdout_tail: end of standard output.
         stop_reason: why the trial was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
         shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
@@ -57,6 +58,7 @@ class Facts:
     results: Sequence[RankResult] = ()
     problems: Sequence[str] = ()
     log_tail: str = ""
+    stdout_tail: str = ""
     stop_reason: str = ""
     deadline: str = ""
     shut_out: str = ""

@@ -164,7 +164,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
     lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
-    tail = log_lines({"log_tail": ended.evidence.get("log_tail")})
+    tail = log_lines({name: ended.evidence.get(name) for name in ("log_tail", "stdout_tail")})
     lines += ["The end of its log:", *tail] if tail else []
     raise NothingWorked(composed.secrets.text("\n".join(lines)))
 

@@ -168,3 +168,21 @@ def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, progra
     advised = ended.stderr.partition("from a file: ")[2].partition(")")[0]
     words = shlex.split(advised.replace("python train.py", shlex.join(program)))
     assert cli("inspect", *words).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "print('usage: train.py DATA'); raise SystemExit(1)",
+            "exit status 1: nothing on standard error; last on standard output: ",
+        ),
+        ("import torch; print('usage: train.py DATA')", "no optimizer step was seen"),
+    ],
+)
+def test_what_a_program_prints_before_it_ends_is_shown(cli, source, said):
+    (cli.cwd / "train.py").write_text(source, encoding="utf-8")
+    ended = cli("inspect", "--", sys.executable, "train.py")
+    assert ended.returncode == 3
+    assert said in ended.stderr
+    assert "  | usage: train.py DATA\n" in ended.stderr
