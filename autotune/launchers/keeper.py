@@ -2,10 +2,10 @@
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
 time. This process guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
-trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the lease
-is released. It also records which files the trial's processes write. It is a separate process, so that files stay guarded if the
-tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the study has exited
-(at most ALONE_S).
+trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the
+lease is released. It also records which files the trial's processes write. It is a separate process, so that files stay
+guarded if the tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the
+study has exited (at most ALONE_S).
 
 Every process of the study has a mark in its environment. All these marks begin with PREFIX. Tuner and keeper send each other
 one JSON object per line, through the keeper's stdin and stdout:
