@@ -222,19 +222,22 @@ def _num_bytes(result: Any) -> int:
     return extent[0] * extent[1] * 4 if isinstance(extent, tuple) and len(extent) == 2 else 0
 
 
-def skip_functions(names: Iterable[str]) -> None:
+def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
     """Skips functions of the program from now on; called once the program trains, when all its modules are imported.
 
     Args:
         names: "function: FILE: NAME" of each; other names are ignored.
+        is_needed: whether each function must exist here. Only rank 0 may have imported what writes its logs, for example.
 
     Raises:
-        RuntimeError: there is no such function, or it calls the optimizer.
+        RuntimeError: there is no such function although it is needed, or it calls the optimizer.
     """
     for name in names:
         if name.startswith(f"{FUNCTION}: "):
             file, _, function = name[len(FUNCTION) + 2 :].rpartition(": ")
             places = _places(file, function)
+            if not places and not is_needed:
+                continue
             if not places:
                 raise RuntimeError(f"autotune: {function} cannot be skipped")
             if _is_running(file, function):
@@ -299,9 +302,11 @@ def _skipping(name: str, function: Any) -> Any:
         caller = sys._getframe(1)
         again = kept.setdefault((caller.f_code, caller.f_lasti), Again(function, KEPT_CALLS))
         if not again.is_full:
-            return again.keep(_independent(function(*args, **kwargs)))
+            result = _independent(function(*args, **kwargs))
+            again.keep(apart(result))
+            return result
         _never.discard(name)
-        return again.next()
+        return apart(again.next())
 
     skipped._torchdynamo_disable = True  # type: ignore[attr-defined]
     return skipped
@@ -313,10 +318,18 @@ def _independent(result: Any) -> Any:
     Raises:
         RuntimeError: it can be used only once.
     """
-    each = result.values() if isinstance(result, dict) else result if isinstance(result, (list, tuple)) else [result]
-    if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in each):
+    if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in _leaves(result)):
         raise RuntimeError("autotune: a function cannot be skipped whose result is part of the model's graph or serves once")
     return result
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    """Yields what a result consists of, without its containers."""
+    if isinstance(result, (dict, list, tuple)):
+        for each in result.values() if isinstance(result, dict) else result:
+            yield from _leaves(each)
+    else:
+        yield result
 
 
 _skipped: Optional[SkippedStages] = None
