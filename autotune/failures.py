@@ -353,11 +353,17 @@ def _of_deadline(facts: Facts) -> Verdict:
 def _of_status(facts: Facts) -> Verdict:
     lines = [line.strip() for line in plain(facts.log_tail).splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
-    last = [*lines[-1:], *own[-1:]][-1] if lines else "nothing on standard error"
+    last = [*lines[-1:], *own[-1:]][-1] if lines else _last_printed(facts)
     if last.startswith(START_REFUSED):
         return Outcome.error, last.removeprefix("autotune: ")
     last = _quoted(last)
     return verdict_of(facts.log_tail, last, facts) or (Outcome.error, f"exit status {facts.exit_code}: {last}")
+
+
+def _last_printed(facts: Facts) -> str:
+    """Returns what a program without a word on standard error printed last: some write their errors to standard output."""
+    lines = [line.strip() for line in plain(facts.stdout_tail).splitlines() if line.strip()]
+    return "nothing on standard error" + (f"; last on standard output: {lines[-1]}" if lines else "")
 
 
 def _unseen(facts: Facts) -> str:

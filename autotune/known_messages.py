@@ -9,6 +9,7 @@ from autotune.harness.protocol import RankResult
 from autotune.log_messages import (
     DEVICE_OOM,
     HOST_OOM,
+    NO_INPUT,
     SHARED_MEMORY,
     SUSPECTED_OOM,
     TOO_MANY_FILES,
@@ -34,6 +35,7 @@ class Facts:
         results: rank results of this trial.
         problems: results that could not be used, one sentence each.
         log_tail: end of standard error.
+        stdout_tail: end of standard output.
         stop_reason: why the trial was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
         shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
@@ -56,6 +58,7 @@ class Facts:
     results: Sequence[RankResult] = ()
     problems: Sequence[str] = ()
     log_tail: str = ""
+    stdout_tail: str = ""
     stop_reason: str = ""
     deadline: str = ""
     shut_out: str = ""
@@ -86,6 +89,11 @@ def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
         return _of_suspicion(line, facts)
     if TOO_MANY_FILES.search(text):
         return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
+    if NO_INPUT.search(text):
+        return Outcome.error, (
+            f"{line} (a trial has no standard input. Give the program its answer as an argument, or from a file: "
+            "-- sh -c 'python train.py < answers.txt')"
+        )
     return None
 
 

@@ -38,6 +38,7 @@ WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed
 WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal|exited unexpectedly)")
 WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
+NO_INPUT = re.compile(r"EOF when reading a line")  # input() at the end of standard input
 # Second-hand failures: a rank that only lost its peer, and a parent that reports the end of its child.
 PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",

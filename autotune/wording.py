@@ -298,10 +298,11 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
 
 
 def log_lines(evidence: dict[str, Any]) -> list[str]:
-    """Returns the last lines of a failed trial's traceback, or else of its log, indented for a message."""
+    """Returns the last lines of a failed trial's traceback, else of its log, else of its output, indented for a message."""
     error = evidence.get("error") or {}
-    log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
-    tail = plain(log).rstrip().splitlines()[-MAX_LOG_LINES:]
+    texts = (error.get("traceback"), evidence.get("log_tail"), evidence.get("stdout_tail"))
+    logs = (plain(without_our_frames(str(text or ""))).rstrip() for text in texts)
+    tail = next(filter(None, logs), "").splitlines()[-MAX_LOG_LINES:]
     return [f"  | {line}" for line in tail]
 
 

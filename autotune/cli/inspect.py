@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import signal
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     ):
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
         ended = _run(launch, launcher, is_quiet=as_json)
+        _save(dict(ended.evidence.get("files_aside") or {}))
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
@@ -143,6 +145,16 @@ def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
         running.stop("inspection is over")
 
 
+def _save(aside: dict[str, str]) -> None:
+    """Saves the copies of overwritten files (file -> copy) in a folder that stays, and names them on standard error."""
+    if not aside:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="autotune-kept-"))
+    for path, copy in aside.items():
+        saved = shutil.copy2(copy, folder / Path(copy).name)
+        print(f"autotune: overwritten by the program: {path}; its previous content is in {saved}", file=sys.stderr, flush=True)
+
+
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     from autotune.failures import classify
 
@@ -152,7 +164,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
     lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
-    tail = log_lines({"log_tail": ended.evidence.get("log_tail")})
+    tail = log_lines({name: ended.evidence.get(name) for name in ("log_tail", "stdout_tail")})
     lines += ["The end of its log:", *tail] if tail else []
     raise NothingWorked(composed.secrets.text("\n".join(lines)))
 

@@ -16,11 +16,10 @@ from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
 from autotune.run_dir import StudyFolder
-from autotune.studies import studies
+from autotune.studies import call, studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
 from autotune.trackers.parent_watch import ParentWatch
-from autotune.wording import own_command_text
 
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
@@ -164,6 +163,6 @@ def _pending(folder: StudyFolder, state: Synced) -> str:
         return (
             f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow, too: wait for it, or try again later."
         )
-    command = own_command_text("sync", folder.name, runs=folder.path.parent)
+    command = f"autotune sync {call(folder)}"
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

@@ -308,7 +308,7 @@ def judge(
     )
     if verdict == "ambiguous" and decision.is_better:
         reasons.append(
-            "handed over, since the 80 % interval of all rounds shows no loss" if decision.is_likely else "handed over"
+            "still exported, since the 80 % interval of all rounds shows no loss" if decision.is_likely else "still exported"
         )
     decision.reason = "; ".join(reasons)
     return decision

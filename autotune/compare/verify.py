@@ -13,6 +13,7 @@ from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
+from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.trials.session import Session
 
@@ -94,6 +95,7 @@ class Verification:
         self._random = random.Random(session.inputs.config.study.seed)
         self._round = max((record.round or 0 for record in session.records), default=0)
         self.decision = Decision()
+        self._is_overrun_told = False
 
     def run(self) -> Decision:
         """Measures and returns the decision. If the user interrupts the rounds, `decision` holds the decision so far."""
@@ -132,9 +134,17 @@ class Verification:
         )
         num_lost = 0
         while len(pairs) < verify.rounds and num_lost < MAX_LOST_ROUNDS:
-            if len(pairs) >= MIN_ROUNDS and session.budget.spent_s + self._round_s(best) > verify.minutes * 60:
+            needed_s = (MIN_ROUNDS - len(pairs)) * self._round_s(best)
+            is_late = session.budget.spent_s + max(needed_s, self._round_s(best)) > verify.minutes * 60
+            if is_late and len(pairs) >= MIN_ROUNDS:
                 session.listener.notice(f"{len(pairs)} of {verify.rounds} rounds fit into {verify.minutes:g} min.")
                 break
+            if is_late and not self._is_overrun_told:
+                self._is_overrun_told = True
+                session.listener.notice(
+                    f"At least {MIN_ROUNDS} rounds always run, and they do not fit into {verify.minutes:g} min: they take "
+                    f"about {seconds_text(needed_s)} more."
+                )
             self._round += 1
             if turns.round():
                 self.decision = judge(best, pairs, noise=session.earlier_noise)

@@ -124,6 +124,7 @@ class Ended:
             results=self.results,
             problems=self.problems,
             log_tail=str(self.evidence.get("log_tail", "")),
+            stdout_tail=str(self.evidence.get("stdout_tail", "")),
             stop_reason=str(self.evidence.get("stop_reason", "")),
             deadline=str(self.evidence.get("deadline", "")),
             shut_out=str(self.evidence.get("shut_out", "")),

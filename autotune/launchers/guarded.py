@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import signal
@@ -33,6 +34,10 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100
 class Guarded:
     """A guarded file, until `end`.
 
+    Args:
+        max_openings: how often the trial may open the file for writing before it gets the file itself; the original is then
+            copied aside. None for no limit.
+
     Attributes:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing and got the old file instead.
@@ -41,11 +46,12 @@ class Guarded:
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
-    def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path) -> None:
+    def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path, max_openings: int | None = None) -> None:
         self.path, self.is_kept, self.why_not = path, False, ""
         self.aside: Path | None = None
         self.open_since_s: float | None = None
-        self._is_of_trial, self._target = is_of_trial, aside / path.name
+        self._is_of_trial, self._folder = is_of_trial, aside
+        self._num_openings, self._max_openings = 0, max_openings
         self._lease: Lease | None = None
         self._stopped: set[int] = set()  # a trial's processes that wait until another program has saved
         self.look()
@@ -85,9 +91,10 @@ class Guarded:
         """Copies the original aside if there is room, and then sets `aside`."""
         if self._lease is not None:
             with contextlib.suppress(OSError):
-                self._target.parent.mkdir(mode=0o700, exist_ok=True)
-                copy(self._lease, self._target)
-                self.aside = self._target
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                target = _unused(self._folder / self.path.name)
+                copy(self._lease, target)
+                self.aside = target
 
     def _answer(self, lease: Lease) -> None:
         waiting = lease.waiting()
@@ -95,6 +102,7 @@ class Guarded:
         new: Lease | None = None
         try:
             if ours and ours == waiting:
+                self._count_opening()
                 new = self._put_copy_in_place(lease, ours)
                 self.is_kept = True
             else:
@@ -109,6 +117,16 @@ class Guarded:
         finally:
             self._lease = new
             lease.close()  # this lets the waiting process continue
+
+    def _count_opening(self) -> None:
+        """Counts an opening by the trial.
+
+        Raises:
+            OSError: there were too many: each makes the trial wait for a copy, which would slow a log that each step opens.
+        """
+        self._num_openings += 1
+        if self._max_openings is not None and self._num_openings > self._max_openings:
+            raise OSError(errno.EBUSY, f"the trial opens it more than {self._max_openings} times")
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
         """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.
@@ -192,6 +210,12 @@ def copy(lease: Lease, target: Path) -> None:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _unused(path: Path) -> Path:
+    """Returns the path, or one with a number in front of the name if the path is taken."""
+    numbered = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not os.path.lexists(one))
 
 
 def _send(pids: set[int], number: signal.Signals) -> None:

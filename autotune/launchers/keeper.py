@@ -1,11 +1,11 @@
 """Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
-time. This process guards the existing checkpoints (guarded.py), and checkpoints that other programs create while a trial runs.
-It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the lease is
-released. It also records which files the trial's processes write. It is a separate process, so that files stay guarded if the
-tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the study has exited
-(at most ALONE_S).
+time. This process guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
+trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the
+lease is released. It also records which files the trial's processes write. It is a separate process, so that files stay
+guarded if the tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the
+study has exited (at most ALONE_S).
 
 Every process of the study has a mark in its environment. All these marks begin with PREFIX. Tuner and keeper send each other
 one JSON object per line, through the keeper's stdin and stdout:
@@ -51,13 +51,16 @@ from autotune.launchers.writers import (
 )
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
+LOGS = (".csv", ".tsv", ".json", ".jsonl", ".log", ".txt")  # text in which programs keep metrics, and which they begin anew
 STDIN = 0
 READ_BYTES = 1 << 16
 # Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-MAX_GUARDED, MAX_WATCHED = 64, 400  # maximum number of guarded files (a descriptor each) and of watched folders
+# Maximum number of guarded checkpoints and of guarded logs (a descriptor each), and of watched folders.
+MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
+MAX_OPENINGS = 20  # how often a trial may open a guarded log; each time it waits a few milliseconds, which must not be measured
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
@@ -131,10 +134,12 @@ class Trial:
         self._folders.close()
         spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
+        aside = {guarded.path: guarded.aside for guarded in there if guarded.aside}
+        kept = {guarded.path for guarded in there if guarded.is_kept} | spared & self._there
         return {
             "is": "ended",
-            "kept": sorted(map(str, {guarded.path for guarded in there if guarded.is_kept} | spared & self._there)),
-            "aside": {str(guarded.path): str(guarded.aside) for guarded in there if guarded.aside},
+            "kept": sorted(map(str, kept - aside.keys())),  # what was kept for some time and then overwritten is not kept
+            "aside": {str(path): str(copy) for path, copy in aside.items()},
             "open": {
                 **{
                     str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not
@@ -147,10 +152,20 @@ class Trial:
     def _guard(self, path: Path) -> None:
         if path in self._wrote:
             return
-        if len(self._guarded) >= MAX_GUARDED:
+        if path.name.endswith(LOGS):
+            self._guard_log(path)
+        elif sum(not other.name.endswith(LOGS) for other in self._guarded) >= MAX_GUARDED:
             self._refused.add(path)
         else:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
+
+    def _guard_log(self, path: Path) -> None:
+        """Guards a log, unless another program is writing it: a log may stay open for as long as the study runs."""
+        if sum(other.name.endswith(LOGS) for other in self._guarded) >= MAX_LOGS:
+            return
+        guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
+        if guarded.open_since_s is None:
+            self._guarded[path] = guarded
 
     def _watch(self, folder: Path) -> None:
         if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._place):

@@ -1,4 +1,4 @@
-"""Protects the user's checkpoints from being overwritten by trials, and reports the files that a trial leaves behind.
+"""Protects the user's checkpoints and logs from being overwritten by trials, and reports the files that a trial leaves behind.
 
 A separate process does the guarding (keeper.py); this is the tuner's side of it. A new file in the working directory, or in a
 folder that the command names, counts as the trial's if one of the trial's processes was seen writing it. Any other new file
@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
-from autotune.launchers.keeper import CHECKPOINTS
+from autotune.launchers.keeper import CHECKPOINTS, LOGS, MAX_LOGS
 from autotune.launchers.process_tree import exit_status
 from autotune.studies import RESERVED_NAMES
 
@@ -34,6 +34,7 @@ MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder wit
 MAX_LEFT = 50  # maximum number of new files that a report lists as written by the trial, and maximum number of unknown origin
 MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
+MANY_LOGS = 100  # a folder with more files that are named like logs holds a data set
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
@@ -77,7 +78,7 @@ class UserFiles:
         """Starts guarding and watching; returns when the trial may start."""
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
-        files = [path for path in folders.checkpoints() if path not in self.made]
+        files = [path for path in [*folders.checkpoints(), *folders.logs()] if path not in self.made]
         self._asked = [str(path) for path in files]
         self._ask(
             place,
@@ -105,6 +106,7 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # made by a trial on another slot
         self.made.update(wrote)
         self.made.update(made)
+        self.made.update(map(Path, said.get("aside", {})))  # now a trial's: the user's content is the copy
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -188,12 +190,18 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
-        Text files are left out: they are configuration files, which people edit while a study runs.
+        Other text files are left out: they are configuration files, which people edit while a study runs.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
-        files = dict.fromkeys(path.resolve() for path in [*named, *sorted(there, key=_modified_s, reverse=True)])
-        return [path for path in files if os.access(path, os.W_OK) and path.is_file()][:MAX_NAMED]
+        return _writable([*named, *_newest(there)])[:MAX_NAMED]
+
+    def logs(self) -> list[Path]:
+        """Returns the text files to guard that are named like logs of metrics, newest first."""
+        named = [path for path in self._files if path.name.endswith(LOGS)]
+        by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
+        there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
+        return _writable([*named, *_newest(there)])[:MAX_LOGS]
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -276,6 +284,15 @@ def _names_below(root: Path) -> Iterator[tuple[Path, frozenset[str]]]:
         kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name))]
         folders[:] = [] if is_deep else kept
         yield Path(at), frozenset(names)
+
+
+def _newest(paths: list[Path]) -> list[Path]:
+    return sorted(paths, key=_modified_s, reverse=True)
+
+
+def _writable(paths: list[Path]) -> list[Path]:
+    """Returns the files among the paths that may be written, each once, without symbolic links."""
+    return [path for path in dict.fromkeys(path.resolve() for path in paths) if os.access(path, os.W_OK) and path.is_file()]
 
 
 def _modified_s(path: Path) -> float:

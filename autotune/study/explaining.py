@@ -28,6 +28,7 @@ from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.records import SKIPPED, Kind, Knobs, Outcome, Summary, Tier, TrialRecord
 from autotune.space import SearchSpace, resolve
+from autotune.studies import call
 from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
 from autotune.wording import command_text
@@ -158,10 +159,10 @@ class Explaining:
             self._session.explain(record, which, ends_s=ends_s)
 
     def _skip(self, needed_s: float, left_s: float) -> None:
-        name, most_s = self._session.folder.name, self._session.budget.explain_max_s
+        most_s = self._session.budget.explain_max_s
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
-        text = f"{times}; `autotune explain {name}` runs the passes"
+        text = f"{times}; `autotune explain {call(self._session.folder)}` runs the passes"
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
@@ -188,7 +189,7 @@ class Explaining:
         evidence = self._evidence(record, read)
         more = [note for name, one in passes.items() if (note := _failed(name, one))]
         if slowed := _slowed(evidence):
-            more.append(f"{slowed}; `autotune explain {self._session.folder.name}` repeats the pass")
+            more.append(f"{slowed}; `autotune explain {call(self._session.folder)}` repeats the pass")
             evidence = replace(evidence, lines=())
         notes = read.passes.notes(name for name, one in passes.items() if one.outcome is Outcome.ok)
         findings, made = checks.by_trials(found(evidence), evidence)
@@ -318,7 +319,8 @@ class Explaining:
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
         """Returns why a finding was not tried, and the command that tries it."""
         needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
-        command = f"autotune explain {self._session.folder.name} --trial {record.number} --minutes {math.ceil(needed_s / 60)}"
+        options = f"--trial {record.number} --minutes {math.ceil(needed_s / 60)}"
+        command = f"autotune explain {call(self._session.folder)} {options}"
         return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:

@@ -33,6 +33,7 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
+from autotune.studies import call
 from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
 from autotune.study.inheritance import earlier_noise, inherit, why_nothing
@@ -391,7 +392,7 @@ class _Study:
         try:
             write_report(self._folder, summary)
         except Exception as error:
-            self._listener.notice(f"No report was written ({error}). `autotune report {self._folder.name}` makes it.")
+            self._listener.notice(f"No report was written ({error}). `autotune report {call(self._folder)}` makes it.")
 
     def _note_progress(self) -> None:
         self._is_summary_old = self._folder.is_kept

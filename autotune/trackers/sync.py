@@ -14,10 +14,10 @@ from autotune.documents import read_json, write_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
 from autotune.trackers.parent_watch import ParentWatch
-from autotune.wording import own_command_text
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
@@ -125,7 +125,7 @@ def incomplete(folder: StudyFolder, why: str) -> str:
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
     if state and state.problem:
         why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
-    command = own_command_text("sync", folder.name, runs=folder.path.parent)
+    command = f"autotune sync {call(folder)}"
     return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command}` completes it."
 
 

@@ -323,6 +323,7 @@ def outlook(
     *,
     warm_spares_s: float,
     is_searching: bool = True,
+    is_room: bool = True,
     num_slots: int = 1,
 ) -> Outlook:
     """Returns what is left of a study.
@@ -333,6 +334,7 @@ def outlook(
         seconds: durations of the search trials so far.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
+        is_room: whether a first search trial and its finals fit. If so, it may use the finals' reserve.
         num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
@@ -342,6 +344,8 @@ def outlook(
     search_s = None if budget.total_s is None else max(0.0, budget.search_left_s)
     fitting = math.inf if search_s is None else num_slots * search_s / max(trial_s, 1e-9)
     allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(seconds))
+    if not seconds:
+        fitting = max(1.0, fitting) if is_room else 0.0
     num_trials = min(fitting, allowed)
     return Outlook(
         left_s=left_s,

@@ -134,13 +134,14 @@ class Session:
         """Returns what is left of the study; valid only after the baseline."""
         is_warm = not self.runner.warm.why_never
         spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
-        num = self.schedule.num_slots
+        num, again = self.schedule.num_slots, (self.baseline.knobs, self.baseline.changed)
         return outlook(
             self.budget,
             self.baseline,
             self.tally.seconds,
             warm_spares_s=spared_s,
             is_searching=is_searching,
+            is_room=self.budget.fits(self.costs.expected_s(*again), again_s=self.costs.again_s(*again), is_first=True),
             num_slots=num,
         )
 

@@ -1,9 +1,12 @@
 """`autotune inspect` on a real program."""
 
 import json
+import shlex
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -140,3 +143,46 @@ def test_program_that_does_not_train_is_3_with_its_last_words(cli):
     assert ended.returncode == 3
     assert "no data here" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program):
+    source = PROGRAM.replace("for _ in", "with open('best.pt', 'w') as file:\n    file.write('new')\nfor _ in")
+    (cli.cwd / "train.py").write_text(source, encoding="utf-8")
+    (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
+    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two names cannot be guarded
+    ended = cli("inspect", "--", *program)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if "overwritten" in line]
+    assert str(cli.cwd / "best.pt") in line
+    copy = Path(line.rpartition(" ")[2])
+    assert copy.read_text(encoding="utf-8") == "precious"
+    shutil.rmtree(copy.parent)
+
+
+def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, program):
+    (cli.cwd / "train.py").write_text("name = input('name? ')\n" + PROGRAM, encoding="utf-8")
+    ended = cli("inspect", "--", *program)
+    assert ended.returncode == 3
+    assert "EOFError: EOF when reading a line (a trial has no standard input." in ended.stderr
+    (cli.cwd / "answers.txt").write_text("me\n", encoding="utf-8")
+    advised = ended.stderr.partition("from a file: ")[2].partition(")")[0]
+    words = shlex.split(advised.replace("python train.py", shlex.join(program)))
+    assert cli("inspect", *words).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "print('usage: train.py DATA'); raise SystemExit(1)",
+            "exit status 1: nothing on standard error; last on standard output: ",
+        ),
+        ("import torch; print('usage: train.py DATA')", "no optimizer step was seen"),
+    ],
+)
+def test_what_a_program_prints_before_it_ends_is_shown(cli, source, said):
+    (cli.cwd / "train.py").write_text(source, encoding="utf-8")
+    ended = cli("inspect", "--", sys.executable, "train.py")
+    assert ended.returncode == 3
+    assert said in ended.stderr
+    assert "  | usage: train.py DATA\n" in ended.stderr

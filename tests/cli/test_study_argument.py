@@ -14,6 +14,7 @@ from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, find, studies
 from autotune.testing.studies import make_study
+from autotune.trackers.sync import incomplete
 
 # Command -> a part of its output that shows which study it used. The folder in which that study ran is gone.
 COMMANDS = {
@@ -115,6 +116,12 @@ def test_which_of_two_studies_of_one_name_is_meant_is_said(here, capsys):
     make_study(Path(), "first")
     assert main(["export", "first"]) == 0
     assert capsys.readouterr().err == "autotune: first means runs/first, the latest of that name; ./first is another study\n"
+
+
+def test_the_command_that_completes_tracking_reaches_the_first_of_two_studies_of_one_name(here):
+    first, later = (make_study(Path("runs"), "a") for _ in range(2))
+    assert "`autotune sync runs/a` completes it" in incomplete(first, "down")
+    assert "`autotune sync a-2` completes it" in incomplete(later, "down")
 
 
 def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, monkeypatch):

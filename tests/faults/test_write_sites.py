@@ -55,7 +55,8 @@ SITES = {
         launchers.remote._token replay.page.write_page replay.table.write studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
-        cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__ launchers.ray.broker.Relay.start
+        cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__
+        launchers.ray.broker.Relay.start
         launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
         launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ machine.probes.__init__._file
         report.picture.take

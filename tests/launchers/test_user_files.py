@@ -418,3 +418,45 @@ def wait_for(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < until_s
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, MOVE, REMOVE])
+@pytest.mark.parametrize("file", ["out/log.csv", "out/run/metrics.jsonl", "history.json", "train.log"])
+def test_a_log_stays_as_it_is(files, cwd, code, file):
+    path = cwd / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(PRECIOUS)
+    assert trial(files, cwd, code, path).kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+
+
+def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
+    for folder in (cwd, cwd / "out"):
+        (folder / "log.txt").write_bytes(PRECIOUS)
+    code = "for file in ['log.txt', 'out/log.txt'] * 100: open(file, 'a').write('worthless')"
+    report = trial(files, cwd, code, "x")
+    assert sorted(report.aside) == [str(cwd / "log.txt"), str(cwd / "out" / "log.txt")]
+    assert [Path(copy).read_bytes() for copy in report.aside.values()] == [PRECIOUS] * 2
+    assert all("more than 20 times" in why for why in report.unguarded.values())
+    assert report.kept == []
+    assert trial(files, cwd, code, "x").aside == {}  # by now its content is a trial's
+
+
+def test_a_log_that_another_program_writes_is_left_to_it(files, cwd):
+    with (cwd / "nohup.log").open("w") as file:
+        files.begin([], str(cwd), place_of(cwd))
+        file.write("first\n")
+        file.flush()
+        report = files.end()
+    assert (cwd / "nohup.log").read_text() == "first\n"
+    assert (report.kept, report.unguarded) == ([], {})
+
+
+def test_a_data_set_s_annotations_are_no_logs(files, cwd):
+    for number in range(101):
+        (cwd / "out" / f"{number}.json").write_text("{}")
+    (cwd / "log.csv").write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    kept = (place_of(cwd) / protocol.KEPT_FILE).read_text()
+    files.end()
+    assert kept == f"{cwd / 'log.csv'}\0"

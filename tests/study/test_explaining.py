@@ -91,6 +91,13 @@ def test_too_little_time_for_a_pass_is_said_and_nothing_is_run(bench, tiny):
     assert any("Not explained" in notice for notice in made_bench.listener.named("notice"))
 
 
+def test_the_command_that_explains_a_study_reaches_it_if_a_later_one_has_its_name(bench, tiny):
+    first, later = (bench(Surface(documents=documents), AUTO, *tiny, minutes=1) for _ in range(2))
+    later.folder.sequence = first.folder.sequence + 1
+    later.run()
+    assert f"`autotune explain {first.folder.path} " in first.run()["explanation"]["skipped"]
+
+
 def test_passes_take_a_tenth_of_the_time_at_most(bench, tiny):
     made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=4)
     made_bench.run()

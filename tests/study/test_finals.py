@@ -105,7 +105,7 @@ def test_rounds_that_choose_count_for_what_is_handed_over_and_not_for_what_is_cl
     found, alone = judge(trial(1, 200.0, A="1"), pairs, choosing=choosing), judge(trial(1, 200.0, A="1"), pairs)
     assert found.is_likely is is_likely
     assert (found.ratio, found.verdict) == (alone.ratio, alone.verdict)
-    assert ("handed over" in found.reason) is (found.is_better and found.verdict == "ambiguous")
+    assert ("still exported" in found.reason) is (found.is_better and found.verdict == "ambiguous")
 
 
 def test_rounds_that_were_lost_are_told():

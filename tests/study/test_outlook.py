@@ -11,6 +11,7 @@ from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.testing.fake_launcher import Surface
 from autotune.trials.budget import Budget, outlook
+from autotune.trials.events import Outlook
 from tests.study.test_explaining import documents
 
 FAST = {("precision.amp", "bf16"): 1.8}
@@ -47,6 +48,22 @@ def test_time_left_counts_down_when_the_passes_begin_to_use_the_time_kept_for_th
     assert [one.explain_s > 0 for one in left] == [kind not in (Kind.explain, Kind.check) for kind in kinds]
     (plan,) = study.listener.named("planned")
     assert plan_text(plan).endswith(f" and {seconds_text(plan.explain_s)} to explain the result")
+
+
+@pytest.mark.parametrize("seconds", [25, 30, 35, 75])
+def test_no_trial_is_planned_exactly_if_none_fits(bench, seconds):
+    study = bench(Surface(gains=FAST), minutes=seconds / 60)
+    study.run()
+    (plan,) = study.listener.named("planned")
+    is_any_tried = any(one.kind is Kind.search for one in study.trials[1:])
+    assert (plan.num_trials > 0) is is_any_tried, plan
+    assert plan_text(plan).startswith("room for" if is_any_tried else "no room")
+
+
+def test_the_time_of_the_only_trial_is_what_it_takes():
+    plan = Outlook(left_s=110.0, search_s=18.0, num_trials=1, trial_s=25.0)
+    assert plan_text(plan).startswith("room for 1 trial in 25 s, about 25 s each")
+    assert plan_text(plan).endswith("then at most 1 min 25 s for the finals")
 
 
 def test_trials_alone_bound_a_study_without_minutes():

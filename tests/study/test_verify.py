@@ -187,7 +187,11 @@ def test_no_further_round_is_begun_that_would_not_fit_but_two_are_always_measure
     found = study.run()["verification"]
     assert 2 <= found["now"]["num_rounds"] < 8
     assert any("of 20 rounds fit into 1 min" in line for line in study.listener.named("notice"))
-    assert verified(rounds=20, minutes=0.1).run()["verification"]["now"]["num_rounds"] == 2
+    assert not any("At least 2 rounds" in line for line in study.listener.named("notice"))
+    study = verified(rounds=20, minutes=0.1)
+    assert study.run()["verification"]["now"]["num_rounds"] == 2
+    (told,) = [line for line in study.listener.named("notice") if "always run" in line]
+    assert told.startswith("At least 2 rounds always run, and they do not fit into 0.1 min: they take about ")
 
 
 def test_a_small_gain_in_noise_is_ambiguous_and_says_so(verified):
