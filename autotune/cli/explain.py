@@ -45,6 +45,7 @@ class Asked:
     is_fixed: bool
     finding: int
     pairs: int
+    is_retrying: bool
     command: list[str] | None
     runs: Path
 
@@ -82,7 +83,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     fixed = _fixed(asked, facts).command if asked.is_fixed else None
     wanted = Wanted(
         trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding,
-        pairs=asked.pairs,
+        pairs=asked.pairs, is_retrying=asked.is_retrying,
     )  # fmt: skip
     try:
         summary = explain_study(inputs, folder, Steps(), wanted)

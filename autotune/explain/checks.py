@@ -11,12 +11,12 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
-from autotune.explained import WITHOUT
+from autotune.explained import FIXED, WITHOUT
 from autotune.knobs.base import value_text
 from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
 
-TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
+TRIALS, PAIRS = "trials of this study", "pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +140,9 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
 
 
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns how many predictions were tried, and how many held: {"checked", "held"}."""
-    known = list(checks)
+    """Returns how many predictions were tried, and how many held: {"checked", "held"}.
+
+    Fixed programs do not count: a fix may remove a part of the cost, or none.
+    """
+    known = [check for check in checks if check.get("how") != FIXED]
     return {"checked": len(known), "held": sum(bool(check["held"]) for check in known)}

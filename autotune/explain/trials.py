@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
-from autotune.records import SKIPPED, Kind, Knobs, KnobValue, TrialRecord
+from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
@@ -59,7 +59,7 @@ class Tried:
         False if a trial with the value was faster, or if `gain` returns a measured gain. If two trials differ in other knobs,
         too, these may cause the loss. So then a trial counts only if its rate is below HALVED times the other's.
         """
-        ran = [one for one in self.records if not one.outcome.is_no_answer and not one.evidence.get(SKIPPED)]
+        ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
         if value is None or not having or _logs(self._changed(key, value), self.records):
             return False

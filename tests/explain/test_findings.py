@@ -570,11 +570,13 @@ def test_gains_below_three_percent_are_not_claimed():
 def test_findings_are_sorted_by_the_lower_end_of_their_gain_then_by_its_middle():
     documents = made.lines(made.line("gc.collect()", 0.01), made.line("f.flush()", 0.03, function="log"))
     assert causes(made.evidence(documents)) == ["logging in the step", "garbage collection"]
-    gains = [(0.0, 0.5), (0.2, 0.3), (-0.1, 0.9), (0.199, 0.4), (0.0, 0.02)]
+    gains = [(0.0, 0.5), (0.2, 0.3), (-0.1, 0.9), (0.199, 0.4), (0.0, 0.02), (0.02, 0.04)]
     made_of = [
         replace(top(made.evidence(documents)), gain=Gain(low=low, mid=mid, high=1.0, kind="bound")) for low, mid in gains
     ]
-    assert [(one.gain.low, one.gain.mid) for one in ranked(made_of)] == [(0.199, 0.4), (0.2, 0.3), (-0.1, 0.9), (0.0, 0.5)]
+    assert [(one.gain.low, one.gain.mid) for one in ranked(made_of)] == [
+        (0.199, 0.4), (0.2, 0.3), (-0.1, 0.9), (0.0, 0.5), (0.02, 0.04),
+    ]  # fmt: skip
 
 
 def test_code_that_the_compiler_wrote_is_not_the_users():
@@ -638,6 +640,43 @@ def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
     assert finding.without.name == "train.py: Journal.write"
     assert finding.without.gain == replace(finding.gain, kind="predicted")
+
+
+def test_what_a_function_does_for_one_purpose_is_one_finding():
+    flush = made.line("os.fsync(file)", 0.01, function="Journal.write", line=12)
+    norms = made.line("total += sum(x * x for x in norms)", 0.01, function="Journal.write.<locals>.<genexpr>", line=10)
+    (finding,) = found(made.evidence(made.lines(flush, norms, FORWARD_LINE, BACKWARD_LINE)))
+    assert (finding.cause, finding.where) == ("logging in the step", "train.py:12")
+    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) `os.fsync(file)`, 2 lines of Journal.write"
+    assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
+
+
+def test_a_few_lines_that_log_do_not_say_what_a_function_is_for():
+    flush = made.line("os.fsync(file)", 0.004, function="Journal.write", line=12)
+    waste = made.line("total += x * x", 0.02, function="Journal.write", line=10)
+    assert causes(made.evidence(made.lines(flush, waste, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
+
+
+@pytest.mark.parametrize("function", ["main.<locals>.log", "<locals>.log", "<lambda>"])
+def test_why_a_function_inside_another_is_not_skipped_is_said(function):
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function=function)
+    finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
+    assert finding.without is None
+    assert finding.unskippable == f"{function} is defined inside another function, or is a lambda"
+    assert finding.from_json(finding.as_json()) == finding
+
+
+def test_samples_of_a_stream_are_not_skipped():
+    stages = (made.stage("item", 0.002, file="/home/me/train.py", function="Data.__getitem__"),)
+    finding = top(made.evidence(made.lines(FORWARD_LINE, stages=stages, is_stream=True, **SLOW_LOADER)))
+    assert finding.without is None
+    assert finding.unskippable == "samples of an iterable data set cannot be used again"
+
+
+def test_files_of_the_same_name_are_told_apart():
+    others = [made.line("file.flush()", 0.02, function="load", file=f"/home/me/src/{name}/data.py") for name in "ab"]
+    names = [one.without.name for one in found(made.evidence(made.lines(*others, FORWARD_LINE)))]
+    assert names == ["src/a/data.py: load", "src/b/data.py: load"]
 
 
 @pytest.mark.parametrize(

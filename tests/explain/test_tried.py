@@ -103,10 +103,11 @@ def test_a_trial_that_was_disturbed_says_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 
 
-def test_a_trial_that_skipped_a_part_of_the_program_says_nothing() -> None:
+@pytest.mark.parametrize(("key", "value"), [("skipped", ["item"]), ("fixed", True)])
+def test_a_trial_of_another_program_says_nothing(key: str, value: Any) -> None:
     failed = trial(3, None, {AMP: "bf16"}, Outcome.error)
     assert tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
-    failed.evidence["skipped"] = ["item"]
+    failed.evidence[key] = value
     assert not tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
 
 
