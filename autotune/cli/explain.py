@@ -206,6 +206,8 @@ def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
         rows.append(Row(used, indent=2))
     for number, finding in enumerate(entry["findings"], 1):
         rows += [Row(""), *_finding(number, finding)]
+    if len(entry["findings"]) > 1:
+        rows += [Row(""), Row("gains do not add up: each is the gain from removing that cost alone", "quiet", 2)]
     if not entry["findings"] and entry["phases_s"]:
         rows.append(Row("no finding costs 3 % or more", indent=2))
     rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]

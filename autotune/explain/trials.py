@@ -66,9 +66,23 @@ class Tried:
         rivals = [
             one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
         ]
-        compared = [_compared(one, rivals, key) for one in having]
+        compared = [each for one in having for each in self._results(one, ran, rivals, key)]
         is_faster = any(times >= 1 + LEAST_GAIN for times, _ in compared)
         return not is_faster and any(num_others == 0 or 0 < times < HALVED for times, num_others in compared)
+
+    def _results(
+        self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
+    ) -> list[tuple[float, int]]:
+        """Returns the result of `_compared` for a trial with the value; [] if nothing was measured next to it.
+
+        A check is compared with the other side of its round: the machine may have been faster or slower during the search.
+        """
+        if one.kind is not Kind.check or not one.score:
+            return [_compared(one, rivals, key)]
+        was = self.record.knobs.get(key)
+        beside = [each for each in ran if each.kind is Kind.check and each.round == one.round and each.knobs.get(key) == was]
+        scores = [each.score for each in beside if each.score]
+        return [(one.score / _mean(scores), 0)] if scores else []
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
         """Returns the configuration's changes to the baseline with one more knob set."""

@@ -282,7 +282,9 @@ class Explaining:
         new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
         sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
-        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS) if pairs else None
+        if len(pairs) < len(ORDER) // 2:  # a single pair shows no spread
+            return None
+        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS)
 
     def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
         """Returns the last trial in which the program failed without the stages that a finding is about; None without one.
