@@ -37,14 +37,14 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 def check_name(check: Mapping[str, Any]) -> str:
     """Returns what was measured, if it is something else than what the finding's gain predicts: "without it"; else ""."""
-    return {WITHOUT: "without it", FIXED: FIXED}.get(str(check.get("how")), "")
+    return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 
 def size_text(finding: Mapping[str, Any]) -> str:
     """Returns the gain from removing a finding's cause: the predicted gain and, if removing it was tried, the measured gain.
 
     "predicted +38 % [30, 47], measured +41 % [36, 46]", "predicted +34 % [16, 46]; without it, measured +41 % [36, 46]",
-    "at least +17 %, about +24 %; fixed program, measured +12 % [8, 16]".
+    "at least +17 %, about +24 %; with the fixed program, measured +12 % [8, 16]".
     """
     check = finding.get("check")
     if check and (what := check_name(check)):

@@ -653,8 +653,14 @@ def test_what_a_function_does_for_one_purpose_is_one_finding():
 
 def test_a_few_lines_that_log_do_not_say_what_a_function_is_for():
     flush = made.line("os.fsync(file)", 0.004, function="Journal.write", line=12)
-    waste = made.line("total += x * x", 0.02, function="Journal.write", line=10)
+    flush, waste = (replace(line, function="Journal.step") for line in (flush, made.line("total += x * x", 0.02, line=10)))
     assert causes(made.evidence(made.lines(flush, waste, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
+
+
+@pytest.mark.parametrize("function", ["Logger.log", "Journal.write", "log_losses", "_report"])
+def test_waiting_in_a_function_that_logs_by_its_name_is_logging(function):
+    line = made.line("time.sleep(0.03)", 0.02, function=function)
+    assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["logging in the step"]
 
 
 @pytest.mark.parametrize("function", ["main.<locals>.log", "<locals>.log", "<lambda>"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
 import threading
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from autotune.harness.explain import kept
+from autotune.harness.explain.documents import LINES, document_file
 from autotune.harness.explain.kept import KEPT, Again, Left, Pixels, apart, copied, leave
 from autotune.harness.explain.skipping import KEPT_BATCHES, KEPT_CALLS, MOST_BYTES, Items, SkippedStages
 from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
@@ -151,6 +153,14 @@ def test_samples_of_a_stream_cannot_be_skipped_and_the_trial_fails(trial: Trial)
     run = trial(PROGRAM, "stream", skipped=["item"])
     assert run.returncode != 0
     assert "samples of a stream cannot be skipped" in run.stderr
+
+
+@pytest.mark.parametrize(("words", "is_stream"), [((), False), (("stream",), True), (("valid",), False)])
+def test_whether_the_loader_that_trains_reads_a_stream_is_known_before(
+    trial: Trial, words: tuple[str, ...], is_stream: bool
+) -> None:
+    run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.3)
+    assert json.loads((run.folder / document_file(LINES, 0)).read_text())["is_stream"] is is_stream
 
 
 def test_a_trial_that_skips_nothing_is_measured_as_always(trial: Trial) -> None:

@@ -24,6 +24,7 @@ LOGS = re.compile(
     re.IGNORECASE,
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
+LOGGERS = re.compile(r"(^|[._])(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE)  # names of functions
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
@@ -109,7 +110,9 @@ def cause_of(line: Line, evidence: Evidence) -> str:
         return ITEM
     if not _is_python(line, evidence):
         return ""
-    return METRICS if SCORES.search(f"{line.text} {line.function} {line.callee}") else PYTHON
+    if SCORES.search(f"{line.text} {line.function} {line.callee}"):
+        return METRICS
+    return LOGGING if LOGGERS.search(function_of(line)) else PYTHON
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
