@@ -109,10 +109,14 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing but a change of the code may help, the finding stays without the setting, and its gain is a
-    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause.
+    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause. If that is
+    less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs without it, in turn; what usually remains after a change of the code"
+        if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
+            basis = f"{finding.basis}; the pairs without it vary too much to tell more"
+            return replace(finding, basis=basis, check=check.as_json())
         return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
         return without_setting(finding)

@@ -90,7 +90,7 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
-        unended: gets the job's number if srun ends otherwise than it should.
+        unended: set to which the job's number is added if srun does not end as it should.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Srun(ChildTransport):
 
     def why_never(self) -> BadInput | None:
         """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
-        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun names no job that is queued
+        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun does not print the number of a queued job
             return None
         if job := self._job():
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a name, the job was not queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # no job number: the job was not queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
@@ -194,7 +194,7 @@ class Srun(ChildTransport):
 
 
 def cancel(jobs: set[str]) -> None:
-    """Cancels jobs, and removes those from the set that Slurm's controller answers for.
+    """Cancels jobs. Each job for which Slurm's controller answers is removed from the set.
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there.

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.explain import explanation
+from autotune.explain import checks, explanation
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
+from autotune.explained import WITHOUT
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, WORKER, Compiled
 from autotune.knobs.base import HostContext
 from tests.explain import made
@@ -632,6 +633,16 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
 
 
+def test_pairs_that_vary_too_much_leave_the_prediction_as_it_is():
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
+    for low, high, is_known in ((-0.5, 1.2, False), (0.2, 0.3, True)):
+        measured = Gain(low=low, mid=0.25, high=high, kind="measured")
+        checked = checks.with_check(finding, checks.check_of(finding, measured, trial=0, how=WITHOUT, num_pairs=2))
+        assert (checked.gain != finding.gain) is is_known
+        assert checked.basis.endswith("vary too much to tell more") is not is_known
+
+
 def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     documents = made.lines(line, FORWARD_LINE, BACKWARD_LINE)
@@ -668,7 +679,7 @@ def test_why_a_function_inside_another_is_not_skipped_is_said(function):
     line = made.line("file.flush(); os.fsync(file)", 0.02, function=function)
     finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
     assert finding.without is None
-    assert finding.unskippable == f"{function} is defined inside another function, or is a lambda"
+    assert finding.unskippable == f"{function} is {'a lambda' if function == '<lambda>' else 'defined inside another function'}"
     assert finding.from_json(finding.as_json()) == finding
 
 

@@ -164,7 +164,8 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
     if not function or function == MODULE or not _is_whole(evidence, inside, lines):
         return finding
     if "<" in function:
-        return replace(finding, unskippable=f"{function} is defined inside another function, or is a lambda")
+        kind = "defined inside another function" if "<locals>" in function else "a lambda"
+        return replace(finding, unskippable=f"{function} is {kind}")
     return replace(
         finding,
         without=Without(
