@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.known_messages import NEAR_CAP_FRAC, Facts, Verdict, verdict_of
 from autotune.log_messages import (
+    CAPTURE_FAILED,
     CHILD_FAILED,
     CPP_FRAMES,
     CPP_SAID,
@@ -252,6 +253,8 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
+    if CAPTURE_FAILED.search(error.get("message", "")) and DEVICE_OOM.search(error.get("traceback", "")):
+        return Outcome.device_oom, f"memory ran out in the capture of a CUDA graph: {line}"
     if _lacks_pinned_memory(result, facts):
         return Outcome.host_oom, f"page-locked memory ran out: {line}"
     if worker := error.get("worker"):  # in torch's words for the end of a worker

@@ -12,6 +12,10 @@ DEVICE_OOM = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )
+# torch says this when the capture of a CUDA graph ends although an error has occurred in it; the traceback shows that error.
+CAPTURE_FAILED = re.compile(
+    r"CUDA error: (?:operation failed due to a previous error during capture|capturing stream has unjoined work)"
+)
 # A call that pins host memory. CUDA reports the lack of this memory in the same words as that of device memory.
 PINNING = re.compile(r"in pin memory thread|\.pin_memory\(|, in pin_memory$", re.MULTILINE)
 HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})

@@ -9,11 +9,13 @@ from typing import Any
 from autotune.config.cluster import JOB
 from autotune.config.command import CommandTemplate
 from autotune.config.program import program_of
-from autotune.config.schema import AUTO, LOCAL, SLURM, StudyConfig
+from autotune.config.schema import AUTO, LOCAL, SLURM, SlurmOptions, StudyConfig
 from autotune.knobs.values import shown
-from autotune.machine.visible import visible_gpus
+from autotune.machine.visible import visible_devices, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Variables of a job of Slurm that has GPUs: their numbers, or how many there are.
+GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
 
 
 def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:
@@ -30,12 +32,22 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
             f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give each slot its "
             "share: launch.slurm.cpus=N."
         ]
+    if config.launcher == SLURM and JOB in os.environ and _takes_all_gpus(config.launch.slurm):
+        return [
+            f"launch.slots: got {asked}, but the first slot would take all GPUs of job {os.environ[JOB]}. Give each slot its "
+            "share: launch.slurm.gres=gpu:N, or launch.slurm.gres=none."
+        ]
     if VISIBLE in config.env:
         return [f"launch.slots: got {asked}, but env.{VISIBLE} pins all trials to the same GPUs. Leave one of the two out."]
     if config.launcher == SLURM and config.launch.slurm.nodes > 1:
         return [f"launch.slots: trials over several nodes run one after another, got {asked}. Leave it out."]
     if config.launcher != LOCAL:
         return []
+    if has_unknown(config, facts):
+        return [
+            f"launch.slots: got {asked}, but NVML does not tell the GPUs apart that trials may use (as with slices of a GPU, "
+            "MIG), so trials would share one. Leave it out, or give device.kind=cpu."
+        ]
     nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)
     most = len(gpus) // nproc if gpus else num_cores
     if gpus and asked > most:
@@ -71,8 +83,26 @@ def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str,
 
 
 def gpus_of(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Returns the GPUs that trials may use, as in `facts`; [] if trials run on the CPU, or a GPU has no UUID."""
-    if config.device.kind == "cpu":
+    """Returns the GPUs that trials may use, as in `facts`; [] if trials run on the CPU, or no GPU has a UUID."""
+    return [gpu for gpu in _seen(config, facts) if gpu.get("uuid")]
+
+
+def has_unknown(config: StudyConfig, facts: Mapping[str, Any]) -> bool:
+    """Whether trials may use a slice of a GPU (MIG), which NVML does not list, or a GPU without a UUID."""
+    seen, entries = _seen(config, facts), visible_devices(os.environ) or []
+    is_sliced = any(entry.startswith("MIG-") for entry in entries[config.device.index :])
+    return bool(seen) and (is_sliced or any(gpu and not gpu.get("uuid") for gpu in seen))
+
+
+def _takes_all_gpus(slurm: SlurmOptions) -> bool:
+    """Whether a step of this job gets all of its GPUs, because it requests none: then further steps wait for their end."""
+    has_gpus = any(os.environ.get(name) for name in GPUS_OF_JOB)
+    is_asked = slurm.gres is not None or any(word.startswith(("--gres", "--gpus", "-G")) for word in (slurm.args or "").split())
+    return has_gpus and not is_asked
+
+
+def _seen(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    gpus = facts.get("gpus") or []
+    if config.device.kind == "cpu" or not gpus:
         return []
-    there = visible_gpus(facts.get("gpus") or [], os.environ)
-    return [gpu for gpu in there[config.device.index :] if gpu.get("uuid")]
+    return visible_gpus(gpus, os.environ)[config.device.index :]

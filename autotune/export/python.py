@@ -18,8 +18,10 @@ AT_START = (
 )
 COMPRESSION = "parallel.gradient_compression"
 OPTIMIZER, LAYOUT, AMP = "optimizer.implementation", "layout.channels_last", "precision.amp"
-COMPILE, SCOPE = "compile.mode", "compile.scope"
-IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, SCOPE, AMP}  # knobs that the exported definitions set, besides the loader's
+COMPILE, DYNAMIC, SCOPE = "compile.mode", "compile.dynamic", "compile.scope"
+DYNAMICS = {"true": "dynamic=True", "false": "dynamic=False"}  # "auto" needs no argument
+# Knobs that the exported definitions set, besides the loader's.
+IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, DYNAMIC, SCOPE, AMP}
 
 
 def render(winner: Winner) -> Exported:
@@ -82,7 +84,8 @@ def _model(knobs: Knobs) -> str:
     if LAYOUT in knobs:
         body.append(f"model = model.to(memory_format=torch.{'channels_last' if knobs[LAYOUT] else 'contiguous_format'})")
     if (mode := knobs.get(COMPILE)) is not None:
-        compiled = f"compile({'' if mode == 'default' else f'mode={mode!r}'})"
+        arguments = ["" if mode == "default" else f"mode={mode!r}", DYNAMICS.get(str(knobs.get(DYNAMIC)), "")]
+        compiled = f"compile({', '.join(filter(None, arguments))})"
         if mode == "off":
             body.append("# not compiled: nothing to do")
         elif knobs.get(SCOPE) == "blocks":

@@ -81,6 +81,9 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
+            # The scaler gives its scale only to a fused optimizer, which unscales itself; others fail if they are given one.
+            if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
+                self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
             try:
                 returned = step(scaler, optimizer, *args, **kwargs)
@@ -98,6 +101,9 @@ class OptimizerWatch:
         self.is_stepping = True
         if self._clock is None or self._clock() is None:
             self._clock = weakref.ref(optimizer)
+        self._prepare_once(optimizer)
+
+    def _prepare_once(self, optimizer: Any) -> None:
         if id(optimizer) not in self._prepared:
             self._prepared.add(id(optimizer))
             try:

@@ -110,7 +110,7 @@ class Session(TrialContext):
         for handler in self.handlers:
             handler.on_activate()
         if self.spec.skipped:
-            skipping.skip_functions(self.spec.skipped)
+            skipping.skip_functions(self.spec.skipped, is_needed=self.rank == 0)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook for the usual step, which is fed by one loader and needs nothing else; others go to `otherwise`.

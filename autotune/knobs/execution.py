@@ -151,7 +151,11 @@ COMPILE_DYNAMIC = Knob(
     is_costly=True,
     usual_spread=0.1,
     brief="compiled for any size, or for each",
-    in_code="torch.compile(..., dynamic={value!r}), None for auto",
+    in_code={
+        "auto": "model.compile(..., dynamic=None)",
+        "true": "model.compile(..., dynamic=True)",
+        "false": "model.compile(..., dynamic=False)",
+    },
     summary=(
         "Whether torch.compile makes kernels for any size (`true`), for each size anew (`false`), or for any size once a size "
         "has changed (`auto`). It needs compile.mode on."

@@ -124,7 +124,12 @@ FLOAT8 = Knob(
     phrase="float8 {}",
     in_code={
         "off": "no convert_to_float8_training",
-        OTHER: "torchao.float8.convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name({value!r}))",
+        OTHER: (
+            "torchao.float8.convert_to_float8_training(model, "
+            "config=dataclasses.replace(Float8LinearConfig.from_recipe_name({value!r}), pad_inner_dim=True), "
+            "module_filter_fn=lambda layer, _: type(layer) is torch.nn.Linear "
+            "and layer.in_features % 16 == layer.out_features % 16 == 0), before compiling and DistributedDataParallel"
+        ),
     },
     summary=(
         "Linear layers compute their products in 8 bits: torchao's Float8Linear takes the place of each nn.Linear whose sizes "

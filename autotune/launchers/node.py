@@ -54,7 +54,8 @@ FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
 # Variables by which the engine says which devices a job may use. Trials get nothing else from the engine's environment.
 DEVICE_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.harness.knobs.affinity import SYSTEM, cores_of
+from autotune.harness.knobs.affinity import SYSTEM, cores_of, gpu_node
 from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
@@ -51,13 +51,21 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)
+    turns = _turns([gpus[index * each] for index in range(num)] if each else [""] * num)
     return [
         Slot(
             name=str(index + 1),
             host=str(facts.get("hostname") or platform.node()),
             gpus=tuple(gpus[index * each : (index + 1) * each]),
-            cores=tuple(sorted(cores[index * share : (index + 1) * share])),
+            cores=tuple(sorted(cores[turns[index] * share : (turns[index] + 1) * share])),
             facts=facts,
         )
         for index in range(num)
     ]
+
+
+def _turns(gpus: Sequence[str]) -> list[int]:
+    """Returns at which turn each slot gets its cores: in the order of its GPU's NUMA node, if that of every GPU is known."""
+    nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
+    order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))
+    return [list(order).index(index) for index in range(len(gpus))]

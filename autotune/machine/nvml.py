@@ -39,6 +39,8 @@ class Nvml:
             return getattr(self._module, name)(*arguments)
         except (self._module.NVMLError, AttributeError, TypeError):  # TypeError: older releases have other signatures
             return None
+        except UnicodeDecodeError:  # under WSL, some drivers return names that are no text
+            return None
 
     def text(self, name: str, *arguments: Any) -> str | None:
         """Returns the result of one NVML function as text; older releases return bytes."""

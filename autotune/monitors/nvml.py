@@ -20,6 +20,7 @@ Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
+NONE_FOUND = 6  # NVML_ERROR_NOT_FOUND
 # For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
 # from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
 SLOWDOWN_FIELDS = {
@@ -204,12 +205,15 @@ class NvmlDevice(DeviceMonitor):
         """See `DeviceMonitor.compute_processes`."""
         present = self._ask("nvmlDeviceGetComputeRunningProcesses", lambda found: [process.pid for process in found]) or []
         shares: dict[int, float | None] = dict.fromkeys(present)
-        samples = self._ask("nvmlDeviceGetProcessUtilization", list, self._used_until_us)
+        # NVML finds no samples if no process has computed since the last call.
+        samples: list[Any] | None = self._ask("nvmlDeviceGetProcessUtilization", list, self._used_until_us, if_none_found=[])
         if samples is not None:
             shares = dict.fromkeys(present, 0.0)
         for sample in samples or []:
+            if sample.smUtil > 100:  # such a sample is invalid, and so is its time
+                continue
             self._used_until_us = max(self._used_until_us, int(sample.timeStamp))
-            if sample.pid in shares and sample.smUtil <= 100:  # larger values are invalid
+            if sample.pid in shares:
                 shares[sample.pid] = max(shares[sample.pid] or 0.0, sample.smUtil / 100)
         return shares
 
@@ -267,15 +271,19 @@ class NvmlDevice(DeviceMonitor):
                 return tuple(dict.fromkeys(slowdown for bit, slowdown in SLOWDOWNS.items() if bits & bit))
         return None
 
-    def _ask(self, name: str, read: Callable[[Any], Value], *arguments: Any) -> Value | None:
+    def _ask(
+        self, name: str, read: Callable[[Any], Value], *arguments: Any, if_none_found: Value | None = None
+    ) -> Value | None:
         if name in self._unsupported:
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except self._nvml.NVMLError as error:  # other errors are transient: a busy driver answers the next time
-            if getattr(error, "value", None) in FOR_GOOD:
+            code = getattr(error, "value", None)
+            if code in FOR_GOOD:
                 self._unsupported.add(name)
-        except AttributeError:  # an older nvidia-ml-py
+            return if_none_found if code == NONE_FOUND else None
+        except (AttributeError, UnicodeDecodeError):  # an older nvidia-ml-py; under WSL, a driver that returns no text
             self._unsupported.add(name)
         return None
 
@@ -291,12 +299,12 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
     if nvml is None:
         try:
             import pynvml as nvml  # type: ignore[no-redef]  # lazily: a machine without a GPU never needs it
-        except ImportError:
+        except Exception:  # a different package of that name may raise anything
             return NoDevice()
     try:
         nvml.nvmlInit()
         handle = _by_uuid(nvml, uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError:
+    except (nvml.NVMLError, UnicodeDecodeError):
         return NoDevice()
     return NvmlDevice(nvml, handle)
 

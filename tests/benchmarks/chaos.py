@@ -1,34 +1,40 @@
-"""Kills processes of a study again and again and resumes the study: is anything lost, repeated, or left behind?
+"""Hits processes of a study again and again and resumes the study: is anything lost, repeated, left behind, or wrong?
 
-    python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30] [--file chaos.jsonl]
+    python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30] [--ranks 1,2,4] [--file chaos.jsonl]
     python -m tests.benchmarks.chaos --slurm --kills 40    # trials run on a private Slurm, whose parts are killed as well
 
-Victims and moments are random. A victim is a trial's first process, one of its loader workers, the supervisor, the tuner (which
-is then resumed with `autotune resume`), or the tracker. With --slurm it may also be the agent on the node, `srun`, the node's
-slurmstepd or slurmd, or slurmctld; the last two are started again after a while.
+Victims, blows and moments are random. A victim is a trial's first process, one of its ranks or loader workers, the warm
+server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
+With --slurm it may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are
+started again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or
+send it five SIGTERMs at once.
 
-The trials overwrite the user's checkpoints, also when they receive
-SIGTERM. Meanwhile another program saves checkpoints in the same folder. Before each save, it checks that its last checkpoint is
-unchanged.
+The trials overwrite the user's checkpoints, also when they receive SIGTERM. Meanwhile another program saves checkpoints in the
+same folder. Before each save, it checks that its last checkpoint is unchanged.
 
-When a study reaches its verdict before all kills are done, a new study starts. The last study runs on to its verdict. The exit
-status is 1 if anything is lost, repeated, left behind or spoiled. With --file, the result is kept there; a later call does the
-kills that are left, and prints the sum.
+When a study reaches its verdict before all kills are done, `autotune verify` measures its claim again, undisturbed, and a new
+study starts, with the next number of ranks. The last study runs on to its verdict. The exit status is 1 if anything is lost,
+repeated, left behind or spoiled, or if a claim does not hold. With --file, each study's result is kept there; a later call does
+the kills that are left, and prints the sum.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,17 +55,22 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
+rank = int(os.environ.get("RANK", 0))
 
 def save(*_):
-    torch.save(model.state_dict(), "named.pt")
-    torch.save(model.state_dict(), "new.tmp")
-    os.replace("new.tmp", "replaced.pt")
+    if rank == 0:
+        torch.save(model.state_dict(), "named.pt")
+        torch.save(model.state_dict(), "new.tmp")
+        os.replace("new.tmp", "replaced.pt")
     if _:
         sys.exit()
 
 signal.signal(signal.SIGTERM, save)
 saved_s = 0.0
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = TensorDataset(torch.randn(20000, 64))
 if __name__ == "__main__":
@@ -94,7 +105,13 @@ OPTIONS = [
     "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8", "measure.quiet=false",
     *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
 ]  # fmt: skip
-VICTIMS = ("trial", "worker", "supervisor", "tuner", "tracker")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui")
+BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
+STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
+NUM_SIGTERM = 5
+FIRST_PORT = 5601  # of `autotune ui`
+DISAGREES = 4  # exit status of `autotune verify` if the claim does not hold any more
 DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
 ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
@@ -109,13 +126,15 @@ class Toll:
     """The result of the benchmark.
 
     Attributes:
-        kills: {victim: number of kills}.
+        kills: {victim, with the blow if it is not SIGKILL: number of blows}.
         lost, repeated: names of finished trials whose record disappeared, or which were measured twice.
         orphans: descriptions of the processes that were left behind.
         segments: names in /dev/shm that were left behind.
         spoiled: checkpoints of the user or of the other program that were changed.
         verdicts: verdicts of the completed studies.
-        trials: number of finished trials.
+        wrong: claims that `autotune verify` did not find again.
+        num_verified: number of claims that it measured again.
+        num_trials: number of finished trials.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -125,12 +144,14 @@ class Toll:
     segments: list[str] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    num_verified: int = 0
     num_trials: int = 0
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was lost, repeated, left behind or spoiled, and every study reached a verdict."""
-        nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled)
+        """Whether nothing was lost, repeated, left behind, spoiled or wrong, and every study reached a verdict."""
+        nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled or self.wrong)
         return nothing and bool(self.verdicts) and all(self.verdicts)
 
     def __add__(self, other: Toll) -> Toll:
@@ -139,7 +160,7 @@ class Toll:
 
     def lines(self) -> list[str]:
         """Returns the table, and below it the names of everything that went wrong."""
-        kills = ", ".join(f"{name} {self.kills[name]}" for name in (*VICTIMS, *ON_SLURM) if self.kills[name])
+        kills = ", ".join(f"{name} {number}" for name, number in self.kills.most_common())
         rows = [
             ("kills", f"{self.kills.total()} ({kills})"),
             ("finished trials", self.num_trials),
@@ -149,8 +170,9 @@ class Toll:
             ("leaked shared-memory segments", len(self.segments)),
             ("checkpoints spoiled", len(self.spoiled)),
             ("studies with a verdict", f"{sum(map(bool, self.verdicts))} of {len(self.verdicts)}"),
+            ("claims that did not hold", f"{len(self.wrong)} of {self.num_verified}"),
         ]
-        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments, *self.spoiled]
+        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments, *self.spoiled, *self.wrong]
 
 
 class Victimized:
@@ -162,6 +184,7 @@ class Victimized:
         rng: draws victims and moments.
         toll: gets the results.
         deadline_s: time on the monotonic clock after which nothing is killed.
+        ranks: number of processes of a trial; several are started by torchrun.
         slurm: where the trials run; None for this host.
     """
 
@@ -173,16 +196,19 @@ class Victimized:
         *,
         toll: Toll,
         deadline_s: float,
+        ranks: int = 1,
         slurm: PrivateSlurm | None = None,
     ) -> None:
         self.folder = StudyFolder(cwd / "runs" / "chaos")
         self._cwd, self._kills, self._rng, self._toll, self._deadline_s = cwd, kills, rng, toll, deadline_s
         self._finished: dict[int, TrialRecord] = {}
         self._environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
-        self._slurm, self._kinds, self._options = slurm, VICTIMS, OPTIONS
+        self._slurm, self._kinds, self._options = slurm, list(VICTIMS), OPTIONS
+        self._command = [sys.executable, *([*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []), "train.py"]
+        self._ui: subprocess.Popen[bytes] | None = None
         if slurm:
             self._environment |= slurm.environment
-            self._kinds, self._options = (*VICTIMS, *ON_SLURM), [*OPTIONS, "launcher=slurm", "launch.slurm.cpus=2"]
+            self._kinds, self._options = [*VICTIMS, *ON_SLURM], [*OPTIONS, "launcher=slurm", "launch.slurm.cpus=2"]
         (cwd / "train.py").write_text(PROGRAM, encoding="utf-8")
         for name in CHECKPOINTS:
             (cwd / name).write_bytes(PRECIOUS)
@@ -201,12 +227,15 @@ class Victimized:
         finally:
             other.kill()
             other.wait()
+            if self._ui:
+                self._ui.terminate()
+                self._ui.wait()
         self._toll.spoiled += (self._cwd / "other.log").read_text().splitlines()
         self._close()
         return self._kills
 
     def _attack_all(self, budget: str) -> None:
-        tuner, num_idle = self._start("run", *self._options, budget, "--", sys.executable, "train.py"), 0
+        tuner, num_idle = self._start("run", *self._options, budget, "--", *self._command), 0
         while True:
             before = self._kills
             is_over = self._attack(tuner)
@@ -220,36 +249,50 @@ class Victimized:
 
     def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
         """Kills processes of the study until the tuner has ended; returns whether the tuner ended by itself."""
-        drawn, from_s = self._draw()
+        drawn, blow, from_s = self._draw()
         while tuner.poll() is None:
             time.sleep(0.02)
             now_s = time.monotonic()
+            if (
+                self.folder.study_file.exists()
+                and (self._ui is None or self._ui.poll() is not None)
+                and now_s < self._deadline_s
+            ):
+                self._ui = self._start("ui", f"--port={FIRST_PORT}")
             if not self._kills or not from_s <= now_s < self._deadline_s or not self.folder.study_file.exists():
                 continue
-            if self._kill(drawn, tuner):
-                if drawn == "tuner":
+            if self._hit(drawn, blow, tuner):
+                if drawn == "tuner" and blow != "SIGSTOP":
                     tuner.wait()
                     return False
-                drawn, from_s = self._draw()
+                drawn, blow, from_s = self._draw()
             elif now_s > from_s + PATIENCE_S:
-                drawn, from_s = self._draw()
+                drawn, blow, from_s = self._draw()
         return True
 
-    def _draw(self) -> tuple[str, float]:
-        """Returns the next victim, and the earliest moment to kill it."""
-        return self._rng.choice(self._kinds), time.monotonic() + self._rng.uniform(*PAUSE_S)
+    def _draw(self) -> tuple[str, str, float]:
+        """Returns the next victim and blow, and the earliest moment for it."""
+        return self._rng.choice(self._kinds), self._rng.choice(BLOWS), time.monotonic() + self._rng.uniform(*PAUSE_S)
 
-    def _kill(self, name: str, tuner: subprocess.Popen[bytes]) -> bool:
-        """Kills a process of this kind; returns whether there was one."""
+    def _hit(self, name: str, blow: str, tuner: subprocess.Popen[bytes]) -> bool:
+        """Hits a process of this kind; returns whether there was one."""
         if self._slurm and name in DAEMONS:
             self._slurm.kill(DAEMONS[name], for_s=self._rng.uniform(*DOWN_S))
+            blow = "SIGKILL"
         else:
             try:
-                self._rng.choice(self._victims(tuner)[name]).kill()
+                victim = self._rng.choice(self._victims(tuner)[name])
+                if blow == "SIGSTOP":
+                    victim.suspend()
+                    threading.Timer(self._rng.uniform(*STOPPED_S), _go_on, [victim]).start()
+                for _ in range(NUM_SIGTERM if blow == "SIGTERM" else 0):
+                    victim.send_signal(signal.SIGTERM)
+                if blow == "SIGKILL":
+                    victim.kill()
             except (IndexError, psutil.NoSuchProcess):
                 return False
         self._kills -= 1
-        self._toll.kills[name] += 1
+        self._toll.kills[name if blow == "SIGKILL" else f"{name} ({blow})"] += 1
         return True
 
     def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
@@ -258,18 +301,11 @@ class Victimized:
         try:
             own, there = psutil.Process(tuner.pid), self._agents()
             found |= {"tuner": [own], "agent": there, "slurmstepd": [step for one in there if (step := one.parent())]}
+            if self._ui and self._ui.poll() is None:
+                found["ui"] = [psutil.Process(self._ui.pid), *psutil.Process(self._ui.pid).children(recursive=True)]
             for process in (child for root in (own, *there) for child in root.children(recursive=True)):
-                words = " ".join(process.cmdline())
-                if process.name() == "srun":
-                    found["srun"].append(process)
-                elif "supervisor" in words:
-                    found["supervisor"].append(process)
-                elif " sync " in words:
-                    found["tracker"].append(process)
-                elif "train.py" in words and "entry_point" not in words:
-                    parent = process.parent()
-                    is_first = parent is None or "train.py" not in " ".join(parent.cmdline())
-                    found["trial" if is_first else "worker"].append(process)
+                if kind := kind_of(process):
+                    found[kind].append(process)
         except psutil.NoSuchProcess:  # it ended meanwhile
             pass
         return found
@@ -304,12 +340,21 @@ class Victimized:
         is_told = len(summary.get("trials", [])) == len(self.folder.read_trials())
         verdict = (summary.get("speedup") or {}).get("verdict") if summary.get("status") == "complete" and is_told else None
         toll.verdicts.append(verdict or "")
+        if verdict == "faster":
+            self._verify()
         deadline_s = time.monotonic() + LAST_PROCESS_S
         while (left := self._processes()) and time.monotonic() < deadline_s:
             time.sleep(0.2)
         for process in left:
             toll.orphans.append(f"{self._cwd.name}: process {process.pid} {' '.join(process.cmdline())[:100]}")
             process.kill()
+
+    def _verify(self) -> None:
+        """Measures the study's claim again, undisturbed."""
+        ended = self._autotune("verify", "chaos", "--rounds", "2", "--minutes", "1", "--", *self._command)
+        self._toll.num_verified += ended.returncode in (0, DISAGREES)
+        if ended.returncode == DISAGREES:
+            self._toll.wrong.append(f"{self._cwd.name}: {ended.stdout[-400:]}")
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the study's living processes, found by the mark of its trials, its folder or their working directory."""
@@ -340,6 +385,31 @@ class Victimized:
         return subprocess.run(command, cwd=self._cwd, env=self._environment, capture_output=True, text=True, check=False)
 
 
+def kind_of(process: psutil.Process) -> str | None:
+    """Returns which kind of victim a process below the tuner or an agent is; None for others."""
+    words, parent = " ".join(process.cmdline()), process.parent()
+    above = " ".join(parent.cmdline()) if parent else ""
+    if process.name() == "srun":
+        return "srun"
+    if "supervisor" in words:
+        return "supervisor"
+    if " sync " in words:
+        return "tracker"
+    if "warm_server.py" in words:  # the trials that it forks look alike and become the supervisor's children, as it is
+        servers = [each for each in (parent.children() if parent else []) if "warm_server.py" in " ".join(each.cmdline())]
+        if "warm_server.py" in above:
+            return "worker"
+        return "warm server" if process == min(servers, key=psutil.Process.create_time, default=process) else "trial"
+    if "train.py" in words and "entry_point" not in words:
+        return "rank" if "torch.distributed.run" in above else "worker" if "train.py" in above else "trial"
+    return None
+
+
+def _go_on(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.resume()
+
+
 def run(
     place: Path,
     num_kills: int,
@@ -347,8 +417,9 @@ def run(
     seed: int,
     minutes: float,
     study_minutes: float = 2.0,
+    ranks: tuple[int, ...] = (1,),
     slurm: PrivateSlurm | None = None,
-) -> Toll:
+) -> Iterator[Toll]:
     """Attacks studies until all kills are done or the time is up, and the last study has reached its verdict.
 
     Args:
@@ -357,18 +428,26 @@ def run(
         seed: seed of victims and moments. The state of a study at a kill still depends on the machine.
         minutes: time after which nothing is killed.
         study_minutes: budget of each study.
+        ranks: numbers of processes of a trial; the studies take turns.
         slurm: where the trials run; None for this host.
+
+    Yields:
+        Each study's result.
     """
-    toll, rng, deadline_s = Toll(), random.Random(seed), time.monotonic() + 60 * minutes
-    before, kills_left = _segments(), num_kills
-    while kills_left and time.monotonic() < deadline_s:
-        cwd = place / f"{len(toll.verdicts):02d}"
+    rng, deadline_s, kills_left = random.Random(seed), time.monotonic() + 60 * minutes, num_kills
+    for number in itertools.count():
+        if not kills_left or time.monotonic() >= deadline_s:
+            return
+        cwd, toll, before = place / f"{number:02d}", Toll(), _segments()
         cwd.mkdir()
-        kills_left = Victimized(cwd, kills_left, rng, toll=toll, deadline_s=deadline_s, slurm=slurm).run(study_minutes)
-    toll.segments = sorted(_segments() - before)
-    if slurm and not slurm.is_idle():
-        toll.orphans += [f"job {job}" for job in slurm.jobs()]
-    return toll
+        study = Victimized(
+            cwd, kills_left, rng, toll=toll, deadline_s=deadline_s, ranks=ranks[number % len(ranks)], slurm=slurm
+        )
+        kills_left = study.run(study_minutes)
+        toll.segments = sorted(_segments() - before)
+        if slurm and not slurm.is_idle():
+            toll.orphans += [f"job {job}" for job in slurm.jobs()]
+        yield toll
 
 
 def read(file: Path | None) -> list[Toll]:
@@ -406,28 +485,33 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--study-minutes", type=float, default=2.0, help="budget of each study")
+    parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
     parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
     parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()
     earlier = read(asked.file)
     before = sum(earlier, Toll())
-    kills_left, seed = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier)
+    kills_left, seed, made = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier), Toll()
+    ranks = tuple(map(int, asked.ranks.split(","))) if not asked.slurm else (1,)
     if asked.slurm and (why := why_not()):
         parser.error(f"--slurm: {why}")
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
         with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
             slurm = PrivateSlurm(Path(place)) if asked.slurm else None
             try:
-                toll = run(Path(folder), kills_left, seed=seed, minutes=asked.minutes, slurm=slurm)
+                how = dict(seed=seed, minutes=asked.minutes, study_minutes=asked.study_minutes, ranks=ranks, slurm=slurm)
+                for toll in run(Path(folder), kills_left, **how):
+                    made += toll
+                    if asked.file:
+                        with asked.file.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(vars(toll)) + "\n")
             finally:
                 if slurm:
                     slurm.stop()
-        if asked.file and kills_left:
-            with asked.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(vars(toll)) + "\n")
-        total = before + toll
+        total = before + made
         print("\n".join([*machine_lines(), *total.lines()]))
-        if kills_left and not toll.is_clean:
+        if kills_left and not made.is_clean:
             for log in sorted(Path(folder).glob("*/tuner.log")):
                 print(f"\n{log.parent.name}: the tuner's last words\n{log.read_text(errors='replace')[-2000:]}")
     return 0 if total.is_clean and total.kills.total() >= asked.kills else 1

@@ -5,7 +5,7 @@ import pytest
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
-from autotune.config.slots import gpus_of, num_slots
+from autotune.config.slots import gpus_of, has_unknown, num_slots
 from autotune.errors import BadInput
 from autotune.launchers import make_launcher
 from tests.study.conftest import MACHINE
@@ -63,6 +63,15 @@ def test_pinned_and_unlike_gpus_are_refused():
     assert "got 3 on A100 and T4, but rates of unlike GPUs cannot be compared" in refusal("launch.slots=3", gpus=UNLIKE)
 
 
+def test_gpus_that_cannot_be_told_apart_are_refused(monkeypatch):
+    assert "got 2, but NVML does not tell the GPUs apart" in refusal("launch.slots=2", gpus=[{**A100, "uuid": None}] * 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    assert "got 2, but NVML does not tell the GPUs apart" in refusal("launch.slots=2", gpus=GPUS)
+    assert not has_unknown(StudyConfig(device=DeviceOptions(kind="cpu")), {"gpus": GPUS})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,7")  # CUDA ignores a number without a GPU
+    assert not has_unknown(StudyConfig(), {"gpus": GPUS})
+
+
 def test_inside_an_allocation_each_slot_needs_a_share_of_the_cpus(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     said = refusal("launch.slots=2", "launcher=slurm")
@@ -70,6 +79,18 @@ def test_inside_an_allocation_each_slot_needs_a_share_of_the_cpus(monkeypatch):
         "launch.slots: got 2, but the first slot would take all CPUs of job 12. Give each slot its share: launch.slurm.cpus=N."
         in said
     )
+
+
+def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_them(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
+    slurm = ["launch.slots=2", "launcher=slurm", "launch.slurm.cpus=4"]
+    said = refusal(*slurm, "launch.slurm.mem=' '")  # another problem, so that there is one in any case
+    assert "launch.slots: got 2, but the first slot would take all GPUs of job 12. Give each slot its share: " in said
+    for share in ("launch.slurm.gres=gpu:1", "launch.slurm.gres=none", "launch.slurm.args='--gpus=1'"):
+        assert "would take all GPUs" not in refusal(*slurm, share, "launch.slurm.mem=' '")
+    monkeypatch.delenv("SLURM_JOB_GPUS")
+    assert "would take all GPUs" not in refusal(*slurm, "launch.slurm.mem=' '")
 
 
 def test_auto_is_one_slot_a_gpu_for_a_program_with_one_gpu():

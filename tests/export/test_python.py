@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from autotune.export import python, render
@@ -138,6 +139,29 @@ def test_blocks_are_compiled_one_by_one(changed):
     names["prepare"](model)
     assert model._compiled_call_impl is None
     assert all(block._compiled_call_impl is not None for block in model.layers)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dynamic", "said"),
+    [
+        ("default", "true", "model.compile(dynamic=True)"),
+        ("max-autotune", "false", "model.compile(mode='max-autotune', dynamic=False)"),
+        ("default", "auto", "model.compile()"),
+    ],
+)
+def test_sizes_are_compiled_as_measured(changed, mode, dynamic, said):
+    summary = changed({"compile.mode": mode, "compile.dynamic": dynamic})
+    assert f"    {said}\n" in render(summary, "python", None).text
+    expected = {"true": "dynamic=True)", "false": "dynamic=False)", "auto": "dynamic=None)"}[dynamic]
+    assert expected in render(summary, "env", None).text
+
+
+def test_float8_leaves_out_the_layers_that_were_left_out(changed):
+    text = render(changed({"precision.float8": "tensorwise"}), "python", None).text
+    line = next(line for line in text.splitlines() if "convert_to_float8_training" in line)
+    kept = eval(line[line.index("lambda") : line.rindex(")")], {"torch": torch})
+    layers = nn.Linear(32, 48), nn.Linear(32, 50_257), nn.Linear(30, 32), nn.MultiheadAttention(32, 2).out_proj
+    assert [kept(layer, "") for layer in layers] == [True, False, False, False]
 
 
 def test_importing_it_changes_nothing(changed):

@@ -253,6 +253,19 @@ def test_pinned_memory_is_the_host_s():
         assert classify(answered(one, device_used_frac=0.99))[0] is Outcome.device_oom
 
 
+@pytest.mark.parametrize(
+    "said", ["operation failed due to a previous error during capture", "capturing stream has unjoined work"]
+)
+def test_memory_that_runs_out_while_a_graph_is_captured_is_the_device_s(said):
+    first = log("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    result = failed("torch.AcceleratorError", f"CUDA error: {said}")
+    assert classify(answered(result))[0] is Outcome.error
+    result.error["traceback"] = f"{first}\nDuring handling of the above exception, another exception occurred:\n"
+    outcome, reason = classify(answered(result))
+    assert outcome is Outcome.device_oom
+    assert reason == f"memory ran out in the capture of a CUDA graph: AcceleratorError: CUDA error: {said}"
+
+
 def test_the_device_s_out_of_memory_is_known_by_its_class_in_a_log():
     # The message of cudaMallocAsync is worded differently.
     said = "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)"

@@ -1,6 +1,7 @@
 """Linear layers are computed in float8 by torchao, with the program's own parameters."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_a_program_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
     for is_installed, problem in ((True, None), (False, float8.NO_TORCHAO)):
         monkeypatch.setattr(float8, "is_installed", lambda found=is_installed: found)
         assert module._float8_problem(observed) == problem
+
+
+def test_a_gpu_that_is_too_old_for_float8_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an A100 that runs with a best.yaml from an H100."""
+    monkeypatch.setattr(float8, "is_installed", lambda: True)
+    assert module.observe(nn.Linear(32, 32))["capability"] is None  # torch emulates the products on a CPU
+    on_a_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(float8.members, "parameters", lambda _: iter([on_a_gpu]))
+    for capability, problem in (((8, 0), float8.TOO_OLD.format(8, 0)), ((8, 9), None), ((9, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        observed = {"is_float8": False, "has_linear": True, "is_sharded": False, "compile.mode": "off"}
+        assert module._float8_problem({**observed, "capability": float8.capability(None)}) == problem
 
 
 def test_attention_s_own_projection_is_left_alone_and_a_second_conversion_is_refused() -> None:

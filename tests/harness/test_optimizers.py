@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.knobs.optimizer import OptimizerKnobs
+from autotune.harness.knobs.optimizer import OptimizerKnobs, _problem
+from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
@@ -38,6 +39,31 @@ def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tupl
     assert set(found.steps["samples"]) == {12}
     skipped = 0 if flags else 2  # a fused optimizer skips internally, which only the scale shows
     assert found.scaling == {"scale": 0.5, "skipped": skipped, "skipped_in_window": skipped}
+
+
+@pytest.mark.parametrize("value", ["default", "foreach"])
+def test_a_fused_optimizer_under_a_scaler_can_become_another_one(trial: Trial, value: str) -> None:
+    """A scaler passes its scale to a fused optimizer and unscales for others, so it must meet the one that the knob sets."""
+    found = trial("kinds.py", "scaler", "fused", knobs={"optimizer.implementation": value}).result()
+    assert (found.status, found.detected["num_steps"], found.error) == ("ended", 5, None)
+    assert found.knobs["optimizer.implementation"].status == APPLIED
+    assert found.scaling is not None
+    assert found.scaling["skipped"] == 2
+
+
+def test_implementations_that_would_fail_are_not_chosen() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    assert _problem(optimizer, "fused") == ""
+    table(torch.tensor([1])).sum().backward()
+    assert _problem(optimizer, "fused") == "fused implementations need dense gradients"
+    assert _problem(optimizer, "foreach") == ""
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        optimizer = kind(torch.nn.Linear(2, 2).parameters(), lr=torch.tensor(0.1))
+        assert "tensors, and is not capturable" in _problem(optimizer, "foreach")
+        assert _problem(optimizer, "fused") == _problem(optimizer, "default") == ""
+        optimizer.param_groups[0]["capturable"] = True
+        assert _problem(optimizer, "foreach") == ""
 
 
 class Counter(torch.Tensor):

@@ -19,7 +19,15 @@ from PIL import Image
 from autotune.harness.explain import kept
 from autotune.harness.explain.documents import LINES, document_file
 from autotune.harness.explain.kept import KEPT, Again, Left, Pixels, apart, copied, leave
-from autotune.harness.explain.skipping import KEPT_BATCHES, KEPT_CALLS, MOST_BYTES, Items, SkippedStages
+from autotune.harness.explain.skipping import (
+    KEPT_BATCHES,
+    KEPT_CALLS,
+    MOST_BYTES,
+    Items,
+    SkippedStages,
+    _skipping,
+    skip_functions,
+)
 from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
 
 PROGRAM = "stages.py"
@@ -118,6 +126,30 @@ def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: s
 def test_functions_of_other_kinds_are_skipped(trial: Trial, name: str) -> None:
     run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
     assert run.result().status == "measured", run.stderr
+
+
+def test_a_function_s_result_is_whole_though_the_program_has_taken_an_earlier_one_apart() -> None:
+    def prepared() -> dict[str, Any]:
+        return {"images": torch.ones(2), "sizes": [1, 2]}
+
+    skipped = _skipping("prepared", prepared)
+    for _ in range(3 * KEPT_CALLS):
+        batch = skipped()
+        assert batch.pop("images").shape == (2,)
+        assert batch["sizes"].pop() == 2
+
+
+def test_a_result_that_holds_a_part_of_the_graph_anywhere_is_not_used_again() -> None:
+    loss = torch.ones(1, requires_grad=True).sum()
+    with pytest.raises(RuntimeError, match="part of the model's graph"):
+        _skipping("losses", lambda: {"aux": [1.0, (loss,)]})()
+
+
+def test_only_rank_0_needs_to_have_a_function() -> None:
+    name = f"function: {FILE}: gone"
+    skip_functions([name], is_needed=False)
+    with pytest.raises(RuntimeError, match="gone cannot be skipped"):
+        skip_functions([name])
 
 
 def test_a_function_that_is_never_skipped_fails_the_trial(trial: Trial) -> None:

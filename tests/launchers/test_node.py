@@ -65,13 +65,15 @@ def test_a_trial_has_the_environment_of_a_local_one_and_only_the_engine_s_device
     monkeypatch.setenv("OF_THE_USER", "ü \udcff")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    engine = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the one says what the other's numbers mean
+    engine = {**devices, "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
     launcher = ready(make(environment=engine))
     local = LocalLauncher()
     other = tmp_path / "runs" / "local" / "trials" / "0007"
     here = environment(local, other, ADDED="yes")
     local.close()
-    assert environment(launcher, folder, ADDED="yes") == {**here, "CUDA_VISIBLE_DEVICES": "3"}
+    assert environment(launcher, folder, ADDED="yes") == {**here, **devices}
 
 
 def test_the_end_of_a_window_is_on_the_node_s_clock(launcher, folder):

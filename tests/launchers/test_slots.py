@@ -6,6 +6,8 @@ import signal
 import psutil
 import pytest
 
+from autotune.harness.knobs.affinity import Core
+from autotune.launchers import slots as slots_module
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.slots import SlotsLauncher, slots_of
 from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
@@ -113,6 +115,23 @@ def test_the_users_tmpdir_and_a_slot_s_gpu_win(launcher, study):
     launch = launch_of(study, 1, SEEN, env={"TMPDIR": str(study), "CUDA_VISIBLE_DEVICES": "7"})
     env = wait(launcher.beside()[0].start(launch)).results[0].detected["env"]
     assert (env["TMPDIR"], env["CUDA_VISIBLE_DEVICES"]) == (str(study), "GPU-a")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores"),
+    [
+        ((0, 0, 1, 1), [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ((1, 1, 0, 0), [(4, 5), (6, 7), (0, 1), (2, 3)]),  # as in a DGX A100
+        ((1, 1, None, None), [(0, 1), (2, 3), (4, 5), (6, 7)]),
+    ],
+)
+def test_a_slot_has_cores_near_its_gpu(monkeypatch, nodes, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(slots_module, "cores_of", lambda _, numbers: [Core(n // 4, n // 4, n, n) for n in sorted(numbers)])
+    monkeypatch.setattr(slots_module, "gpu_node", lambda environment, _: nodes[int(environment["CUDA_VISIBLE_DEVICES"][-1])])
+    slots = slots_of(4, [f"GPU-{n}" for n in range(4)], {"hostname": "dgx", "num_cores": 8})
+    assert [slot.gpus for slot in slots] == [(f"GPU-{n}",) for n in range(4)]
+    assert [slot.cores for slot in slots] == cores
 
 
 def test_eight_gpus_and_the_cores_are_divided_evenly(monkeypatch):

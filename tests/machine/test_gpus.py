@@ -25,6 +25,14 @@ def test_what_a_device_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) 
     assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1", **ABLE}
 
 
+def test_a_name_that_is_no_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbage(_: object) -> str:
+        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what drivers 555 return under WSL
+
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetName=garbage))
+    assert [(gpu["name"], gpu["uuid"]) for gpu in gpus()] == [(None, "GPU-0"), (None, "GPU-1")]
+
+
 @pytest.mark.parametrize(
     ("question", "fact"),
     [("nvmlDeviceGetTotalEnergyConsumption", "has_energy_counter"), ("nvmlDeviceGetPowerUsage", "has_power_reading")],

@@ -248,3 +248,36 @@ def test_processes_that_compute_are_known_with_their_share_where_nvml_tells_it()
         SimpleNamespace(pid=99, timeStamp=9, smUtil=50),
     ]  # fmt: skip
     assert NvmlDevice(nvml, "handle").compute_processes() == {7: 0.3, 8: 0.0}
+
+
+def test_processes_that_have_not_computed_lately_have_no_share_of_the_device():
+    running = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running, nvmlDeviceGetProcessUtilization=FakeNvml.NVMLError(NOT_FOUND))
+    device = NvmlDevice(nvml, "handle")
+    assert device.compute_processes() == {7: 0.0}  # NVML finds no sample since the last call
+    nvml.answers["nvmlDeviceGetProcessUtilization"] = FakeNvml.NVMLError(UNKNOWN)
+    assert device.compute_processes() == {7: None}
+
+
+def test_an_invalid_sample_does_not_hide_later_ones():
+    samples = [SimpleNamespace(pid=0, timeStamp=2**60, smUtil=2**31), SimpleNamespace(pid=7, timeStamp=5, smUtil=30)]
+    asked = []
+
+    def since(_, used_until_us):
+        asked.append(used_until_us)
+        return samples
+
+    running = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running, nvmlDeviceGetProcessUtilization=since)
+    device = NvmlDevice(nvml, "handle")
+    assert [device.compute_processes() for _ in range(2)] == [{7: 0.3}] * 2
+    assert asked == [0, 5]
+
+
+def test_what_is_no_text_is_unknown():
+    def garbage(_):
+        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what drivers 555 return under WSL
+
+    device = open_device(nvml=FakeNvml(nvmlDeviceGetUUID=garbage))
+    assert device.uuid is None
+    assert device.sample(is_steady=True).power_w == 300.0

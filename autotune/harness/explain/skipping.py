@@ -170,19 +170,22 @@ class SkippedStages(Stages):
         self.is_training, self._before, self.by_place = is_training, before, {}
 
 
-def skip_functions(names: Iterable[str]) -> None:
+def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
     """Skips functions of the program from now on; called once the program trains, when all its modules are imported.
 
     Args:
         names: "function: FILE: NAME" of each; other names are ignored.
+        is_needed: whether each function must exist here. Only rank 0 may have imported what writes its logs, for example.
 
     Raises:
-        RuntimeError: there is no such function, or it calls the optimizer.
+        RuntimeError: there is no such function although it is needed, or it calls the optimizer.
     """
     for name in names:
         if name.startswith(f"{FUNCTION}: "):
             file, _, function = name[len(FUNCTION) + 2 :].rpartition(": ")
             places = _places(file, function)
+            if not places and not is_needed:
+                continue
             if not places:
                 raise RuntimeError(f"autotune: {function} cannot be skipped: it is in no module or class of the program")
             if _is_running(file, function):
@@ -286,9 +289,11 @@ def _skipping(name: str, function: Any) -> Any:
         if (again := results.get(place)) is None:
             again = results[place] = Again(function, KEPT_CALLS)
         if not again.is_full:
-            return again.keep(_independent(function(*args, **kwargs)))
+            result = _independent(function(*args, **kwargs))
+            again.keep(apart(result))
+            return result
         _never.discard(name)
-        return again.next()
+        return apart(again.next())
 
     skipped._torchdynamo_disable = True  # type: ignore[attr-defined]
     return skipped
@@ -300,10 +305,18 @@ def _independent(result: Any) -> Any:
     Raises:
         RuntimeError: it can be used only once.
     """
-    each = result.values() if isinstance(result, dict) else result if isinstance(result, (list, tuple)) else [result]
-    if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in each):
+    if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in _leaves(result)):
         raise RuntimeError("autotune: a function cannot be skipped whose result is part of the model's graph or serves once")
     return result
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    """Yields what a result consists of, without its containers."""
+    if isinstance(result, (dict, list, tuple)):
+        for each in result.values() if isinstance(result, dict) else result:
+            yield from _leaves(each)
+    else:
+        yield result
 
 
 _skipped: Optional[SkippedStages] = None

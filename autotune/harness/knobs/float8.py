@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Tuple
 
 from .. import members
 
 MULTIPLE = 16  # float8 products need inner sizes that are multiples of this; torchao pads the batch
 CONVERTED = "Float8Linear"
+CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error
 NO_TORCHAO = "torchao is not installed in the program's environment (pip install torchao)"
 NO_LINEAR = f"the module that trains contains no nn.Linear whose sizes are multiples of {MULTIPLE}"
 IN_FLOAT8 = "the program computes its linear layers in float8 itself"
+TOO_OLD = "compute capability {}.{}: float8 products need 8.9 (Ada, Hopper) or newer"
 NOT_IN_BF16 = "rowwise scaling computes results in bf16: give precision.amp=bf16 as well"
 
 
@@ -24,6 +26,16 @@ def observe(module: Any) -> Dict[str, bool]:
     """Returns whether the module computes layers in float8, and whether it has layers that could be."""
     layers = [each for _, each in members.named_modules(module)]
     return {"is_float8": any(_is_converted(each) for each in layers), "has_linear": any(_fits(each) for each in layers[1:])}
+
+
+def capability(module: Any) -> Optional[Tuple[int, int]]:
+    """Returns the compute capability of the GPU that holds a module; None if no GPU does."""
+    import torch
+
+    parameter = next(members.parameters(module), None)
+    if parameter is None or parameter.device.type != "cuda":
+        return None
+    return torch.cuda.get_device_capability(parameter.device)
 
 
 def is_installed() -> bool:

@@ -52,6 +52,7 @@ def observe(module: Any) -> Dict[str, Any]:
     found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
     found["has_blocks"], found["repeats"] = can_be_checkpointed(module), bool(blocks(module))
     found.update(float8.observe(module))
+    found["capability"] = float8.capability(module)
     found[FLOAT8] = "tensorwise" if found["is_float8"] else "off"
     return found
 
@@ -333,6 +334,9 @@ def _float8_problem(observed: Dict[str, Any]) -> Optional[str]:
         return "the parameters are sharded over the ranks already"
     if observed[COMPILE] != "off":
         return "the program compiles its modules itself"
+    capability = observed.get("capability")
+    if capability is not None and capability < float8.CAPABILITY:
+        return float8.TOO_OLD.format(*capability)
     return None if float8.is_installed() else float8.NO_TORCHAO
 
 

@@ -84,13 +84,31 @@ def _problem(optimizer: Any, value: str) -> str:
         return f"{name} has no fused implementation"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"{name} is differentiable here"
+    if value == "foreach" and _has_tensor_settings(optimizer):
+        return f"{name} has a learning rate or betas that are tensors, and is not capturable"
     if value == "fused":
         kinds = {p.device.type for g in optimizer.param_groups for p in g["params"]}
         if not kinds <= {"cpu", "cuda", "mps", "xpu"}:
             return f"no fused implementation for parameters on {', '.join(sorted(kinds))}"
         if any(not torch.is_floating_point(p) for g in optimizer.param_groups for p in g["params"]):
             return "fused implementations need floating point parameters"
+        if any(p.grad is not None and p.grad.layout != torch.strided for g in optimizer.param_groups for p in g["params"]):
+            return "fused implementations need dense gradients"
     return ""
+
+
+def _has_tensor_settings(optimizer: Any) -> bool:
+    """Whether Adam's foreach implementation rejects a group: its numbers are tensors, which it reads only if capturable."""
+    import torch
+
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return False
+    return any(
+        isinstance(each, torch.Tensor)
+        for group in optimizer.param_groups
+        if not group.get("capturable")
+        for each in (group.get("lr"), *group.get("betas", ()))
+    )
 
 
 def _move_step_counters(optimizer: Any) -> None:

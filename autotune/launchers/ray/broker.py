@@ -46,7 +46,7 @@ CLUSTER = "autotune"
 # The agent gets these variables of Ray's worker and no others; the tuner sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
-    "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+    "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
 # Becomes the agent as a grandchild of the worker, with the inherited properties of the tuner's process. Ray's workers have
 # niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
