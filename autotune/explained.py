@@ -10,7 +10,8 @@ from autotune.knobs.base import value_text
 LARGE_FRAC = 0.1  # a finding with a smaller gain does not limit the training
 LEAST_SHARE = 5.0  # phases with a smaller share of a step, in percent, are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-WITHOUT = "pairs without it"  # how the gain was measured if no setting removes the cause, see `explain/checks.py`
+# How the gain was measured if no setting removes the cause, see `explain/checks.py`.
+WITHOUT, FIXED = "pairs without it", "fixed program"
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
 
@@ -34,14 +35,20 @@ def check_text(check: Mapping[str, Any]) -> str:
     return f"{gain_text({**check['predicted'], 'kind': 'predicted'})}, {gain_text(check['measured'])}"
 
 
+def check_name(check: Mapping[str, Any]) -> str:
+    """Returns what was measured, if it is something else than what the finding's gain predicts: "without it"; else ""."""
+    return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
+
+
 def size_text(finding: Mapping[str, Any]) -> str:
     """Returns the gain from removing a finding's cause: the predicted gain and, if removing it was tried, the measured gain.
 
-    "predicted +38 % [30, 47], measured +41 % [36, 46]", "predicted +34 % [16, 46]; without it, measured +41 % [36, 46]".
+    "predicted +38 % [30, 47], measured +41 % [36, 46]", "predicted +34 % [16, 46]; without it, measured +41 % [36, 46]",
+    "at least +17 %, about +24 %; with the fixed program, measured +12 % [8, 16]".
     """
     check = finding.get("check")
-    if check and check.get("how") == WITHOUT:
-        return f"{gain_text(finding['gain'])}; without it, {gain_text(check['measured'])}"
+    if check and (what := check_name(check)):
+        return f"{gain_text(finding['gain'])}; {what}, {gain_text(check['measured'])}"
     return check_text(check) if check else gain_text(finding["gain"])
 
 
@@ -87,7 +94,7 @@ def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any
 
 
 def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
-    return check["trial"], check["cause"], check["where"]
+    return check["trial"], check["cause"], check["where"], check["remedy"]
 
 
 def finding_lines(summary: Mapping[str, Any]) -> list[str]:

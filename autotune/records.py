@@ -99,7 +99,9 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
-SKIPPED = "skipped"  # key in a check's evidence: what was skipped; such a trial says nothing about its configuration
+# Keys in the evidence of checks that say nothing about their configuration in the study's program.
+SKIPPED = "skipped"  # stages and functions that were skipped
+FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
 
 
@@ -233,6 +235,11 @@ class TrialRecord:
         if self.value is None:
             return None
         return next(iter(self.scores.values())) if self.scores else self.value
+
+    @property
+    def is_of_program(self) -> bool:
+        """Whether it ran the study's program as it is: nothing was skipped, and it was not a fixed version of the program."""
+        return not (self.evidence.get(SKIPPED) or self.evidence.get(FIXED))
 
     @property
     def attempt_s(self) -> float:

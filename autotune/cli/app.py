@@ -210,6 +210,9 @@ def explain(
     pairs: Annotated[
         int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
     ] = 4,
+    is_retrying: Annotated[
+        bool, typer.Option("--retry", help="Try again without what the program failed without before.")
+    ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -232,6 +235,7 @@ def explain(
         is_fixed=is_fixed,
         finding=finding,
         pairs=pairs,
+        is_retrying=is_retrying,
         command=context.obj,
         runs=runs_folder(runs_dir),
     )

@@ -45,6 +45,7 @@ class Asked:
     is_fixed: bool
     finding: int
     pairs: int
+    is_retrying: bool
     command: list[str] | None
     runs: Path
 
@@ -82,7 +83,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     fixed = _fixed(asked, facts).command if asked.is_fixed else None
     wanted = Wanted(
         trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding,
-        pairs=asked.pairs,
+        pairs=asked.pairs, is_retrying=asked.is_retrying,
     )  # fmt: skip
     try:
         summary = explain_study(inputs, folder, Steps(), wanted)
@@ -205,6 +206,8 @@ def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
         rows.append(Row(used, indent=2))
     for number, finding in enumerate(entry["findings"], 1):
         rows += [Row(""), *_finding(number, finding)]
+    if len(entry["findings"]) > 1:
+        rows += [Row(""), Row("gains do not add up: each is the gain from removing that cost alone", "quiet", 2)]
     if not entry["findings"] and entry["phases_s"]:
         rows.append(Row("no finding costs 3 % or more", indent=2))
     rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]

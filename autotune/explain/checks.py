@@ -11,12 +11,12 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding, ranked
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
-from autotune.explained import WITHOUT
+from autotune.explained import FIXED, WITHOUT
 from autotune.knobs.base import value_text
 from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
 
-TRIALS, PAIRS, FIXED = "trials of this study", "pairs", "fixed program"
+TRIALS, PAIRS = "trials of this study", "pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +109,14 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing but a change of the code may help, the finding stays without the setting, and its gain is a
-    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause.
+    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause. If that is
+    less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs without it, in turn; what usually remains after a change of the code"
+        if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
+            basis = f"{finding.basis}; the pairs without it vary too much to tell more"
+            return replace(finding, basis=basis, check=check.as_json())
         return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
         return without_setting(finding)
@@ -140,6 +144,9 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
 
 
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns how many predictions were tried, and how many held: {"checked", "held"}."""
-    known = list(checks)
+    """Returns how many predictions were tried, and how many held: {"checked", "held"}.
+
+    Fixed programs do not count: a fix may remove a part of the cost, or none.
+    """
+    known = [check for check in checks if check.get("how") != FIXED]
     return {"checked": len(known), "held": sum(bool(check["held"]) for check in known)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -170,9 +171,13 @@ class Evidence:
         share = percent_text(seconds / self.step_s)
         return f"{step_time_text(seconds)} of a step's {step_time_text(self.step_s)} ({share})"
 
+    def shown(self, file: str) -> str:
+        """Returns a file's path, relative to the program's folder if it lies there."""
+        return file.removeprefix(os.path.join(self.cwd, "") if self.cwd else "")
+
     def place(self, file: str, line: int) -> str:
-        """Returns "file:line", relative to the program's folder if it lies there."""
-        return f"{file.removeprefix(os.path.join(self.cwd, '') if self.cwd else '')}:{line}"
+        """Returns "file:line", as `shown`."""
+        return f"{self.shown(file)}:{line}"
 
     def place_of(self, line: Line | Site) -> str:
         """Returns the place of a line."""
@@ -208,6 +213,16 @@ class Evidence:
         """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""
         found = [line for line in self.first.lines if line.is_own and line.where == where and GENERATED not in line.file]
         return sorted(found, key=lambda line: -line.self_s)
+
+    @property
+    def edited_at(self) -> float:
+        """When the program's own files that these passes saw were last changed, in seconds since the epoch; 0 if unknown."""
+        files = {line.file for one in self.lines for line in one.lines if line.is_own}
+        times = [0.0]
+        for file in files | {stage.file for one in self.lines for stage in one.stages if stage.file}:
+            with contextlib.suppress(OSError):  # it is gone, or on another machine
+                times.append(os.path.getmtime(file))
+        return max(times)
 
     def value(self, knob: str) -> KnobValue | None:
         """Returns a knob's value in this configuration; None if unknown."""

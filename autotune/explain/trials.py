@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
-from autotune.records import SKIPPED, Kind, Knobs, KnobValue, TrialRecord
+from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
@@ -59,16 +59,30 @@ class Tried:
         False if a trial with the value was faster, or if `gain` returns a measured gain. If two trials differ in other knobs,
         too, these may cause the loss. So then a trial counts only if its rate is below HALVED times the other's.
         """
-        ran = [one for one in self.records if not one.outcome.is_no_answer and not one.evidence.get(SKIPPED)]
+        ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
         if value is None or not having or _logs(self._changed(key, value), self.records):
             return False
         rivals = [
             one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
         ]
-        compared = [_compared(one, rivals, key) for one in having]
+        compared = [each for one in having for each in self._results(one, ran, rivals, key)]
         is_faster = any(times >= 1 + LEAST_GAIN for times, _ in compared)
         return not is_faster and any(num_others == 0 or 0 < times < HALVED for times, num_others in compared)
+
+    def _results(
+        self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
+    ) -> list[tuple[float, int]]:
+        """Returns the result of `_compared` for a trial with the value; [] if nothing was measured next to it.
+
+        A check is compared with the other side of its round: the machine may have been faster or slower during the search.
+        """
+        if one.kind is not Kind.check or not one.score:
+            return [_compared(one, rivals, key)]
+        was = self.record.knobs.get(key)
+        beside = [each for each in ran if each.kind is Kind.check and each.round == one.round and each.knobs.get(key) == was]
+        scores = [each.score for each in beside if each.score]
+        return [(one.score / _mean(scores), 0)] if scores else []
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
         """Returns the configuration's changes to the baseline with one more knob set."""

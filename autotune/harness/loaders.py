@@ -203,7 +203,9 @@ class LoaderWatch:
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
         """Returns what each worker calls: to observe itself in the pass "lines", or to skip stages; None in other trials."""
         if self._spec.skipped:
-            return functools.partial(skipping.begin, tuple(self._spec.skipped))
+            number = -1 if info is None else info.number
+            trains = info is None or self._may_train(info)
+            return skipping.for_workers(tuple(self._spec.skipped), self._spec.folder, number, is_training=trains)
         if info is None or self._spec.explain != LINES:
             return None
         return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))
@@ -311,6 +313,14 @@ class LoaderWatch:
     def _chosen(self, info: Loader) -> Optional[Dict[str, Any]]:
         chosen = self._spec.target or []
         return next((each for each in chosen if each["site"] == info.site and each["ordinal"] == info.ordinal), None)
+
+    def _may_train(self, info: Loader) -> bool:
+        """Whether a loader is one that trains, as far as it is known."""
+        return not self._spec.target or self._chosen(info) is not None
+
+    def is_training_now(self) -> bool:
+        """Whether the loader that makes a batch in this process is one that trains, as far as it is known."""
+        return self._current is None or self._may_train(self._current)
 
     def _is_unshared(self, info: Loader) -> bool:
         own = self._chosen(info) or {}

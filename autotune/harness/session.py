@@ -71,7 +71,7 @@ class Session(TrialContext):
         if self.spec.mode == "explain":
             self._make_explained()
         if self.spec.skipped:
-            skipping.begin(tuple(self.spec.skipped))
+            skipping.begin(tuple(self.spec.skipped), self.loaders.is_training_now)
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)

@@ -21,7 +21,7 @@ from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
 from autotune.explain.tables import Explanation, explained, read_tables, write_tables
 from autotune.explain.trials import Tried, configuration_with, noise_known
-from autotune.explained import WITHOUT, entry_of
+from autotune.explained import FIXED, WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
@@ -39,7 +39,9 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-FAILED = (Outcome.crash, Outcome.error, Outcome.invalid)  # after these, skipping the same stages is not tried again
+# After FAILED, skipping the same stages is not tried again, unless the user asks for it. MAY_PASS are those that may be chance.
+MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
+FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
 # the measured program spends a step.
 MAX_SLOWDOWN = 1.5
@@ -58,6 +60,7 @@ class Wanted:
         fixed: a version of the program with the fix, to measure against the study's program; None if there is none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
+        is_retrying: whether to try findings again whose trial failed before.
     """
 
     trial: int | None = None
@@ -66,15 +69,17 @@ class Wanted:
     fixed: CommandTemplate | None = None
     finding: int = 1
     pairs: int = 2
+    is_retrying: bool = False
 
 
 class Side(NamedTuple):
-    """One of two sides that are measured in turn: where, with which knobs, its name, and the stages that are skipped."""
+    """One of two sides that are measured in turn: where, with which knobs, its name, what is skipped, is the program fixed."""
 
     session: Session
     knobs: Knobs
     why: str
     skipped: tuple[str, ...] = ()
+    is_fixed: bool = False
 
 
 OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
@@ -127,6 +132,7 @@ class Explaining:
     def __init__(self, session: Session, document: Document | None = None) -> None:
         self._session = session
         self.document = document
+        self._is_retrying = False
 
     # At the end of a study --------------------------------------------------------------------------------------------------
 
@@ -178,6 +184,7 @@ class Explaining:
         for which in wanted.passes:
             if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
                 self._run_pass(record, which, ends_s=None)
+        self._is_retrying = wanted.is_retrying
         self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60)
 
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
@@ -194,12 +201,14 @@ class Explaining:
         notes = read.passes.notes(name for name, one in passes.items() if one.outcome is Outcome.ok)
         findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *notes])
-        findings, made = self._tried(record, findings, ends_s)
-        if made or any(map(_is_open, findings)):
+        num_before = len(self._session.records)
+        findings, made = self._tried(evidence, findings, ends_s)
+        if made or any(one.unskippable or _is_open(one) for one in findings):
             findings = [found for one in findings for found in _left(one, evidence)]
-            failed = {id(one): trial for one in findings if (trial := self._failed_without(record, one))}
-            more += [_failed_text(finding, failed[id(finding)]) for finding in findings if id(finding) in failed]
-            more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in failed][:1]
+            ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
+            more += [self._ended_text(finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
+            more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
+            more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
             self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
 
     def _keep(
@@ -247,7 +256,7 @@ class Explaining:
     # Checks -----------------------------------------------------------------------------------------------------------------
 
     def _tried(
-        self, record: TrialRecord, findings: Sequence[Finding], ends_s: float | None
+        self, evidence: Evidence, findings: Sequence[Finding], ends_s: float | None
     ) -> tuple[list[Finding], list[checks.Check]]:
         """Tries findings while there is time, the largest gains first, in one ABBA round each.
 
@@ -255,36 +264,58 @@ class Explaining:
         """
         kept: list[Finding] = []
         made: list[checks.Check] = []
-        num_new = 0
+        num_new, number = 0, evidence.record.number
         for finding in findings:
             check = None
             if _is_open(finding):
-                check = checks.made_before(finding, record.number, (self.document or {}).get("checks") or ())
-                if check is None and num_new < MAX_CHECKS and (check := self._try(record, finding, ends_s)):
+                check = checks.made_before(finding, number, (self.document or {}).get("checks") or ())
+                if check is None and num_new < MAX_CHECKS and (check := self._try(evidence, finding, ends_s)):
                     num_new += 1
             if check:
                 made.append(check)
             kept.append(checks.with_check(finding, check) if check else finding)
         return kept, made
 
-    def _try(self, record: TrialRecord, finding: Finding, ends_s: float | None) -> checks.Check | None:
-        session, cause = self._session, finding.cause
+    def _try(self, evidence: Evidence, finding: Finding, ends_s: float | None) -> checks.Check | None:
+        session, record, cause = self._session, evidence.record, finding.cause
         knobs, skipped = self._remedied(record, finding)
-        if self._failed_without(record, finding) is not None or not self._is_time_for(self._pairs_s(record, knobs), ends_s):
+        has_failed = not self._is_retrying and self._failed_without(evidence, finding) is not None
+        if has_failed or not self._is_time_for(self._pairs_s(record, knobs), ends_s):
             return None
         new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
         sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
-        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS) if pairs else None
+        if len(pairs) < len(ORDER) // 2:  # a single pair shows no spread
+            return None
+        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS)
 
-    def _failed_without(self, record: TrialRecord, finding: Finding) -> TrialRecord | None:
-        """Returns an earlier trial in which the program failed without the stages that a finding is about; None without one."""
+    def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
+        """Returns the last trial in which the program failed without the stages that a finding is about; None without one.
+
+        A trial does not count if the program has been changed since.
+        """
         if not _is_open(finding) or finding.value is not None or finding.without is None:
             return None
-        skipped = list(finding.without.stages)
-        tried = (one for one in self._session.records if one.kind is Kind.check and one.repeats == record.number)
+        skipped, edited_at = list(finding.without.stages), evidence.edited_at
+        tried = (one for one in reversed(self._session.records) if _is_check_of(one, evidence.record))
         failed = (one for one in tried if one.evidence.get(SKIPPED) == skipped and one.outcome in FAILED)
-        return next(failed, None)
+        return next((one for one in failed if one.started_at >= edited_at), None)
+
+    def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
+        """Returns the trial because of which a finding was not measured, in this call or an earlier one; None without one."""
+        if not _is_open(finding):
+            return None
+        new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
+        ended = [one for one in new if one.origin == finding.cause and not _is_measured(one)]
+        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # it lacked time: see `_untried`
+        return self._failed_without(evidence, finding) or next(iter(ended), None)
+
+    def _ended_text(self, finding: Finding, trial: TrialRecord) -> str:
+        without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
+        why = f" ({trial.reason})" if trial.reason else ""
+        text = f"{finding.cause}: not measured{without}, because trial {trial.number} ended as {trial.outcome}{why}"
+        again = f"autotune explain {self._session.folder.name} --trial {trial.repeats} --retry"
+        return f"{text}; `{again}` tries it again" if trial.outcome in MAY_PASS else text
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
         """Returns the knobs to set and the stages to skip in order to measure what a finding's remedy gains."""
@@ -302,13 +333,20 @@ class Explaining:
         scores: list[float] = []
         with contextlib.suppress(OutOfTime):
             for is_new in ORDER:
-                session, knobs, why, skipped = sides[is_new]
+                session, knobs, why, skipped, is_fixed = sides[is_new]
                 made = session.measure_check(
-                    record, knobs, cause=cause, round_number=number, why=why, ends_s=ends_s, skipped=skipped
+                    record,
+                    knobs,
+                    cause=cause,
+                    round_number=number,
+                    why=why,
+                    ends_s=ends_s,
+                    skipped=skipped,
+                    is_fixed=is_fixed,
                 )
-                if not (made.outcome.may_win and made.score):
+                if not _is_measured(made):
                     break
-                scores.append(made.score)
+                scores.append(made.score or 0.0)
         pairs = zip(ORDER[::2], scores[::2], scores[1::2], strict=False)
         return [(one, other) if is_new_first else (other, one) for is_new_first, one, other in pairs]
 
@@ -334,18 +372,18 @@ class Explaining:
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
             Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
-            Side(other, record.knobs, f"{finding.cause}: the fixed program"),
+            Side(other, record.knobs, f"{finding.cause}: the fixed program", is_fixed=True),
         )
         pairs: list[Pair] = []
         for _ in range((wanted.pairs + 1) // 2):
             pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
             last = session.records[-1]
-            if not last.outcome.may_win and last.why == sides[True].why:
+            if not _is_measured(last) and last.why == sides[True].why:
                 raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
         remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
-        made = self._check(record, finding, pairs, how=checks.FIXED, remedy=remedy)
+        made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
         self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)
 
@@ -383,10 +421,21 @@ def _slowed(evidence: Evidence) -> str:
     return f"{LINES}: a step took {slowdown:.1f} times as long as in the trial: {why}"
 
 
-def _failed_text(finding: Finding, trial: TrialRecord) -> str:
-    name = finding.without.name if finding.without else ""
-    why = f" ({trial.reason})" if trial.reason else ""
-    return f"{finding.cause}: not measured without {name}, because trial {trial.number} ended as {trial.outcome}{why}"
+def _is_check_of(one: TrialRecord, record: TrialRecord) -> bool:
+    return one.kind is Kind.check and one.repeats == record.number
+
+
+def _is_measured(one: TrialRecord) -> bool:
+    """Whether a check has a rate. One that breaks a limit of the study has one: it is no candidate."""
+    return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
+
+
+def _is_unskippable(finding: Finding) -> bool:
+    return bool(finding.unskippable) and finding.check is None and finding.value is None
+
+
+def _unskippable_text(finding: Finding) -> str:
+    return f"{finding.cause}: cannot be skipped to measure what it costs: {finding.unskippable}"
 
 
 def _is_open(finding: Finding) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.failures import LOSS, SCALING
-from autotune.records import SKIPPED, TrialRecord
+from autotune.records import TrialRecord
 
 NOT_FINITE = "not_finite"  # key in the evidence; holds the result of `failures.not_finite`
 EXCUSABLE = frozenset({LOSS, SCALING})
@@ -39,7 +39,7 @@ def caveat(records: Sequence[TrialRecord]) -> str:
 
 
 def _is_unchanged(record: TrialRecord) -> bool:
-    return not record.changed and not record.evidence.get(SKIPPED)
+    return not record.changed and record.is_of_program
 
 
 def _first(records: Sequence[TrialRecord], kind: str) -> str:

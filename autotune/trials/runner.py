@@ -54,6 +54,7 @@ class Request(TrialRequest):
         first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. A comparison of losses has
             mode, seed, max_steps and max_s; a pass of explain has mode and explain.
         skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
+        is_fixed: whether a fixed version of the study's program runs, see `explain --fixed`.
     """
 
     rules: MeasureRules
@@ -66,6 +67,7 @@ class Request(TrialRequest):
     cold_compile_s: float = 0.0
     first_steps: dict[str, Any] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    is_fixed: bool = False
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import os
 
 from autotune.launchers.base import Ended
 from autotune.quantities import seconds_text
-from autotune.records import SKIPPED, Kind, Outcome, TrialRecord
+from autotune.records import FIXED, SKIPPED, Kind, Outcome, TrialRecord
 from autotune.run_dir import FULL
 from autotune.trials.losses import exploded
 from autotune.trials.places import Place
@@ -174,6 +174,8 @@ class RunningTrial:
             record.evidence["seed"] = request.first_steps["seed"]
         if request.skipped:
             record.evidence[SKIPPED] = list(request.skipped)
+        if request.is_fixed:
+            record.evidence[FIXED] = True
         record.slot, record.host, record.neighbours = place.name, place.host, self.neighbours
         if first:
             _join(record, first)

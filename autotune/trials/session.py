@@ -11,7 +11,7 @@ from typing import Any
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
-from autotune.records import SKIPPED, Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
+from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
@@ -376,6 +376,7 @@ class Session:
         why: str,
         ends_s: float | None,
         skipped: tuple[str, ...] = (),
+        is_fixed: bool = False,
     ) -> TrialRecord:
         """Measures one side of a pair that tries what a finding proposes, in a fresh process.
 
@@ -387,8 +388,10 @@ class Session:
             why: one line that names the side.
             ends_s: as in `explain`.
             skipped: stages of the loader to skip.
+            is_fixed: whether this session runs a fixed version of the study's program.
         """
-        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, skipped=skipped)
+        side = {"skipped": skipped, "is_fixed": is_fixed}
+        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, **side)
         return self._run(request).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
@@ -477,7 +480,7 @@ class Session:
             bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
         if record.kind in SEARCHED:
             self.tally.add(record)
-        if not record.changed and NOT_FINITE in record.evidence and not record.evidence.get(SKIPPED):
+        if not record.changed and NOT_FINITE in record.evidence and record.is_of_program:
             self.learn_excuses()
 
     def learn_excuses(self) -> None:

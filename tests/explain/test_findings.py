@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.explain import explanation
+from autotune.explain import checks, explanation
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
+from autotune.explained import WITHOUT
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, WORKER, Compiled
 from autotune.knobs.base import HostContext
 from tests.explain import made
@@ -570,11 +571,13 @@ def test_gains_below_three_percent_are_not_claimed():
 def test_findings_are_sorted_by_the_lower_end_of_their_gain_then_by_its_middle():
     documents = made.lines(made.line("gc.collect()", 0.01), made.line("f.flush()", 0.03, function="log"))
     assert causes(made.evidence(documents)) == ["logging in the step", "garbage collection"]
-    gains = [(0.0, 0.5), (0.2, 0.3), (-0.1, 0.9), (0.199, 0.4), (0.0, 0.02)]
+    gains = [(0.0, 0.5), (0.2, 0.3), (-0.1, 0.9), (0.199, 0.4), (0.0, 0.02), (0.02, 0.04)]
     made_of = [
         replace(top(made.evidence(documents)), gain=Gain(low=low, mid=mid, high=1.0, kind="bound")) for low, mid in gains
     ]
-    assert [(one.gain.low, one.gain.mid) for one in ranked(made_of)] == [(0.199, 0.4), (0.2, 0.3), (-0.1, 0.9), (0.0, 0.5)]
+    assert [(one.gain.low, one.gain.mid) for one in ranked(made_of)] == [
+        (0.199, 0.4), (0.2, 0.3), (-0.1, 0.9), (0.0, 0.5), (0.02, 0.04),
+    ]  # fmt: skip
 
 
 def test_code_that_the_compiler_wrote_is_not_the_users():
@@ -630,6 +633,16 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
 
 
+def test_pairs_that_vary_too_much_leave_the_prediction_as_it_is():
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
+    finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
+    for low, high, is_known in ((-0.5, 1.2, False), (0.2, 0.3, True)):
+        measured = Gain(low=low, mid=0.25, high=high, kind="measured")
+        checked = checks.with_check(finding, checks.check_of(finding, measured, trial=0, how=WITHOUT, num_pairs=2))
+        assert (checked.gain != finding.gain) is is_known
+        assert checked.basis.endswith("vary too much to tell more") is not is_known
+
+
 def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     documents = made.lines(line, FORWARD_LINE, BACKWARD_LINE)
@@ -638,6 +651,49 @@ def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
     assert finding.without.name == "train.py: Journal.write"
     assert finding.without.gain == replace(finding.gain, kind="predicted")
+
+
+def test_what_a_function_does_for_one_purpose_is_one_finding():
+    flush = made.line("os.fsync(file)", 0.01, function="Journal.write", line=12)
+    norms = made.line("total += sum(x * x for x in norms)", 0.01, function="Journal.write.<locals>.<genexpr>", line=10)
+    (finding,) = found(made.evidence(made.lines(flush, norms, FORWARD_LINE, BACKWARD_LINE)))
+    assert (finding.cause, finding.where) == ("logging in the step", "train.py:12")
+    assert finding.evidence == "20.0 ms of a step's 100 ms (20 %) `os.fsync(file)`, 2 lines of Journal.write"
+    assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
+
+
+def test_a_few_lines_that_log_do_not_say_what_a_function_is_for():
+    flush = made.line("os.fsync(file)", 0.004, function="Journal.write", line=12)
+    flush, waste = (replace(line, function="Journal.step") for line in (flush, made.line("total += x * x", 0.02, line=10)))
+    assert causes(made.evidence(made.lines(flush, waste, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
+
+
+@pytest.mark.parametrize("function", ["Logger.log", "Journal.write", "log_losses", "_report"])
+def test_waiting_in_a_function_that_logs_by_its_name_is_logging(function):
+    line = made.line("time.sleep(0.03)", 0.02, function=function)
+    assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["logging in the step"]
+
+
+@pytest.mark.parametrize("function", ["main.<locals>.log", "<locals>.log", "<lambda>"])
+def test_why_a_function_inside_another_is_not_skipped_is_said(function):
+    line = made.line("file.flush(); os.fsync(file)", 0.02, function=function)
+    finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
+    assert finding.without is None
+    assert finding.unskippable == f"{function} is {'a lambda' if function == '<lambda>' else 'defined inside another function'}"
+    assert finding.from_json(finding.as_json()) == finding
+
+
+def test_samples_of_a_stream_are_not_skipped():
+    stages = (made.stage("item", 0.002, file="/home/me/train.py", function="Data.__getitem__"),)
+    finding = top(made.evidence(made.lines(FORWARD_LINE, stages=stages, is_stream=True, **SLOW_LOADER)))
+    assert finding.without is None
+    assert finding.unskippable == "samples of an iterable data set cannot be used again"
+
+
+def test_files_of_the_same_name_are_told_apart():
+    others = [made.line("file.flush()", 0.02, function="load", file=f"/home/me/src/{name}/data.py") for name in "ab"]
+    names = [one.without.name for one in found(made.evidence(made.lines(*others, FORWARD_LINE)))]
+    assert names == ["src/a/data.py: load", "src/b/data.py: load"]
 
 
 @pytest.mark.parametrize(

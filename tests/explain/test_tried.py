@@ -103,11 +103,24 @@ def test_a_trial_that_was_disturbed_says_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 
 
-def test_a_trial_that_skipped_a_part_of_the_program_says_nothing() -> None:
+@pytest.mark.parametrize(("key", "value"), [("skipped", ["item"]), ("fixed", True)])
+def test_a_trial_of_another_program_says_nothing(key: str, value: Any) -> None:
     failed = trial(3, None, {AMP: "bf16"}, Outcome.error)
     assert tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
-    failed.evidence["skipped"] = ["item"]
+    failed.evidence[key] = value
     assert not tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
+
+
+def test_a_check_is_compared_with_the_other_side_of_its_round() -> None:
+    """The machine is half as fast as it was during the search."""
+
+    def check(number: int, rate: float, changed: dict[str, Any]) -> TrialRecord:
+        return replace(trial(number, rate, changed), kind=Kind.check, round=1)
+
+    with_value, without = check(11, 7200.0, {OPTIMIZER: "fused"}), check(12, 6000.0, {})
+    assert not tried(STUDY[0], with_value, without, of=STUDY[0]).is_refuted(OPTIMIZER, "fused")
+    assert tried(STUDY[0], replace(with_value, value=6000.0), without, of=STUDY[0]).is_refuted(OPTIMIZER, "fused")
+    assert not tried(STUDY[0], with_value, of=STUDY[0]).is_refuted(OPTIMIZER, "fused")  # the round was broken off
 
 
 def test_a_measured_gain_goes_before_refutation() -> None:

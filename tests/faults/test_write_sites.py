@@ -37,8 +37,9 @@ SITES = {
     """,
     "the study or the program goes on without it": """
         cli.main._fault harness.away._answer harness.away.answer_by_file harness.boot.sign_in
-        harness.explain.trace.TracePass._exported harness.explain.workers.ObservedWorker._write_if_due
-        harness.explain.workers.prefix harness.explain.workers.remove harness.keeping._append harness.peers.Peers._renew
+        harness.explain.kept.leave harness.explain.skipping.for_workers harness.explain.trace.TracePass._exported
+        harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
+        harness.keeping._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
         launchers.rank_results.RankResults.refresh monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import pickle
 import threading
 from collections import UserDict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from autotune.harness.explain import kept
+from autotune.harness.explain.documents import LINES, document_file
+from autotune.harness.explain.kept import KEPT, Again, Left, Pixels, apart, copied, leave
 from autotune.harness.explain.skipping import (
-    KEPT,
     KEPT_BATCHES,
     KEPT_CALLS,
     MOST_BYTES,
-    Again,
     Items,
     SkippedStages,
     _skipping,
-    apart,
-    copied,
     skip_functions,
 )
-from tests.harness.conftest import PROGRAMS, Run, Trial
+from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
 
 PROGRAM = "stages.py"
-STAGES = ("item", "halve", "tensor", "collate", "write", "loss")
+CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions that are called once a step
+STAGES = ("item", "halve", "tensor", "collate", *CALLED)
 FILE = os.path.join(PROGRAMS, PROGRAM)
 BATCH = 8  # the first one may import what is then patched
 OFTEN = 3  # a stage that is not skipped runs at least this many times as often
@@ -58,15 +63,48 @@ def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
         assert 0 < counts[stage] <= (most + BATCH) * (2 if words else 1)
     batches = run.result().window.steps
     for stage in set(STAGES) - set(fewer):
-        assert counts[stage] >= batches * (1 if stage in ("collate", "write", "loss") else OFTEN)
+        assert counts[stage] >= batches * (1 if stage in ("collate", *CALLED) else OFTEN)
 
 
-def test_a_function_of_the_program_is_skipped(trial: Trial) -> None:
-    run = trial(PROGRAM, skipped=[f"function: {FILE}: Log.write"])
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [
+        ("Log.write", "write"),
+        ("Log.static", "static"),
+        ("Log.of_class", "of_class"),
+        ("Log.Inner.write", "inner"),
+        ("cached", "cached"),
+    ],
+)
+def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: str) -> None:
+    run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    assert KEPT_CALLS <= counts["write"] <= KEPT_CALLS + 1
-    assert counts["loss"] >= run.result().window.steps
+    assert KEPT_CALLS <= counts[skipped] <= KEPT_CALLS + 1
+    for other in {*CALLED} - {skipped}:
+        assert counts[other] >= run.result().window.steps
+
+
+@pytest.mark.parametrize(
+    ("skipped", "stage", "most"),
+    [("transform: Halve", "halve", KEPT), ("collate", "collate", KEPT_BATCHES), ("item", "item", KEPT)],
+)
+def test_workers_of_later_epochs_begin_with_the_results_of_earlier_ones(
+    trial: Trial, skipped: str, stage: str, most: int
+) -> None:
+    run = trial(PROGRAM, "workers", "short", skipped=[skipped], rules=dataclasses.replace(RULES, min_s=2.0, max_s=4.0))
+    assert run.result().status == "measured", run.stderr
+    counts = ran(run)
+    assert counts["loss"] >= 3 * 5  # batches of an epoch, and epochs
+    assert 0 < counts[stage] <= most * 2  # of two workers in the first epoch
+
+
+@pytest.mark.parametrize("words", [("valid",), ("valid", "workers")])
+def test_only_samples_of_the_loader_that_trains_are_skipped(trial: Trial, words: tuple[str, ...]) -> None:
+    baseline = trial(PROGRAM, *words, mode="inspect").result()
+    run = trial(PROGRAM, *words, skipped=["item"], target=baseline.target)
+    assert run.result().status == "measured", run.stderr
+    assert ran(run)["item"] < 8 * run.result().window.steps
 
 
 @pytest.mark.parametrize(
@@ -149,6 +187,14 @@ def test_samples_of_a_stream_cannot_be_skipped_and_the_trial_fails(trial: Trial)
     assert "samples of a stream cannot be skipped" in run.stderr
 
 
+@pytest.mark.parametrize(("words", "is_stream"), [((), False), (("stream",), True), (("valid",), False)])
+def test_whether_the_loader_that_trains_reads_a_stream_is_known_before(
+    trial: Trial, words: tuple[str, ...], is_stream: bool
+) -> None:
+    run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.3)
+    assert json.loads((run.folder / document_file(LINES, 0)).read_text())["is_stream"] is is_stream
+
+
 def test_a_trial_that_skips_nothing_is_measured_as_always(trial: Trial) -> None:
     run = trial(PROGRAM)
     counts = ran(run)
@@ -195,6 +241,52 @@ def test_results_are_handed_out_in_turn_once_there_are_enough_of_them() -> None:
     large = Again(None, most=1000)
     large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that nothing writes take no memory
     assert large.is_full
+
+
+def test_later_workers_begin_with_what_several_have_left(tmp_path: Path) -> None:
+    places = []
+    for _ in range(2):
+        places.append(again := Again(list_of))
+        for number in range(KEPT - 1):
+            again.keep(torch.full((2,), number))
+    left = Left(str(tmp_path / "left"))
+    for number, again in enumerate(places):
+        leave(f"{left.prefix}.{number}", {("halve", 0): again})
+    assert left.read()[("halve", 0)].is_full
+    assert not list(tmp_path.iterdir())
+    known = pickle.loads(pickle.dumps(left.read()))  # workers that are not forked
+    taken = known[("halve", 0)].taken_over(list_of)
+    assert taken.is_full
+    assert not taken.new()
+    assert taken.next().equal(torch.zeros(2))
+
+
+def test_what_cannot_be_pickled_or_is_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LEFT_BYTES", 1 << 16)
+    known = {(name, 0): Again(list_of) for name in ("thread", "large", "row", "pixels")}
+    known["thread", 0].keep(threading.Lock())
+    known["large", 0].keep(torch.zeros(1 << 16))
+    known["row", 0].keep(torch.arange(1 << 20).view(-1, 4)[3])  # of a tensor that holds the whole data set
+    known["pixels", 0].keep(Pixels(Image.new("RGB", (4, 3), (7, 8, 9))))
+    left = Left(str(tmp_path / "left"))
+    leave(left.prefix, known)
+    found = left.read()
+    assert set(found) == {("row", 0), ("pixels", 0)}
+    assert found["row", 0].next().equal(torch.arange(12, 16))
+    image = Image.new("RGB", (1, 1))
+    found["pixels", 0].next().put_into(image)
+    assert (image.size, image.getpixel((3, 2))) == ((4, 3), (7, 8, 9))
+
+
+def test_results_of_another_stage_are_not_taken_over() -> None:
+    stages = SkippedStages(["item"])
+    again = Again(list_of)
+    again.keep(1)
+    stages.enter(lambda: True, {("item", 0): again})
+    assert not stages._results(1, test_results_of_another_stage_are_not_taken_over, ("item",)).is_full
+    assert len(stages.by_place) == 1
+    stages.enter(lambda: True, {("item", 0): again})
+    assert stages._results(2, list_of, ("item",)).next() == 1
 
 
 def test_a_batch_is_copied_whatever_it_is_made_of() -> None:
@@ -246,7 +338,9 @@ def test_batches_of_two_data_sets_are_kept_apart() -> None:
 def test_results_of_data_sets_that_are_made_again_and_again_do_not_add_up() -> None:
     stages = SkippedStages(["item"])
     for number in range(12):
-        stages._results(number, None).keep(torch.empty(2**28, dtype=torch.uint8))  # pages that nothing writes take no memory
+        stages._results(number, None, ("item",)).keep(
+            torch.empty(2**28, dtype=torch.uint8)
+        )  # pages that nothing writes take no memory
     assert len(stages._again) <= MOST_BYTES // 2**28 + 1
 
 

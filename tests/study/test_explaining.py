@@ -1,5 +1,7 @@
 """A study explains its result with separate passes, which change nothing else."""
 
+import os
+
 import pytest
 
 from autotune.config.command import CommandTemplate
@@ -277,6 +279,76 @@ def test_a_stage_without_which_the_program_fails_is_tried_once_and_the_failure_i
         ]
 
 
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [(Failure(cause="deadline"), "timeout"), (OUT_OF_MEMORY, "device_oom"), (Failure(signal="SIGSEGV"), "crash")],
+)
+def test_a_failure_that_may_be_due_to_chance_is_remembered_and_tried_again_on_request(bench, tiny, tmp_path, failure, outcome):
+    program = tmp_path / "data.py"
+    program.touch()
+
+    def of_the_program(which, knobs):
+        stages = (made.stage("decode", 0.001, where=MAIN, file=str(program)),)
+        return [made.lines(stages=stages, wait_s=0.03, phases_s=made.phases(input=0.03))] if which == "lines" else []
+
+    failing = []
+    surface = Surface(documents=of_the_program, failures=lambda trial, _: failure if failing else None)
+    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench.run()
+    os.utime(program, (0.0, made_bench.clock.time()))
+    explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
+    failing.append(True)
+
+    def tried(**wanted):
+        entry = explain(made_bench, trial=0, passes=("lines",), minutes=60.0, **wanted)["explanation"]["explained"][0]
+        trials = [trial for trial in made_bench.trials if trial.evidence.get("skipped") == ["decode"]]
+        said = [note for note in entry["notes"] if note.startswith("slow decode: ")]
+        assert len(said) == 1
+        assert f"because trial {trials[-1].number} ended as {outcome}" in said[0]
+        assert said[0].endswith(f"; `autotune explain {made_bench.folder.name} --trial 0 --retry` tries it again")
+        return len(trials)
+
+    assert [tried(), tried(), tried(is_retrying=True), tried()] == [1, 1, 2, 2]
+    os.utime(program, (0.0, made_bench.clock.time()))  # the user has changed it
+    assert [tried(), tried()] == [3, 3]
+
+
+def test_functions_of_files_with_the_same_name_are_measured_each(bench, tiny):
+    def in_both(which, knobs):
+        lines = [
+            made.line("total += sum(range(n))", seconds, function="load", file=f"/home/me/src/{name}/data.py")
+            for name, seconds in (("a", 0.03), ("b", 0.02))
+        ]
+        return [made.lines(*lines)] if which == "lines" else []
+
+    surface = Surface(documents=in_both, without=lambda stages: 1.4 if "/a/" in str(stages) else 1.2 if stages else 1.0)
+    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench.run()
+    for _ in range(2):
+        explanation = explain(made_bench, trial=0, passes=("lines",), minutes=600.0)["explanation"]
+        found = {check["where"].rpartition("/")[0][-1]: check["measured"]["mid"] for check in explanation["checks"]}
+        assert found == {"a": pytest.approx(0.4, abs=0.05), "b": pytest.approx(0.2, abs=0.05)}
+        assert len({check["remedy"] for check in explanation["checks"]}) == 2
+        assert {one["without"]["function"].rpartition(": ")[0] for one in explanation["explained"][0]["findings"]} == {
+            "/home/me/src/a/data.py",
+            "/home/me/src/b/data.py",
+        }
+    assert len([trial for trial in made_bench.trials if trial.kind is Kind.check]) == 8
+
+
+def test_why_a_function_cannot_be_skipped_is_said_and_costs_no_trial(bench, tiny):
+    line = made.line("total += sum(range(n))", 0.03, function="main.<locals>.watch")
+    made_bench = bench(
+        Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=20
+    )
+    made_bench.run()
+    explained = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]["explained"][0]
+    assert explained["notes"] == [
+        "Python in the step: cannot be skipped to measure what it costs: main.<locals>.watch is defined inside another function"
+    ]
+    assert Kind.check not in kinds(made_bench)
+
+
 def test_checks_that_were_made_before_leave_room_for_others(bench, tiny, monkeypatch):
     gain = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
     causes = [f"cause {number}" for number in range(MAX_CHECKS + 1)]
@@ -378,6 +450,18 @@ def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
     assert (check["how"], check["num_pairs"], check["held"]) == ("fixed program", 4, False)
     assert check["remedy"] == "python -c 'print()'"
     assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
+
+
+def test_trials_of_a_fixed_program_are_marked_and_its_gain_stands_apart(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    before = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
+    explanation = explain(made_bench, trial=0, fixed=CommandTemplate(parts=["python", "fixed.py"]), pairs=2)["explanation"]
+    tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
+    assert [trial.is_of_program for trial in tried] == [False, True, True, False]
+    finding, was = (one["explained"][0]["findings"][0] for one in (explanation, before))
+    assert size_text(finding) == f"{gain_text(was['gain'])}; with the fixed program, {gain_text(finding['check']['measured'])}"
+    assert explanation["accuracy"] == {"checked": 0, "held": 0}  # the fix may have removed nothing
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def found(evidence: Evidence) -> list[Finding]:
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings that gain LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle."""
+    """Returns the findings that gain LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle.
+
+    A lower end below LEAST_GAIN counts as 0: a cost that may be hidden but is probably large comes before a small certain one.
+    """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
-    return sorted(kept, key=lambda one: (-max(0.0, round(one.gain.low, 2)), -one.gain.mid))
+    return sorted(kept, key=lambda one: (-_certain(one), -one.gain.mid))
+
+
+def _certain(finding: Finding) -> float:
+    least = round(finding.gain.low, 2)
+    return least if least >= LEAST_GAIN else 0.0

@@ -22,15 +22,19 @@ class Without:
         stages: what to skip, see `harness/explain/skipping.py`.
         gain: predicted gain if the skipped stages took no time.
         remaining: share of their time that is left after a remedy, as (largest, usual, smallest).
+        function: the function to skip, in words; "" for stages of the loader.
     """
 
     stages: tuple[str, ...]
     gain: Gain
     remaining: Saved
+    function: str = ""
 
     @property
     def name(self) -> str:
-        """What is skipped, in words: "decode", "train.py: Journal.write"."""
+        """What is skipped, in words: "decode", "src/log.py: Journal.write"."""
+        if self.function:
+            return self.function
         given = (stage.removeprefix(f"{FUNCTION}: ") if stage.startswith(FUNCTION) else stage for stage in self.stages)
         return ", ".join(os.path.basename(each) for each in given)
 
@@ -52,6 +56,7 @@ class Finding:
         knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
         without: how to measure the program without the cause; None if that is impossible.
+        unskippable: why that is impossible, in words; "" if it is possible, or if the reason is plain.
         check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 
@@ -64,6 +69,7 @@ class Finding:
     value: KnobValue | None = None
     code: str = ""
     without: Without | None = None
+    unskippable: str = ""
     check: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.findings.pipeline import is_behind
-from autotune.explain.gains import Gain, Saved
+from autotune.explain.gains import Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
 from autotune.harness.explain.documents import BACKWARD, FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
 
@@ -25,6 +24,7 @@ LOGS = re.compile(
     re.IGNORECASE,
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
+LOGGERS = re.compile(r"(^|[._])(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE)  # names of functions
 SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
@@ -32,6 +32,9 @@ NOISE_TIMES = 2.0  # the error of a sampled share may be this many standard erro
 OFF_FRAC = 0.02  # ... plus this share of a step, since the sampler has errors besides noise
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
+PURPOSE_FRAC = 0.25  # lines that log, say, tell what a function is for if they take at least this share of its time
+COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
+MODULE = "<module>"  # function of the lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
 REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
 CODE = {
@@ -45,12 +48,37 @@ CODE = {
 
 def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
     """Yields a finding for each function with lines that cost time in the step for the given cause."""
+    for inside in _functions(evidence):
+        lines: dict[str, list[Line]] = {}
+        for line in inside:
+            lines.setdefault(cause_of(line, evidence), []).append(line)
+        found = {each: lines[each] for each in (ITEM, LOGGING, METRICS, PYTHON) if each in lines}
+        together = [line for each in found.values() for line in each]
+        if len(found) > 1 and _is_whole(evidence, inside, together):  # what a function does for one purpose is one cost
+            found = {_purpose(found): together}
+        if cause in found:
+            yield _finding(evidence, cause, found[cause], inside)
+        elif cause == COLLECTION and cause in lines:
+            yield _finding(evidence, cause, lines[cause], inside)
+
+
+def _functions(evidence: Evidence) -> list[list[Line]]:
+    """Returns the lines of each of the program's functions in the training thread, with those of its comprehensions."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in evidence.own_lines():
-        if cause_of(line, evidence) == cause:
-            groups.setdefault((line.file, line.function), []).append(line)
-    for lines in groups.values():
-        yield _finding(evidence, cause, lines)
+        groups.setdefault((line.file, function_of(line)), []).append(line)
+    return list(groups.values())
+
+
+def function_of(line: Line) -> str:
+    """Returns the function that a line is in: "Log.write" for "Log.write.<locals>.<genexpr>"."""
+    return COMPREHENSIONS.sub("", line.function)
+
+
+def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
+    """Returns the cause of a function's lines together: a cause other than PYTHON, unless that is a small part."""
+    seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
+    return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
 
 def collections(evidence: Evidence) -> Iterator[Finding]:
@@ -82,7 +110,9 @@ def cause_of(line: Line, evidence: Evidence) -> str:
         return ITEM
     if not _is_python(line, evidence):
         return ""
-    return METRICS if SCORES.search(f"{line.text} {line.function} {line.callee}") else PYTHON
+    if SCORES.search(f"{line.text} {line.function} {line.callee}"):
+        return METRICS
+    return LOGGING if LOGGERS.search(function_of(line)) else PYTHON
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
@@ -96,7 +126,7 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
 
 
 def _is_at(site: Site, line: Line) -> bool:
-    return site.line == line.line and os.path.basename(site.file) == os.path.basename(line.file)
+    return site.line == line.line and site.file == line.file
 
 
 def _is_python(line: Line, evidence: Evidence) -> bool:
@@ -108,9 +138,18 @@ def _is_python(line: Line, evidence: Evidence) -> bool:
     return is_in_inner_loop(line, evidence.first) or line.phase == OTHER or (line.phase == FORWARD and bool(line.callee))
 
 
-def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
-    top, seconds = max(lines, key=lambda line: line.self_s), math.fsum(line.self_s for line in lines)
-    also = f", {len(lines)} lines of {top.function}" if len(lines) > 1 else ""
+def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequence[Line]) -> Finding:
+    """Returns the finding on some lines of a function.
+
+    Args:
+        evidence: what is known of the configuration.
+        cause: why the lines cost time; some of them may do so for other causes.
+        lines: the lines.
+        inside: all lines of the function.
+    """
+    typical = [line for line in lines if cause_of(line, evidence) == cause]
+    top, seconds = max(typical, key=lambda line: line.self_s), math.fsum(line.self_s for line in lines)
+    also = f", {len(lines)} lines of {function_of(top)}" if len(lines) > 1 else ""
     text = f" `{top.text[:60]}`" if top.text else ""
     first = evidence.first
     finding = Finding(
@@ -121,23 +160,38 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line]) -> Finding:
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
-    return replace(finding, without=_without(evidence, lines, finding.gain))
+    file, function = top.file, function_of(top)
+    if not function or function == MODULE or not _is_whole(evidence, inside, lines):
+        return finding
+    if "<" in function:
+        kind = "defined inside another function" if "<locals>" in function else "a lambda"
+        return replace(finding, unskippable=f"{function} is {kind}")
+    return replace(
+        finding,
+        without=Without(
+            stages=(f"{FUNCTION}: {file}: {function}",),
+            gain=replace(finding.gain, kind="predicted"),
+            remaining=REMAINING,
+            function=f"{evidence.shown(file)}: {function}",
+        ),
+    )
 
 
-def _without(evidence: Evidence, lines: Sequence[Line], gain: Gain) -> Without | None:
-    """Returns how to measure the program without some lines: by skipping their function; None if it does more than that.
+def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
+    """Returns whether a function could be skipped to measure what some of its lines cost: it does little else.
 
     The function with the training loop runs only once, so it cannot be skipped. Without one that fetches batches, computes
     gradients or calls the optimizer, the program would not train.
+
+    Args:
+        evidence: what is known of the configuration.
+        inside: all lines of the function.
+        lines: some of them.
     """
-    file, function = lines[0].file, lines[0].function
-    inside = [one for one in evidence.own_lines() if (one.file, one.function) == (file, function)]
-    whole_s = math.fsum(one.total_s for one in inside)
+    whole_s = math.fsum(one.total_s for one in inside if one.function == function_of(one))
     is_most = math.fsum(one.self_s for one in lines) >= MOST_FRAC * whole_s
     is_needed = any(one.phase in (INPUT, BACKWARD, OPTIMIZER) for one in inside)
-    if "<" in function or not function or is_needed or not is_most or whole_s > LOOP_FRAC * evidence.step_s:
-        return None
-    return Without(stages=(f"{FUNCTION}: {file}: {function}",), gain=replace(gain, kind="predicted"), remaining=REMAINING)
+    return is_most and not is_needed and whole_s <= LOOP_FRAC * evidence.step_s
 
 
 def _share_error(evidence: Evidence, seconds: float) -> float:

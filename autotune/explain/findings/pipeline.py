@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -213,8 +212,8 @@ def _top_line(evidence: Evidence, stage: Stage, cause: str) -> Line | None:
 
 
 def _is_of(line: Line, stage: Stage) -> bool:
-    is_there = os.path.basename(line.file) == os.path.basename(stage.file)
-    return is_there and bool(stage.function) and line.function.rpartition(".")[2] == stage.function.rpartition(".")[2]
+    names = (each.function.rpartition(".")[2] for each in (line, stage))
+    return line.file == stage.file and bool(stage.function) and len({*names}) == 1
 
 
 def _finding(evidence: Evidence, part: Part) -> Finding:
@@ -229,7 +228,12 @@ def _finding(evidence: Evidence, part: Part) -> Finding:
         basis=_basis(evidence),
         code=CODE[part.cause],
         without=_without(evidence, part),
+        unskippable="samples of an iterable data set cannot be used again" if _is_of_stream(evidence, part) else "",
     )
+
+
+def _is_of_stream(evidence: Evidence, part: Part) -> bool:
+    return evidence.first.is_stream and bool({ITEM, READ} & {*part.stages})
 
 
 def _without(evidence: Evidence, part: Part) -> Without | None:
@@ -237,6 +241,8 @@ def _without(evidence: Evidence, part: Part) -> Without | None:
 
     Opening a file and the data set's own code are only skipped with the whole sample.
     """
+    if _is_of_stream(evidence, part):
+        return None
     skipped = (ITEM,) if {ITEM, READ} & {*part.stages} else part.stages
     inside = [one for one in stages(evidence) if one.name in skipped or (ITEM in skipped and one.name != COLLATE)]
     if part.work_s < MOST_FRAC * math.fsum(math.fsum(_work(one)) for one in inside):

@@ -159,6 +159,7 @@ class Lines:
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
         notes: what could not be measured, and why.
         busy_cpu_s: CPU seconds per step of the training thread outside of input; None if unknown.
+        is_stream: whether the training loader reads an iterable data set.
     """
 
     rank: int
@@ -183,6 +184,7 @@ class Lines:
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: List[str] = dataclasses.field(default_factory=list)
     busy_cpu_s: Optional[float] = None
+    is_stream: bool = False
     schema: int = SCHEMA
 
 

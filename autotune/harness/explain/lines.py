@@ -174,6 +174,7 @@ class LinesPass(Pass):
             compiled=compiling.compiled(self._sources, self._compile_s),
             communication=context.communication.summary(),
             busy_cpu_s=self._marks.busy_cpu_s / num_steps,
+            is_stream=training is not None and training.is_stream,
         )
 
     def _scale(self) -> Dict[str, float]:

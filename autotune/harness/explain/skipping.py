@@ -6,58 +6,28 @@ what training would reach if they took no time. What the program computes means 
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
 import os
 import sys
 import threading
 import types
-from collections.abc import MutableMapping
-from typing import Any, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from multiprocessing.util import Finalize
+from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..patches import patches
+from . import kept
 from .documents import COLLATE, DECODE, FUNCTION, ITEM
+from .kept import KEPT, KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
 from .sources import OWN, Sources, name_of
 from .stages import Stages
 
-KEPT, KEPT_BATCHES = 16, 2  # results of a stage that are kept in each process; batches are large
+KEPT_BATCHES = 2  # batches that are kept in each process; they are large
 KEPT_CALLS = 4  # results of a function of the program
-KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
 # A program may make new data sets and transforms each epoch. The oldest results are dropped beyond these limits of a process.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
 MOST_DECORATORS = 8  # of a function that is looked for
 ONCE = ("send", "__next__", "__enter__")  # what has one of these, a generator for example, can be used only once
-
-
-class Again:
-    """The first results of a stage, handed out in turn once there are enough of them.
-
-    Args:
-        stage: what makes the results; kept alive, because results are found by its identity.
-        most: number of results to keep.
-    """
-
-    def __init__(self, stage: Any, most: int = KEPT) -> None:
-        self._stage, self._most = stage, most
-        self._results: List[Any] = []
-        self.num_bytes = self._turn = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there are enough results."""
-        return bool(self._results) and (len(self._results) >= self._most or self.num_bytes >= KEPT_BYTES)
-
-    def keep(self, result: Any) -> Any:
-        """Keeps a result, and returns it."""
-        self._results.append(result)
-        self.num_bytes += _num_bytes(result)
-        return result
-
-    def next(self) -> Any:
-        """Returns an earlier result, beginning with the first: stages that take turns, as for image and mask, stay in turn."""
-        result = self._results[self._turn % len(self._results)]
-        self._turn += 1
-        return result
 
 
 class Items:
@@ -93,6 +63,10 @@ class Items:
 class SkippedStages(Stages):
     """Replaces stages in this process by their earlier results.
 
+    Attributes:
+        is_training: tells whether the loader that makes a batch is the one that trains; samples of others are left alone.
+        by_place: in a worker, the results of each stage.
+
     Args:
         names: the stages, as in `Stage.name`; ITEM stands for a whole sample of a map-style data set.
     """
@@ -101,6 +75,9 @@ class SkippedStages(Stages):
         super().__init__()
         self._names = frozenset(names)
         self._again: Dict[Hashable, Again] = {}
+        self.is_training: Callable[[], bool] = lambda: True
+        self.by_place: Dict[Place, Again] = {}
+        self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function as a stage, or returns one of its earlier results."""
@@ -109,9 +86,9 @@ class SkippedStages(Stages):
         if name == COLLATE:
             num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # of the samples; 0 if the loader makes no batches
             dataset = self._dataset()  # many loaders share torch's default_collate
-            again = self._results((id(function), id(dataset), num), (function, dataset), KEPT_BATCHES)
+            again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), KEPT_BATCHES)
             return copied(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
-        again = self._results(id(function), function)
+        again = self._results(id(function), function, (name,))
         return apart(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
 
     def _dataset(self) -> Any:
@@ -119,13 +96,31 @@ class SkippedStages(Stages):
         dataset = self._collating[-1][0].dataset if self._collating else None
         return dataset.dataset_of_program if isinstance(dataset, Items) else dataset
 
-    def _results(self, key: Hashable, stage: Any, most: int = KEPT) -> Again:
-        if key not in self._again:
-            known = self._again
+    def _results(self, key: Hashable, stage: Any, place: Place, most: int = KEPT) -> Again:
+        """Returns the results of a stage.
+
+        Args:
+            key: identifies the stage in this process.
+            stage: what makes the results.
+            place: the stage's name, and what else its results depend on.
+            most: number of results to keep.
+        """
+        known = self._again
+        if key not in known:
             while known and (len(known) >= MOST_STAGES or sum(each.num_bytes for each in known.values()) >= MOST_BYTES):
                 del known[next(iter(known))]
-            known[key] = Again(stage, most)
-        return self._again[key]
+            known[key] = self._begun(stage, place, most)
+        return known[key]
+
+    def _begun(self, stage: Any, place: Place, most: int) -> Again:
+        """Returns results to begin with: those that earlier workers have left of the same stage, or none."""
+        place = (*place, sum(each[:-1] == place for each in self.by_place))
+        before = self._before.get(place)
+        is_same = before is not None and before.kind == kept.kind_of(stage)
+        made = before.taken_over(stage) if before is not None and is_same else Again(stage, most)
+        if len(self.by_place) < MOST_STAGES:
+            self.by_place[place] = made
+        return made
 
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
@@ -138,19 +133,21 @@ class SkippedStages(Stages):
 
     def _begin_with(self, fetcher: Any) -> None:
         super()._begin_with(fetcher)
-        if ITEM not in self._names or isinstance(fetcher.dataset, Items):  # two loaders may take turns
+        if ITEM not in self._names or not self.is_training():
+            return
+        if isinstance(fetcher.dataset, Items):  # two loaders take turns
             return
         if hasattr(fetcher, "dataset_iter"):
             raise RuntimeError("autotune: samples of a stream cannot be skipped")
         dataset = fetcher.dataset
-        fetcher.dataset = Items(dataset, self._results(id(dataset), dataset))
+        fetcher.dataset = Items(dataset, self._results(id(dataset), dataset, (ITEM,)))
 
     def _around_load(self, load: Any) -> Any:
         def load_again(image: Any) -> Any:  # PIL calls it at each use of the pixels; the first call decodes
             is_skipped = DECODE in self._names and self._is_timing and bool(image.tile)
             if not is_skipped or threading.get_ident() != self._thread:
                 return load(image)
-            again = self._results((id(load), image.mode), load)
+            again = self._results((id(load), image.mode), load, (DECODE, image.mode))
             if not again.is_full:
                 pixels = load(image)
                 again.keep(Pixels(image))
@@ -160,66 +157,17 @@ class SkippedStages(Stages):
 
         return load_again
 
-    def enter(self) -> None:
-        """Notes that batches are made in this thread from now on: a worker may be a fork of another thread's process."""
+    def enter(self, is_training: Callable[[], bool], before: Dict[Place, Again]) -> None:
+        """Notes that batches are made in this thread from now on: a worker may be a fork of another thread's process.
+
+        Args:
+            is_training: see the class.
+            before: what earlier workers have left.
+        """
         self._thread = threading.get_ident()
-        self.num_fetches = 0  # the first batch of this process may import libraries
-
-
-class Pixels:
-    """The decoded pixels of a PIL image."""
-
-    def __init__(self, image: Any) -> None:
-        self.size, self._im = image.size, image.im
-
-    def put_into(self, image: Any) -> None:
-        """Gives another image of the same mode these pixels, as if it had been decoded."""
-        image.tile, image.im, image._size = [], self._im, self.size
-        image.readonly = 1  # PIL copies the pixels before it writes into the image
-
-
-def copied(batch: Any) -> Any:
-    """Returns a batch with tensors of its own, which is the least that collating costs."""
-    if hasattr(batch, "clone"):
-        return batch.clone()
-    if isinstance(batch, MutableMapping):
-        made = copy.copy(batch)
-        for key, each in batch.items():
-            made[key] = copied(each)
-        return made
-    if type(batch) in (list, tuple):
-        return type(batch)(copied(each) for each in batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return batch._make(copied(each) for each in batch)
-    return batch
-
-
-def apart(result: Any) -> Any:
-    """Returns a result in containers of its own: the program may take items out of them."""
-    if isinstance(result, MutableMapping):
-        made = copy.copy(result)
-        for key, each in result.items():
-            if isinstance(each, (list, MutableMapping)):
-                made[key] = apart(each)
-        return made
-    if type(result) is list:
-        return [apart(each) for each in result] if result and isinstance(result[0], (list, MutableMapping)) else list(result)
-    return tuple(apart(each) for each in result) if type(result) is tuple else result
-
-
-def _num_bytes(result: Any) -> int:
-    """Returns about how much memory a result takes: 0 if it is not known."""
-    if isinstance(result, Pixels):
-        return int(result.size[0] * result.size[1] * 4)
-    if isinstance(result, dict):
-        return sum(map(_num_bytes, result.values()))
-    if isinstance(result, (list, tuple)):
-        return sum(map(_num_bytes, result))
-    size: Any = getattr(result, "nbytes", None)  # of tensors and arrays
-    if isinstance(size, int):
-        return size
-    extent: Any = getattr(result, "size", None)  # of an image
-    return extent[0] * extent[1] * 4 if isinstance(extent, tuple) and len(extent) == 2 else 0
+        self._patch_libraries()  # those that the program has imported since
+        self.num_fetches = 0  # the first batch of this process may import more
+        self.is_training, self._before, self.by_place = is_training, before, {}
 
 
 def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
@@ -239,12 +187,12 @@ def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
             if not places and not is_needed:
                 continue
             if not places:
-                raise RuntimeError(f"autotune: {function} cannot be skipped")
+                raise RuntimeError(f"autotune: {function} cannot be skipped: it is in no module or class of the program")
             if _is_running(file, function):
                 raise RuntimeError(f"autotune: {function} cannot be skipped, because it calls the optimizer")
             _never.add(function)
             for owner, attribute in places:
-                patches.install(owner, attribute, functools.partial(_skipping, function))
+                patches.install(owner, attribute, functools.partial(_around, function, vars(owner)[attribute]))
 
 
 def check_skipped() -> None:
@@ -254,7 +202,8 @@ def check_skipped() -> None:
         RuntimeError: one was not: the program rarely calls it, or has kept it elsewhere, for example in a list of callbacks.
     """
     if _never:
-        raise RuntimeError(f"autotune: {', '.join(sorted(_never))} was never skipped")
+        why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
+        raise RuntimeError(f"autotune: {', '.join(sorted(_never))} was never skipped: {why}")
 
 
 def _is_running(file: str, name: str) -> bool:
@@ -274,33 +223,71 @@ def _is_code(code: Any, file: str, name: str) -> bool:
 def _places(file: str, name: str) -> List[Tuple[Any, str]]:
     """Returns the owners of a function, modules or a class, each with the function's name there."""
     sources, found = Sources(), []
+    known: Set[int] = set()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if not path or sources.kind_of_file(path) is not OWN:
             continue
-        owners = [module, *(each for each in list(vars(module).values()) if isinstance(each, type))]
-        for owner in owners:
+        for owner in _owners(module, known):
             for attribute, value in list(vars(owner).items()):
                 if any(_is_code(function.__code__, file, name) for function in _functions(value)):
                     found.append((owner, attribute))
-    return list({(id(owner), attribute): (owner, attribute) for owner, attribute in found}.values())
+    return found
+
+
+def _owners(owner: Any, known: Set[int]) -> Iterator[Any]:
+    """Yields a module or a class, and the classes in it, each once."""
+    if id(owner) not in known:
+        known.add(id(owner))
+        yield owner
+        for each in list(vars(owner).values()):
+            if isinstance(each, type):
+                yield from _owners(each, known)
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yields a function and those that its decorators, such as `torch.no_grad()`, are around."""
+    """Yields a function or method, and those that its decorators, such as `torch.no_grad()`, are around."""
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     for _ in range(MOST_DECORATORS):
-        if not isinstance(value, types.FunctionType):
+        if isinstance(value, types.FunctionType):
+            yield value
+        elif not isinstance(value, functools._lru_cache_wrapper):
             return
-        yield value
         value = vars(value).get("__wrapped__")
 
 
+class Method:
+    """Takes the place of a static method or, given a `classmethod`, of a class method."""
+
+    def __init__(self, function: Any, *, is_of_class: bool) -> None:
+        self._function, self._is_of_class = function, is_of_class
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return types.MethodType(self._function, owner) if self._is_of_class else self._function
+
+
+def _around(name: str, held: Any, function: Any) -> Any:
+    """Returns what takes the place of a function.
+
+    Args:
+        name: of the function.
+        held: what the module or class holds under its name, for example a `staticmethod`.
+        function: what the program gets if it reads the name.
+    """
+    if isinstance(held, classmethod):
+        return Method(_skipping(name, function.__func__), is_of_class=True)
+    skipped = _skipping(name, function)
+    return Method(skipped, is_of_class=False) if isinstance(held, staticmethod) else skipped
+
+
 def _skipping(name: str, function: Any) -> Any:
-    kept: Dict[Hashable, Again] = {}  # for each place of the program that calls the function
+    results: Dict[Hashable, Again] = {}  # for each place of the program that calls the function
 
     def skipped(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        again = kept.setdefault((caller.f_code, caller.f_lasti), Again(function, KEPT_CALLS))
+        place = (caller.f_code, caller.f_lasti)
+        if (again := results.get(place)) is None:
+            again = results[place] = Again(function, KEPT_CALLS)
         if not again.is_full:
             result = _independent(function(*args, **kwargs))
             again.keep(apart(result))
@@ -334,12 +321,39 @@ def _leaves(result: Any) -> Iterator[Any]:
 
 _skipped: Optional[SkippedStages] = None
 _never: Set[str] = set()  # functions to skip that were not skipped yet
+_left: Dict[int, Left] = {}  # number of a loader -> what its workers have left
 
 
-def begin(names: Tuple[str, ...]) -> None:
+def begin(
+    names: Tuple[str, ...], is_training: Callable[[], bool] = lambda: True, before: Optional[Dict[Place, Again]] = None
+) -> SkippedStages:
     """Skips stages in this process from now on; in a worker that is a fork, they are skipped already."""
     global _skipped
     if _skipped is None:
         _skipped = SkippedStages(names)
         _skipped.install()
-    _skipped.enter()
+    _skipped.enter(is_training, before or {})
+    return _skipped
+
+
+def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
+    """Returns what each worker that now starts has to call, to skip stages.
+
+    Args:
+        names: as for `begin`.
+        folder: the trial's folder.
+        number: number of the loader.
+        is_training: whether this loader trains.
+    """
+    if number not in _left:
+        place = os.path.join(folder, "scratch")  # removed after the trial
+        with contextlib.suppress(OSError):  # the disk is full: then each worker has to begin anew
+            os.makedirs(place, mode=0o700, exist_ok=True)
+        _left[number] = Left(os.path.join(place, f"kept.{os.getpid()}.{number}"))
+    return functools.partial(begin_worker, names, is_training, _left[number].prefix, _left[number].read())
+
+
+def begin_worker(names: Tuple[str, ...], is_training: bool, prefix: str, before: Dict[Place, Again]) -> None:
+    """Skips stages in this worker, and leaves their first results for later workers when it ends."""
+    skipped = begin(names, lambda: is_training, before)
+    Finalize(None, kept.leave, args=(prefix, skipped.by_place), exitpriority=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import site
@@ -82,8 +83,9 @@ def text_of(file: str, line: int) -> str:
 
 
 def name_of(code: Any) -> str:
-    """Returns a function's qualified name if the interpreter knows it."""
-    return str(getattr(code, "co_qualname", code.co_name))
+    """Returns a function's qualified name; before Python 3.11 only its name, with "<locals>." if it is inside another."""
+    is_inside = bool(code.co_flags & inspect.CO_NESTED)
+    return str(getattr(code, "co_qualname", f"<locals>.{code.co_name}" if is_inside else code.co_name))
 
 
 def code_of(thing: Any, names: Tuple[str, ...] = ()) -> Optional[Any]:

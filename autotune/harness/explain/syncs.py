@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 import threading
@@ -141,7 +142,7 @@ class SyncSites:
         """Returns the places with the most seconds, the most first; calls and seconds are per step."""
         found = []
         for (kind, code, line, phase), (count, seconds) in self._seen.items():
-            file = code.co_filename
+            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
             text = text_of(file, line)
             found.append(Site(kind, file, line, name_of(code), text, phase, count / num_steps, seconds / num_steps))
         return sorted(found, key=lambda site: (-site.seconds, -site.count))[:MAX_SITES]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.explained import (
-    WITHOUT,
     accuracy_text,
+    check_name,
     diagnosis_lines,
     gain_text,
     other_checks,
@@ -83,13 +83,8 @@ def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     check = finding.get("check")
     if not check:
         return [finding["gain"]]
-    predicted = finding["gain"] if _is_without(finding) else check["predicted"]
+    predicted = finding["gain"] if check_name(check) else check["predicted"]
     return [{**predicted, "kind": PREDICTED}, check["measured"]]
-
-
-def _is_without(finding: Mapping[str, Any]) -> bool:
-    """Whether the program was measured without the cause, instead of with a remedy, which would leave a part of the cause."""
-    return (finding.get("check") or {}).get("how") == WITHOUT
 
 
 def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
@@ -101,7 +96,8 @@ def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
             line(scale(0.0), scale(0.0), "one", 0, TRACK_PX),
         ]
         label, note = ("", "") if rows else (f"{number}  {finding['cause']}", str(finding["where"]))
-        value = f"{'without it, ' if rows and _is_without(finding) else ''}{gain_text(gain)}"
+        what = check_name(finding.get("check") or {}) if rows else ""
+        value = f"{f'{what}, ' if what else ''}{gain_text(gain)}"
         rows.append(Row(label=label, note=note, value=value, marks=marks))
     return rows
 

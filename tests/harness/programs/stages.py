@@ -2,10 +2,12 @@
 
 Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set),
 "two" (two loaders take turns), "dicts" (samples are dicts; the collate function and the training loop empty the dicts that they
-get).
+get), "short" (an epoch has five batches), "valid" (every fourth step, the model is evaluated on a stream).
 """
 
+import functools
 import io
+import itertools
 import os
 import sys
 
@@ -50,7 +52,7 @@ class Pictures(Dataset):
         self.transform = Compose([Halve(), ToTensor()])
 
     def __len__(self):
-        return 1_000_000
+        return 40 if "short" in WORDS else 1_000_000
 
     def __getitem__(self, index):
         note("item")
@@ -68,6 +70,13 @@ class Stream(IterableDataset):
         return (pictures[number] for number in range(1_000_000))
 
 
+def evaluate(model, batches):
+    model.eval()
+    with torch.no_grad():
+        model(next(batches)[0])
+    model.train()
+
+
 def collate(samples):
     note("collate")
     return default_collate(samples)
@@ -81,6 +90,33 @@ class Log:
     @torch.no_grad()
     def decorated(self, loss):
         return loss.item()
+
+    @staticmethod
+    def static(loss):
+        note("static")
+        return loss.item()
+
+    @classmethod
+    @torch.no_grad()
+    def of_class(cls, loss):
+        note("of_class")
+        assert cls is Journal
+        return loss.item()
+
+    class Inner:
+        def write(self, loss):
+            note("inner")
+            return loss.item()
+
+
+class Journal(Log):
+    pass
+
+
+@functools.lru_cache(maxsize=1)
+def cached(number):
+    note("cached")
+    return number
 
 
 def moved(tensor):
@@ -109,15 +145,20 @@ class Dicts(Pictures):
 
 def main():
     log = Log()
+    inner = Log.Inner()
     callbacks = [moved]
     model = torch.nn.Linear(288, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = Stream() if "stream" in WORDS else Pictures()
     data = Dicts() if "dicts" in WORDS else data
     of_batch = taken if "dicts" in WORDS else collate
-    loader = DataLoader(data, batch_size=8, collate_fn=of_batch, num_workers=2 if "workers" in WORDS else 0)
+    workers = 2 if "workers" in WORDS else 0
+    loader = DataLoader(data, batch_size=8, collate_fn=of_batch, num_workers=workers)
     other = iter(DataLoader(Pictures(), batch_size=8, collate_fn=collate)) if "two" in WORDS else None
-    for images, numbers in loader:
+    valid = iter(DataLoader(Stream(), batch_size=8, collate_fn=collate, num_workers=workers)) if "valid" in WORDS else None
+    for step, (images, numbers) in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
+        if valid is not None and step % 4 == 3:
+            evaluate(model, valid)
         if other is not None:
             next(other)
         callbacks[0](images)
@@ -129,6 +170,10 @@ def main():
         loss.backward()
         stepping(optimizer)
         log.decorated(loss)
+        inner.write(loss)
+        log.static(loss)
+        Journal.of_class(loss)
+        cached(step)
         assert isinstance(log.write(loss), float)
 
 

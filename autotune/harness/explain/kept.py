@@ -1,0 +1,228 @@
+"""Keeps the first results of a stage of the loader, and hands them out again, also to workers that start later.
+
+A program with short epochs starts new workers every few steps. If each worker first made its own results, a stage would not be
+skipped but for most of the time run. So a worker leaves its results in a file when it ends, and the next workers begin with
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import glob
+import io
+import os
+import pickle
+from collections.abc import MutableMapping
+from typing import Any, Dict, Iterator, List, Tuple
+
+KEPT = 16  # results of a stage that are kept in each process
+KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
+LEFT_BYTES = 64 << 20  # a worker leaves no more than this
+
+# A stage in each worker of a loader: its name, what else its results depend on, and how many of this name came before it.
+Place = Tuple[Any, ...]
+
+
+class Again:
+    """The first results of a stage, handed out in turn once there are enough of them.
+
+    Attributes:
+        stage: what makes the results; kept alive, because results are found by its identity.
+        kind: name of the type of `stage`.
+        num_bytes: memory that the results take, as far as it is known.
+
+    Args:
+        stage: see above.
+        most: number of results to keep.
+    """
+
+    def __init__(self, stage: Any, most: int = KEPT) -> None:
+        self.stage, self.kind, self._most = stage, kind_of(stage), most
+        self._results: List[Any] = []
+        self.num_bytes = self._turn = self._num_before = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough results."""
+        return bool(self._results) and (len(self._results) >= self._most or self.num_bytes >= KEPT_BYTES)
+
+    def keep(self, result: Any) -> Any:
+        """Keeps a result, and returns it."""
+        self._results.append(result)
+        self.num_bytes += num_bytes_of(result)
+        return result
+
+    def next(self) -> Any:
+        """Returns an earlier result, beginning with the first: stages that take turns, as for image and mask, stay in turn."""
+        result = self._results[self._turn % len(self._results)]
+        self._turn += 1
+        return result
+
+    def new(self) -> List[Any]:
+        """Returns the results that were not taken over."""
+        return self._results[self._num_before :]
+
+    def taken_over(self, stage: Any) -> Again:
+        """Returns these results for the same stage in another process."""
+        other = copy.copy(self)
+        other.stage, other._results, other._num_before = stage, list(self._results), len(self._results)
+        return other
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**vars(self), "stage": None}  # workers that are not forked have a stage of their own
+
+
+def kind_of(stage: Any) -> str:
+    """Returns the name of a function or of an object's class; the names of several."""
+    if type(stage) is tuple:
+        return ", ".join(map(kind_of, stage))
+    named = stage if hasattr(stage, "__qualname__") else type(stage)
+    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
+
+
+class Pixels:
+    """The decoded pixels of a PIL image."""
+
+    def __init__(self, image: Any) -> None:
+        self.mode, self.size, self._im = image.mode, image.size, image.im
+
+    def put_into(self, image: Any) -> None:
+        """Gives another image of the same mode these pixels, as if it had been decoded."""
+        image.tile, image.im, image._size = [], self._im, self.size
+        image.readonly = 1  # PIL copies the pixels before it writes into the image
+
+    def __reduce__(self) -> Any:
+        from PIL import Image
+
+        whole = Image.new(self.mode, (0, 0))
+        whole.im, whole._size = self._im, self.size
+        return _pixels, (self.mode, self.size, whole.tobytes())
+
+
+def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
+    from PIL import Image
+
+    return Pixels(Image.frombytes(mode, size, raw))
+
+
+class Left:
+    """What the workers of one loader have left so far, in the training process.
+
+    Args:
+        prefix: path with which the names of their files begin; the folder must exist.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.known: Dict[Place, Again] = {}
+
+    def read(self) -> Dict[Place, Again]:
+        """Returns the results that later workers can begin with, and removes the files."""
+        for path in glob.glob(f"{glob.escape(self.prefix)}.*"):
+            with contextlib.suppress(Exception), open(path, "rb") as file:  # it may be cut short
+                for place, raw in pickle.load(file).items():
+                    self._add(place, raw)
+            with contextlib.suppress(OSError):
+                os.remove(path)
+        return self.known
+
+    def _add(self, place: Place, raw: bytes) -> None:
+        with contextlib.suppress(Exception):  # of a class that cannot be unpickled here
+            other = pickle.loads(raw)
+            again = self.known.setdefault(place, other)
+            if again is other or again.kind != other.kind:
+                return
+            for result in other.new():
+                if not again.is_full:
+                    again.keep(result)
+
+
+def leave(prefix: str, known: Dict[Place, Again]) -> None:
+    """Leaves this worker's new results for later workers. What cannot be pickled is left out."""
+    written = dict(_pickled(known))
+    with contextlib.suppress(OSError):  # the trial is over, or the disk is full
+        if written:
+            with open(os.open(f"{prefix}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                pickle.dump(written, file)
+
+
+def _pickled(known: Dict[Place, Again]) -> Iterator[Tuple[Place, bytes]]:
+    left = LEFT_BYTES
+    for place, again in known.items():
+        if not again.new():
+            continue
+        with contextlib.suppress(Exception):  # too large, or raised by the program's classes
+            buffer = _Buffer(left)
+            _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(again)
+            left -= buffer.tell()
+            yield place, buffer.getvalue()
+
+
+class _Buffer(io.BytesIO):
+    """A file in memory that raises when it gets too large."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self._most:
+            raise OverflowError
+        return super().write(data)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles of a tensor only what it shows: a sample may be a row of a tensor that holds the whole data set."""
+
+    def reducer_override(self, value: Any) -> Any:
+        from torch import Tensor, contiguous_format
+
+        if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+            own: Any = value.clone(memory_format=contiguous_format)
+            return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def copied(batch: Any) -> Any:
+    """Returns a batch with tensors of its own, which is the least that collating costs."""
+    if hasattr(batch, "clone"):
+        return batch.clone()
+    if isinstance(batch, MutableMapping):
+        made = copy.copy(batch)
+        for key, each in batch.items():
+            made[key] = copied(each)
+        return made
+    if type(batch) in (list, tuple):
+        return type(batch)(copied(each) for each in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(copied(each) for each in batch)
+    return batch
+
+
+def apart(result: Any) -> Any:
+    """Returns a result in containers of its own: the program may take items out of them."""
+    if isinstance(result, MutableMapping):
+        made = copy.copy(result)
+        for key, each in result.items():
+            if isinstance(each, (list, MutableMapping)):
+                made[key] = apart(each)
+        return made
+    if type(result) is list:
+        return [apart(each) for each in result] if result and isinstance(result[0], (list, MutableMapping)) else list(result)
+    return tuple(apart(each) for each in result) if type(result) is tuple else result
+
+
+def num_bytes_of(result: Any) -> int:
+    """Returns about how much memory a result takes: 0 if it is not known."""
+    if isinstance(result, Pixels):
+        return int(result.size[0] * result.size[1] * 4)
+    if isinstance(result, dict):
+        return sum(map(num_bytes_of, result.values()))
+    if isinstance(result, (list, tuple)):
+        return sum(map(num_bytes_of, result))
+    size: Any = getattr(result, "nbytes", None)  # of tensors and arrays
+    if isinstance(size, int):
+        return size
+    extent: Any = getattr(result, "size", None)  # of an image
+    return extent[0] * extent[1] * 4 if isinstance(extent, tuple) and len(extent) == 2 else 0
