@@ -93,6 +93,10 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     """
     best = (summary.get("best") or {}).get("trial", 0)
     able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
+    if number is None and not able:
+        raise BadInput(
+            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: autotune resume {study}"
+        )
     number = best if number is None else number
     if number in able:
         roles = {0: explanation.BASELINE, best: explanation.BEST}

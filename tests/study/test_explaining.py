@@ -498,6 +498,8 @@ def test_a_winner_that_the_attribution_measured_first_is_explained():
         explainable(3, records, summary, "s")
     with pytest.raises(BadInput, match="trial 4 is of kind parity, which has no configuration of its own"):
         explainable(4, records, summary, "s")
+    with pytest.raises(BadInput, match=r"^STUDY: none of its trials has a measurement to explain, got 's'\. Continue it: "):
+        explainable(None, records[3:], {}, "s")
 
 
 def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
