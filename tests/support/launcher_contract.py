@@ -20,7 +20,7 @@ from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.records import Outcome
-from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 ATTEMPTS = itertools.count()
 PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
