@@ -269,7 +269,7 @@ class LauncherContract:
         outcome, reason = classify(ended.facts(launch.spec))
         assert outcome is Outcome.timeout
         assert reason.startswith(f"{limit}:")
-        assert phase in reason
+        assert phase in reason, reason
 
     def test_trial_that_moves_for_ever_ends_at_the_total_limit(self, launcher: Launcher, folder: Path) -> None:
         """Steady progress does not extend the total limit."""
