@@ -7,8 +7,8 @@ from autotune import masking
 from autotune.masking import Secrets, is_masked
 from autotune.records import Outcome
 from autotune.studies import create
-from autotune.testing.listener import RecordingListener
 from autotune.trials.events import Masked
+from tests.support.listener import RecordingListener
 
 
 @pytest.mark.parametrize(

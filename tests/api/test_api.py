@@ -11,8 +11,8 @@ import autotune
 from autotune.api import Speedup
 from autotune.errors import BadInput
 from autotune.records import Kind
-from autotune.testing.stub_programs import PRELUDE
 from tests.faults.quick_study import OPTIONS, PROGRAM
+from tests.support.stub_programs import PRELUDE
 
 SMALL = (*OPTIONS, "explain.auto=false", "search.warm_start=off", "search_space=space.yaml")
 

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.config.best import read_best
 from autotune.export import export
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 TARGET = [{"site": "/home/${USER}/train.py:12", "ordinal": 0, "code": "train.py:main:3f2a9c1b2d4e:shuffled", "nth": 0}]
 COMMAND = ["python", "train.py", "--size", "{loader.batch_size=16}", "--workers={loader.num_workers=0}", "${HOME}"]

@@ -27,10 +27,10 @@ from typing import Any
 
 from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
-from autotune.testing.fake_launcher import DEFAULTS, Surface
 from tests.benchmarks.attribution_program import GAINS
 from tests.benchmarks.reporting import interval, machine_lines, table
 from tests.study.conftest import Bench
+from tests.support.fake_launcher import DEFAULTS, Surface
 
 PROGRAM = Path(__file__).with_name("attribution_program.py")
 STUDY = "planted"

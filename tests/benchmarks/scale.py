@@ -37,12 +37,12 @@ from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.fake_launcher import FakeLauncher, FakeRunning, Surface
 from autotune.trackers.store import embedded_uri
 from autotune.trackers.sync import sync
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.schedule import Ending
 from tests.study.conftest import FakeCpu
+from tests.support.fake_launcher import FakeLauncher, FakeRunning, Surface
 
 START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
 NUM_SHOWN = 60  # functions in a profile

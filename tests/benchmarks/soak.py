@@ -31,10 +31,10 @@ import autotune
 from autotune.launchers.environment import is_mark_of, own_environment
 from autotune.launchers.process_tree import members
 from autotune.stats import half_width
-from autotune.testing.stub_programs import PRELUDE
 from tests.benchmarks import chaos
 from tests.benchmarks.reporting import machine_lines, table
 from tests.faults import quick_study
+from tests.support.stub_programs import PRELUDE
 
 PROGRAM = """
 import torch

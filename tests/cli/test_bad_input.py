@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 def test_unknown_command_names_the_nearest(cli):

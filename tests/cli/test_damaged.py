@@ -8,7 +8,7 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 DAMAGE = {
     "empty": lambda text: "",

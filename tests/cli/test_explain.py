@@ -13,8 +13,8 @@ from autotune.explain.explanation import empty
 from autotune.explain.table import Table
 from autotune.explain.tables import Tables, write_tables
 from autotune.studies import find
-from autotune.testing.studies import make_study
 from tests.cli.test_golden import Terminal, compare
+from tests.support.studies import make_study
 
 PREDICTED = {"low": 0.30, "mid": 0.38, "high": 0.47, "kind": "predicted"}
 CHECK = {

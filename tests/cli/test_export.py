@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from autotune.cli.main import main
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missing(cli):

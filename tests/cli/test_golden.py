@@ -23,8 +23,8 @@ from autotune.cli.terminal import PIPE_WIDTH, THEME
 from autotune.config.compose import compose
 from autotune.harness.protocol import Progress, RankResult
 from autotune.records import Kind
-from autotune.testing.studies import make_study
 from autotune.trials.events import Outlook
+from tests.support.studies import make_study
 
 GOLDEN = Path(__file__).with_name("golden")
 SCREENS = {

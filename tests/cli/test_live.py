@@ -12,8 +12,8 @@ from autotune.cli.plain import PlainLines, Quiet
 from autotune.cli.terminal import THEME, console
 from autotune.harness.protocol import PHASES, Progress
 from autotune.records import Kind
-from autotune.testing.studies import make_study
 from autotune.trials.events import Outlook
+from tests.support.studies import make_study
 
 
 @pytest.fixture

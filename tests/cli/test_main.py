@@ -116,7 +116,7 @@ def test_interrupt_is_130(monkeypatch, capsys):
 
 
 def test_closed_pipe_is_no_error(cli):
-    from autotune.testing.studies import make_study
+    from tests.support.studies import make_study
 
     make_study(cli.cwd / "runs")
     ended = subprocess.run(

@@ -9,7 +9,7 @@ from autotune.cli.apply import _of_another_program
 from autotune.cli.main import main
 from autotune.config.best import Best
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 BEST = """# @package _global_
 precision:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy, kill, measured
+from tests.support.studies import make_study
 
 MEBIBYTE = 2**20
 

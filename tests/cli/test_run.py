@@ -13,7 +13,7 @@ from autotune.cli.run import tracking, versions
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rich.console import Console
 from autotune.cli import trials
 from autotune.cli.terminal import THEME
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 def test_the_ranks_of_a_trial_fit_80_columns():

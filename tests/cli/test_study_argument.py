@@ -13,8 +13,8 @@ from autotune.cli.main import main
 from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, find, studies
-from autotune.testing.studies import make_study
 from autotune.trackers.sync import incomplete
+from tests.support.studies import make_study
 
 # Command -> a part of its output that shows which study it used. The folder in which that study ran is gone.
 COMMANDS = {

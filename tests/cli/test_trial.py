@@ -7,8 +7,8 @@ import pytest
 
 from autotune.cli import trials
 from autotune.cli.terminal import console
-from autotune.testing.studies import make_study
 from autotune.wording import against_phrase
+from tests.support.studies import make_study
 
 
 @pytest.fixture

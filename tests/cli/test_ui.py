@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.report.writing import write_report
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
 
 

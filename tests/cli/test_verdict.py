@@ -10,7 +10,7 @@ from autotune.cli.verdict import lines, panel
 from autotune.explained import limit_lines
 from autotune.quantities import number_text
 from autotune.report.verdict import headline, next_commands
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
 UNPROVEN = {"ratio": 1.5, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run: the search's own numbers"}

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from autotune.errors import ClaimBroken
-from autotune.testing.stub_programs import PRELUDE
 from tests.cli.conftest import Cli
+from tests.support.stub_programs import PRELUDE
 
 # The file `factor` holds the speed-up of bf16. If `halt` exists, the baseline hangs; with `refuse`, bf16 is not applicable.
 PROGRAM = """

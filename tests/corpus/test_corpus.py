@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.environment import own_environment
-from autotune.testing.studies import make_study
 from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
 from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE
 from tests.corpus.overrides import OVERRIDES, TOGETHER
+from tests.support.studies import make_study
 
 Refused = Callable[..., list[str]]
 COMMAND = ["--", "python", "train.py"]

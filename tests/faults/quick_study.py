@@ -21,7 +21,7 @@ from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
-from autotune.testing.stub_programs import PRELUDE
+from tests.support.stub_programs import PRELUDE
 
 PROGRAM = """
 progress("steady", 5)

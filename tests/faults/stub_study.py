@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from autotune.launchers.environment import own_environment
-from autotune.testing.launcher_contract import marked_processes
-from autotune.testing.stub_programs import PRELUDE
+from tests.support.launcher_contract import marked_processes
+from tests.support.stub_programs import PRELUDE
 
 PATIENCE_S = 60.0  # for a loaded machine
 # `answer` gives the baseline twice the rate of the others, so that the finals are short.

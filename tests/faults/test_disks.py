@@ -23,9 +23,9 @@ from autotune.records import Kind, Outcome, TrialRequest
 from autotune.run_dir import is_study
 from autotune.search.study import begin_study
 from autotune.studies import create
-from autotune.testing.studies import make_study
 from tests.faults.disks import DiskInAFile, FaultyWrites, ended, fill, in_memory, remount
 from tests.faults.quick_study import PROGRAM, QuickStudy, measured
+from tests.support.studies import make_study
 
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second

@@ -14,8 +14,8 @@ from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import mark_of
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch
 from tests.faults.trial_studies import PROGRAMS
+from tests.support.launcher_contract import a_launch
 
 COMMAND = [sys.executable, *starter(2), str(PROGRAMS / "ranks.py")]
 # What happens to rank 1 -> (outcome of the trial, part of its reason).

@@ -17,11 +17,11 @@ import pytest
 from autotune.launchers.environment import own_environment
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
-from autotune.testing.stub_programs import PRELUDE
-from autotune.testing.studies import add_trial, make_study, summary_of
 from autotune.trackers import mlflow as tracker
 from autotune.trackers import store
 from autotune.trackers.sync import LAST_S, standing, sync
+from tests.support.stub_programs import PRELUDE
+from tests.support.studies import add_trial, make_study, summary_of
 from tests.trackers.conftest import empty_store, new_server, no_server_of_the_user, runs, server  # noqa: F401
 from tests.trackers.servers import Listener, Mirror, Proxy, free_port
 

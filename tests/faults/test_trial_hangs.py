@@ -10,8 +10,8 @@ from autotune.failures import classify
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, is_alive
 from tests.faults.trial_studies import PROGRAMS
+from tests.support.launcher_contract import a_launch, is_alive
 
 pytestmark = pytest.mark.thorough
 

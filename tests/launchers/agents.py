@@ -19,8 +19,8 @@ from autotune.launchers.link import Link
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.transport import Transport, end_process
-from autotune.testing.launcher_contract import a_launch, is_alive, wait
-from autotune.testing.stub_programs import program
+from tests.support.launcher_contract import a_launch, is_alive, wait
+from tests.support.stub_programs import program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 AGENT = (sys.executable, "-m", "autotune.launchers.node")

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 
 from autotune.launchers.base import Ended, Running
-from autotune.testing.launcher_contract import is_alive, marked_processes
-from autotune.testing.stub_programs import IGNORES_SIGTERM
 from tests.faults.quick_study import QuickStudy, kill, measured
+from tests.support.launcher_contract import is_alive, marked_processes
+from tests.support.stub_programs import IGNORES_SIGTERM
 
 # A program whose child ignores SIGTERM and has its own session.
 FAMILY = f"""

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.launchers.environment import trial_environment
 from autotune.launchers.injection import INJECT
-from autotune.testing.launcher_contract import a_launch
+from tests.support.launcher_contract import a_launch
 
 
 @pytest.fixture

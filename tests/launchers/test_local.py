@@ -11,8 +11,8 @@ import pytest
 
 from autotune.launchers.base import Launcher
 from autotune.launchers.local import Graces, LocalLauncher
-from autotune.testing.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
-from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 
@@ -20,7 +20,7 @@ TUNER = """
 import sys, time
 from pathlib import Path
 from autotune.launchers.local import LocalLauncher
-from autotune.testing.launcher_contract import a_launch
+from tests.support.launcher_contract import a_launch
 running = LocalLauncher().start(a_launch(Path(sys.argv[1]), sys.argv[2:]))
 while True:
     running.poll(); time.sleep(0.02)

@@ -17,9 +17,9 @@ from autotune.launchers import messages, node, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
-from autotune.testing.stub_programs import program
 from tests.launchers.agents import PipeLauncher, environment, gone, place, ready
+from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.stub_programs import program
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # leaves when the link closes

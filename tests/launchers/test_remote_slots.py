@@ -8,9 +8,9 @@ import pytest
 from autotune.clock import PausableClock
 from autotune.errors import BadInput
 from autotune.launchers.remote_slots import RemoteSlots, _Share
-from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
-from autotune.testing.stub_programs import program
 from tests.launchers.agents import PipeLauncher, place, ready
+from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.stub_programs import program
 
 HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(2.0); "
 

@@ -14,9 +14,9 @@ from autotune.failures import classify
 from autotune.launchers import local
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
-from autotune.testing.stub_programs import IGNORES_SIGTERM, program
 from tests.launchers.test_local import TUNER
+from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=2.0)
 SHM = Path("/dev/shm")

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.launchers.environment import trial_environment
 from autotune.launchers.user_files import UserFiles
-from autotune.testing.launcher_contract import a_launch
+from tests.support.launcher_contract import a_launch
 
 WITH_MLFLOW = """
 import mlflow

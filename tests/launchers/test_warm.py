@@ -12,9 +12,9 @@ import torch
 
 from autotune.launchers import warm
 from autotune.launchers.local import LocalLauncher
-from autotune.testing.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
-from autotune.testing.stub_programs import program
 from tests.launchers.test_local import SHORT
+from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.stub_programs import program
 
 INLINE = ["-S", "-c"]  # how the stub programs are started
 NO_TORCH = ("json",)  # a server that imports nothing heavy

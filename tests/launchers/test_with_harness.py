@@ -10,7 +10,7 @@ from autotune.harness.explain.documents import PASSES, document_file
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, wait
+from tests.support.launcher_contract import a_launch, wait
 
 TRAIN = """
 import torch

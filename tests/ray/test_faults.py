@@ -12,21 +12,21 @@ from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, wait_for
-from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
+from tests.support.launcher_contract import a_launch, wait_for
+from tests.support.stub_programs import program
 
 TUNER = """
 import sys, time
 from pathlib import Path
 from autotune.config.schema import RayOptions
 from autotune.launchers.ray.launcher import RayLauncher
-from autotune.testing.launcher_contract import a_launch
+from tests.support.launcher_contract import a_launch
 from tests.launchers.agents import SHORT, place
 folder = Path(sys.argv[1])
 launcher = RayLauncher(RayOptions(address=sys.argv[2], gpus=int(sys.argv[3])), place(folder.parent), graces=SHORT)

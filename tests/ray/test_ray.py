@@ -12,11 +12,11 @@ from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.launchers.node import DEVICE_VARIABLES
-from autotune.testing.launcher_contract import a_launch, wait
-from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
+from tests.support.launcher_contract import a_launch, wait
+from tests.support.stub_programs import program
 
 RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 

@@ -16,10 +16,10 @@ from autotune.cli.main import main
 from autotune.launchers.environment import own_environment
 from autotune.replay.table import read, write
 from autotune.run_dir import StudyFolder
-from autotune.testing.stub_programs import PRELUDE
 from tests.faults.quick_study import PROGRAM
 from tests.replay.tables import make_table
 from tests.replay.test_recording import places
+from tests.support.stub_programs import PRELUDE
 
 SPACE = ["search_space=none", "loader.num_workers=choice(0,1)", "precision.amp=choice(off,bf16)", "record.repeats=2"]
 

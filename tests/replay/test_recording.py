@@ -14,8 +14,8 @@ from autotune.run_dir import StudyFolder
 from autotune.space import Choice, ResolvedSpace
 from autotune.study import resume_study, run_study
 from autotune.study.design import configurations
-from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.study.conftest import Bench
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 SPACE = ("search_space=none", "loader.num_workers=choice(0,2)", "precision.amp=choice(off,bf16)")
 

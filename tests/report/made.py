@@ -10,11 +10,11 @@ from autotune.explain.tables import explained, write_tables
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.summary import trial_entry
-from autotune.testing.fake_launcher import Surface
-from autotune.testing.studies import make_study
 from tests.explain import made as documents
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
 from tests.study.conftest import Bench
+from tests.support.fake_launcher import Surface
+from tests.support.studies import make_study
 
 SPACE = "loader.batch_size: [16, 32, 64, 128]\nloader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\n"
 WASTE = documents.line("total += sum(i * i for i in range(20000))", 0.02, function="train", line=12)

@@ -10,8 +10,8 @@ from PIL import Image
 from autotune.report.page import page as page_of
 from autotune.report.picture import take
 from autotune.report.study import read
-from autotune.testing.studies import make_study
 from tests.report import made
+from tests.support.studies import make_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(

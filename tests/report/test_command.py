@@ -14,7 +14,7 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.report import picture
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from autotune.report.figures.operators import kernel_label, kernels, operators
 from autotune.report.figures.step import categories
 from autotune.report.figures.use import use
 from autotune.report.study import Study, read
-from autotune.testing.studies import make_study
 from tests.explain.kineto import Kineto
 from tests.explain.passes import lines, memory, traced, write
+from tests.support.studies import make_study
 
 TF32 = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize256x64x32_warpgroupsize1x1x1_g1_execute"
 

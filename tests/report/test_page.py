@@ -14,8 +14,8 @@ from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_o
 from autotune.report.page import page
 from autotune.report.study import read
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
 from tests.report import made
+from tests.support.studies import make_study
 
 
 def text_of(page_html: str) -> str:

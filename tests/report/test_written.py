@@ -4,8 +4,8 @@ import pytest
 
 from autotune.errors import NothingWorked
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.testing.fake_launcher import Failure
 from tests.report import made
+from tests.support.fake_launcher import Failure
 
 CRASH = Failure(error={"type": "ValueError", "message": "no such file", "traceback": "Traceback: no such file"})
 

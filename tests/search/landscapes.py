@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from autotune.records import Knobs
-from autotune.testing.fake_launcher import Surface
+from tests.support.fake_launcher import Surface
 
 GPU_FACTS = {"torch": "2.14.1", "device": "cuda", "device_name": "Fake GPU", "compute_capability": [9, 0], "has_compiler": True}
 AMP, LAYOUT, COMPILE, FUSED = "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation"

@@ -14,11 +14,11 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.studies import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.fake_launcher import FakeLauncher
-from autotune.testing.listener import RecordingListener
 from autotune.trials.schedule import Ending
 from tests.search.landscapes import Landscape
 from tests.study.conftest import FakeCpu
+from tests.support.fake_launcher import FakeLauncher
+from tests.support.listener import RecordingListener
 
 GPU = {"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 80 * 2**30}
 

@@ -12,8 +12,8 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.replay.table import MAX_BYTES
-from autotune.testing.studies import make_study
 from tests.cli.conftest import Cli
+from tests.support.studies import make_study
 
 PWNED = "PWNED"  # the file that hostile code would make in the current folder
 TAGS = {

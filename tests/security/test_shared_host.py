@@ -19,10 +19,10 @@ from autotune.errors import BadInput, FolderLost
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.process_tree import members
 from autotune.studies import create
-from autotune.testing.studies import make_study
 from autotune.trackers import store
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy
+from tests.support.studies import make_study
 
 NOBODY = 65534
 SECRET = "hf_abcdefghijklmnop0001"

@@ -3,9 +3,9 @@
 import pytest
 
 from autotune.launchers.base import Launcher
-from autotune.testing.launcher_contract import LauncherContract
 from tests.launchers.agents import ready
 from tests.slurm.conftest import Make
+from tests.support.launcher_contract import LauncherContract
 
 
 class TestSlurmLauncher(LauncherContract):

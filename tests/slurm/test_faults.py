@@ -15,19 +15,19 @@ from autotune.failures import classify
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, wait_for
-from autotune.testing.stub_programs import program
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import ready
 from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
+from tests.support.launcher_contract import a_launch, wait_for
+from tests.support.stub_programs import program
 
 TUNER = """
 import json, sys, time
 from pathlib import Path
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from autotune.testing.launcher_contract import a_launch
+from tests.support.launcher_contract import a_launch
 from tests.launchers.agents import SHORT, place
 folder = Path(sys.argv[1])
 launcher = SlurmLauncher(SlurmOptions(**json.loads(sys.argv[2])), place(folder.parent), graces=SHORT)

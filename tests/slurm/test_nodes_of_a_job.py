@@ -21,13 +21,13 @@ from autotune.failures import classify
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
-from autotune.testing.launcher_contract import a_launch, wait_for
-from autotune.testing.stub_programs import program
 from tests.faults.trial_studies import QUICK
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import lost, nothing_left
 from tests.slurm.private import FAR
 from tests.slurm.test_faults import TUNER, here
+from tests.support.launcher_contract import a_launch, wait_for
+from tests.support.stub_programs import program
 
 HERE = os.uname().nodename
 OPTIONS = {"nodes": 2, "cpus": 2, "partition": "two"}

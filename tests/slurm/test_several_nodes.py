@@ -25,12 +25,12 @@ from autotune.launchers.local import LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
-from autotune.testing.launcher_contract import a_launch, is_alive
 from tests.apply.conftest import Place
 from tests.faults.trial_studies import PROGRAMS as FAULTY
 from tests.faults.trial_studies import QUICK
 from tests.launchers.losses import nothing_left
 from tests.slurm.private import FAR, PrivateSlurm
+from tests.support.launcher_contract import a_launch, is_alive
 
 PROGRAMS = Path(__file__).with_name("programs")
 HERE = os.uname().nodename

@@ -9,8 +9,8 @@ from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.studies import create
 from autotune.study import StudyInputs, run_study
-from autotune.testing.fake_launcher import FakeLauncher, MadeUpDevice, Surface
-from autotune.testing.listener import RecordingListener
+from tests.support.fake_launcher import FakeLauncher, MadeUpDevice, Surface
+from tests.support.listener import RecordingListener
 
 MACHINE = {
     "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4, "num_cpus": 4, "memory_bytes": 16 * 2**30,

@@ -7,7 +7,7 @@ import pytest
 from autotune.export import export
 from autotune.records import Kind, Tier
 from autotune.study import resume_study
-from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 GAINS = {"A": 1.30, "B": 1.05, "C": 1.0, "D": 1.0, "E": 1.0}
 ALL = {f"env.{name}": "1" for name in GAINS}

@@ -9,8 +9,8 @@ from autotune.errors import NothingWorked
 from autotune.harness.meter import DONE, STEADY, Meter
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Outcome
-from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import RATES
+from tests.support.fake_launcher import Failure, Surface
 
 HUNG_S = 1e6
 

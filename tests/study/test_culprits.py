@@ -8,7 +8,7 @@ from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.study import resume_study
 from autotune.study.culprits import Culprits
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 GAINS = {("precision.amp", "bf16"): 1.5, ("layout.channels_last", True): 1.3, ("optimizer.implementation", "fused"): 1.1}
 LAYOUT, AMP = ("layout.channels_last", True), ("precision.amp", "bf16")

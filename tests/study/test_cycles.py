@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.testing.fake_launcher import Surface
+from tests.support.fake_launcher import Surface
 
 CYCLES = "Steps come in cycles of 10 steps in 2 s; the window contains 4 cycles"
 

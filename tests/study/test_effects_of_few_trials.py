@@ -9,8 +9,8 @@ from autotune.config.recorded import recorded
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.study import resume_study
 from autotune.study.effects import needed, with_estimates
-from autotune.testing.fake_launcher import Surface
 from tests.study.conftest import RATES
+from tests.support.fake_launcher import Surface
 
 ALL = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
 ABOUT = StudyRecord(name="s", title="s", command=[], cwd="/", budget_s=180.0)

@@ -17,12 +17,12 @@ from autotune.harness.explain.documents import MAIN
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import MAX_CHECKS, explainable
-from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 AUTO = "explain.auto=true"
 WASTE = made.line("total += sum(i * i for i in range(20000))", 0.02, function="<module>", line=12)

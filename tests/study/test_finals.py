@@ -3,7 +3,7 @@ import pytest
 from autotune.compare.decision import Decision, choose, finalists, judge, without_finalist
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 
 def trial(number, value, outcome=Outcome.ok, **changed):

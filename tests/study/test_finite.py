@@ -7,7 +7,7 @@ from autotune.export import export
 from autotune.records import Kind, Outcome
 from autotune.stats import Ratio
 from autotune.study import resume_study
-from autotune.testing.fake_launcher import Surface
+from tests.support.fake_launcher import Surface
 
 GAINS = {("precision.amp", "bf16"): 2.0}
 LOST = [2.0] * 5 + [None] * 59  # from step 6 on

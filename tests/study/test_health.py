@@ -8,9 +8,9 @@ from autotune.monitors.disturbances import MIN_WINDOW_S, of_cpu, of_device, own_
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.report.verdict import noise_lines
-from autotune.testing.fake_launcher import Failure, Surface
 from autotune.trials import health
 from autotune.trials.health import Level
+from tests.support.fake_launcher import Failure, Surface
 
 
 def use(**what):

@@ -9,10 +9,10 @@ from autotune.clock import VirtualClock
 from autotune.compare.break_even import search_cost
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.fake_launcher import Surface
 from autotune.trials.budget import Budget, outlook
 from autotune.trials.events import Outlook
 from tests.study.test_explaining import documents
+from tests.support.fake_launcher import Surface
 
 FAST = {("precision.amp", "bf16"): 1.8}
 FASTER = {"ratio": 2.0, "ci": [1.5, 3.0], "verdict": "faster"}

@@ -6,8 +6,8 @@ from autotune.compare.parity import arithmetic
 from autotune.export import export
 from autotune.records import Kind, Outcome
 from autotune.study import resume_study
-from autotune.testing.fake_launcher import Failure, Surface
-from autotune.testing.listener import RecordingListener
+from tests.support.fake_launcher import Failure, Surface
+from tests.support.listener import RecordingListener
 
 GAINS = {("precision.amp", "bf16"): 2.0, ("layout.channels_last", True): 1.2}
 

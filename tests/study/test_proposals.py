@@ -3,8 +3,8 @@ import pytest
 from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
 from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS, TOO_DEAR
-from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import RATES
+from tests.support.fake_launcher import Failure, Surface
 
 
 def searched(study):

@@ -5,8 +5,8 @@ import pytest
 from autotune.clock import Clock
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.fake_launcher import Failure, Surface
 from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
+from tests.support.fake_launcher import Failure, Surface
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.records import Kind, Outcome
-from autotune.testing.fake_launcher import Surface
 from autotune.trials.session import RACED_FRAC
+from tests.support.fake_launcher import Surface
 
 FAST = {("precision.amp", "bf16"): 3.0, ("layout.channels_last", True): 1.2}
 SLOW = {**FAST, ("optimizer.implementation", "fused"): 0.5}

@@ -7,8 +7,8 @@ import pytest
 from autotune.records import Kind
 from autotune.study import resume_study
 from autotune.study.proposals import NO_IMPROVEMENT
-from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import MACHINE, RATES
+from tests.support.fake_launcher import Failure, Surface
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip

@@ -20,7 +20,7 @@ from autotune.owner import OWNER_FILE, owner_of
 from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, create, find, studies
-from autotune.testing.studies import make_study
+from tests.support.studies import make_study
 
 
 def test_two_studies_of_one_name_are_both_reached(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from autotune.records import Kind, Outcome
 from autotune.study import resume_study
 from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, _slowest_machines, calibration
-from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import Bench
+from tests.support.fake_launcher import Failure, Surface
 
 FEW = ["search.sampler=random", "study.budget.trials=14"]
 # Gains too small to make the study calibrate again.

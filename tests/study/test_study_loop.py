@@ -5,7 +5,7 @@ import pytest
 
 from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
 

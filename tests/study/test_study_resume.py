@@ -15,7 +15,7 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
 QUICK = ("compile.mode=off", "study.budget.trials=5")

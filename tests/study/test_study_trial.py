@@ -6,7 +6,7 @@ from autotune.errors import NothingWorked
 from autotune.harness.protocol import OVERRIDDEN, KnobReport
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Outcome
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 
 def once(numbers, failure):

@@ -14,7 +14,7 @@ from autotune.errors import NothingWorked
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
 from autotune.stats import Ratio
 from autotune.study import resume_study
-from autotune.testing.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, Surface
 
 BF16 = {"precision.amp": "bf16"}
 FASTER = Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e6, start_s=1.0, window_s=3.0)

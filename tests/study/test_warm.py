@@ -5,10 +5,10 @@ import pytest
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.testing.fake_launcher import Failure, Surface
 from autotune.trials.objective import fixed_s
 from autotune.trials.warm import WarmStarts
 from tests.study.test_study_trial import once
+from tests.support.fake_launcher import Failure, Surface
 
 ALLOWS = {"is_first": True, "changed": []}
 FACTS = {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True, "startup": ALLOWS}

@@ -12,9 +12,9 @@ from autotune.study import resume_study
 from autotune.study.inheritance import Source, _out_of_memory, check_named, foreseen
 from autotune.study.initial import EARLIER, NUM_EARLIER_SEEDS
 from autotune.study.oom_frontier import dominates
-from autotune.testing.fake_launcher import Failure, Surface
 from autotune.wording import warm_start_text
 from tests.study.conftest import MACHINE
+from tests.support.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
 ROOMY = {"loader.batch_size": 32, "precision.amp": "off"}

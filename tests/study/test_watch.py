@@ -4,9 +4,9 @@ from autotune.clock import VirtualClock
 from autotune.harness.protocol import Progress, RankResult
 from autotune.monitors import watch
 from autotune.monitors.nvml import NoDevice, NvmlDevice
-from autotune.testing.fake_launcher import Surface
 from tests.machine.fakes import FakeNvml
 from tests.monitors.test_nvml import used
+from tests.support.fake_launcher import Surface
 
 
 class Holding(NoDevice):

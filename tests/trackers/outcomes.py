@@ -7,8 +7,8 @@ from pathlib import Path
 
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
-from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.study.conftest import Bench
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 WANTED = {
     Outcome.ok, Outcome.raced, Outcome.unsteady, Outcome.device_oom, Outcome.crash, Outcome.timeout, Outcome.infeasible,

@@ -1,8 +1,8 @@
 import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
-from autotune.testing.studies import make_study
 from autotune.trackers import entries
+from tests.support.studies import make_study
 
 
 @pytest.fixture

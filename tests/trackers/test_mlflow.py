@@ -14,10 +14,10 @@ from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import add_trial, make_study, summary_of
 from autotune.trackers import store
 from autotune.trackers.mlflow import MlflowTracker
 from autotune.trackers.sync import sync
+from tests.support.studies import add_trial, make_study, summary_of
 from tests.trackers.servers import Mirror
 
 # MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.

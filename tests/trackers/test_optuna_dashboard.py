@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from autotune.records import Kind, Outcome
-from autotune.testing.fake_launcher import Failure
 from tests.report import made
+from tests.support.fake_launcher import Failure
 from tests.trackers.browser import browser_page
 from tests.trackers.servers import START_S, free_port
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from autotune.run_dir import StudyFolder
-from autotune.testing.studies import make_study
 from autotune.trackers import views
 from autotune.trackers.sync import sync
+from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
 from tests.trackers.outcomes import WANTED, make_study_of_every_outcome
 from tests.trackers.postgres import Postgres, why_no_postgres

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.testing.studies import make_study
 from autotune.trackers import store
+from tests.support.studies import make_study
 
 
 @pytest.fixture

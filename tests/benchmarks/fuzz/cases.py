@@ -17,8 +17,6 @@ from autotune.harness.explain.documents import Compiled
 from autotune.launchers.link import BEAT, START
 from autotune.launchers.messages import from_launch
 from autotune.replay.table import FORMAT, SCHEMA
-from autotune.testing.launcher_contract import a_launch
-from autotune.testing.studies import MACHINE
 from tests.benchmarks.fuzz.damage import (
     FEW,
     SELDOM,
@@ -35,6 +33,8 @@ from tests.benchmarks.fuzz.damage import (
 from tests.corpus.documents import LAUGHS
 from tests.explain import passes
 from tests.replay.tables import make_table
+from tests.support.launcher_contract import a_launch
+from tests.support.studies import MACHINE
 
 # Words ---------------------------------------------------------------------------------------------------------------------
 

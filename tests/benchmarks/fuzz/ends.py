@@ -25,9 +25,9 @@ from autotune.launchers.transport import Transport
 from autotune.machine.visible import visible_gpus
 from autotune.masking import Secrets
 from autotune.search.study import begin_study
-from autotune.testing.launcher_contract import a_launch
 from tests.benchmarks.fuzz.damage import Case
 from tests.explain.made import evidence
+from tests.support.launcher_contract import a_launch
 
 GPUS = [{"uuid": "GPU-12", "name": "A"}, {"uuid": "GPU-13", "name": "B"}]
 

@@ -31,11 +31,11 @@ import autotune.study
 from autotune.cli import app
 from autotune.config import compose
 from autotune.replay import bench
-from autotune.testing import studies
 from tests import compositions
 from tests.benchmarks.fuzz import ends
 from tests.benchmarks.fuzz.cases import BEST, GLOBAL, OF_RECIPE, TABLE_BYTES
 from tests.benchmarks.fuzz.damage import Case
+from tests.support import studies
 
 LIMIT_S = 10.0
 CODES = (0, 2, 3, 4, 5, 130)  # those that are documented, without 1: an internal error

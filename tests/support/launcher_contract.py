@@ -20,7 +20,7 @@ from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.records import Outcome
-from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 ATTEMPTS = itertools.count()
 PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
@@ -269,7 +269,7 @@ class LauncherContract:
         outcome, reason = classify(ended.facts(launch.spec))
         assert outcome is Outcome.timeout
         assert reason.startswith(f"{limit}:")
-        assert phase in reason
+        assert phase in reason, reason
 
     def test_trial_that_moves_for_ever_ends_at_the_total_limit(self, launcher: Launcher, folder: Path) -> None:
         """Steady progress does not extend the total limit."""

@@ -1,0 +1,1 @@
+"""Contract suites and fakes that several folders of tests share."""
