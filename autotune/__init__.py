@@ -51,7 +51,7 @@ def trial_step(samples: float | None = None) -> None:
 
     Args:
         samples: number of samples that this process trained on in this step. If not given, the samples in
-            the training loader's batches are counted, or else the steps.
+            the training loader's batches count or, if these are unknown, the steps.
     """
     harness = sys.modules.get("_autotune_harness")  # the harness is loaded under this name, not as part of autotune
     if harness is not None:

@@ -42,7 +42,7 @@ class Speedup:
         verdict: "faster", "same" or "ambiguous".
         ratio: how many times as fast the winner is; None if they were not compared.
         low, high: 95 % interval of the ratio; None if there is none.
-        reason: why the verdict is not "faster", or what limits it; "" for nothing to say.
+        reason: why the verdict is not "faster", or what limits it; "" if there is nothing to say.
     """
 
     verdict: str
@@ -57,7 +57,7 @@ class Report:
     """A study's report, which a notebook shows.
 
     Attributes:
-        path: the file; it needs nothing else and can be sent on.
+        path: the file. It is self-contained, so it can be sent to others.
     """
 
     path: Path
@@ -204,7 +204,7 @@ def run(
 
     Raises:
         autotune.errors.BadInput: the request is invalid; says why.
-        autotune.errors.NothingWorked: the program does not train, with its own settings or any others.
+        autotune.errors.NothingWorked: the program does not train, either unchanged or with the settings that are tried first.
         autotune.errors.Interrupted: Ctrl-C, or the kernel was interrupted. All measurements are kept: `Study(name)` reads them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """

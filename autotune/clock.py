@@ -29,7 +29,7 @@ class PausableClock(Clock):
         self._since_s: float | None = None
 
     def monotonic(self) -> float:
-        """Returns the seconds of the monotonic clock, without all pauses."""
+        """Returns the seconds of the monotonic clock, not counting pauses."""
         return (super().monotonic() if self._since_s is None else self._since_s) - self._paused_s
 
     def pause(self) -> None:
@@ -45,7 +45,7 @@ class PausableClock(Clock):
 
 
 class VirtualClock(Clock):
-    """A clock that begins at `start_s` and that only `sleep` advances, which returns at once: an hour's study takes no time."""
+    """A clock that begins at `start_s`. Only `sleep` advances it, and returns at once, so an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s
@@ -55,7 +55,7 @@ class VirtualClock(Clock):
         return self.now_s
 
     def time(self) -> float:
-        """Returns the virtual time as if it began on a fixed day."""
+        """Returns the virtual time as seconds since the epoch, as if it began on a fixed day."""
         return 1_750_000_000.0 + self.now_s
 
     def sleep(self, seconds: float) -> None:

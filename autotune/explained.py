@@ -10,7 +10,7 @@ from autotune.knobs.base import value_text
 LARGE_FRAC = 0.1  # a finding with a smaller gain does not limit the training
 LEAST_SHARE = 5.0  # phases with a smaller share of a step, in percent, are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-WITHOUT = "pairs without it"  # how a cause was measured that no setting removes, see `explain/checks.py`
+WITHOUT = "pairs without it"  # how the gain was measured if no setting removes the cause, see `explain/checks.py`
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
 
@@ -79,7 +79,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line on each check of some trials that is not shown with a finding, such as a check that refuted one."""
+    """Returns a line for each check of these trials that is not shown with a finding, such as a check that refuted one."""
     trials = [entry["trial"] for entry in entries]
     shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]

@@ -32,7 +32,7 @@ from autotune.quantities import bytes_text
 from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
 
-MAX_QUOTED_CHARS = 340  # maximum number of characters that are quoted of the program's own text; autotune's words are never cut
+MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
 MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
 # A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one in 2000, to try a larger scale.
 MAX_SKIPPED_FRAC = 0.02

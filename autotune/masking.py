@@ -134,7 +134,7 @@ class Secrets:
         if isinstance(document, Mapping):
             return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
-            is_series = all(isinstance(item, float) for item in document)  # kept as it is: results have one number per step
+            is_series = all(isinstance(item, float) for item in document)  # kept: it holds no secrets, and may be very long
             return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document

@@ -129,7 +129,7 @@ def held(path: Path) -> Iterator[bool]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_free = True
     except OSError as error:
-        is_free = not isinstance(error, BlockingIOError)  # else no locks on this file system
+        is_free = not isinstance(error, BlockingIOError)  # any other error means a file system without locks
     try:
         yield is_free
     finally:

@@ -25,12 +25,12 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns a text without control characters only: what is left of an escape sequence can be seen, and no markup is lost."""
+    """Returns a text without its control characters. The rest of an escape sequence stays visible, and no markup is lost."""
     return _CONTROLS.sub("", text)
 
 
 def escaped_document(document: str) -> str:
-    r"""Returns a JSON or YAML document whose strings are quoted with their control characters written as "\u009b"."""
+    r"""Returns a JSON or YAML document, whose strings must be quoted, with its control characters written as "\u009b"."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

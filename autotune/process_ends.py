@@ -12,8 +12,8 @@ from autotune.log_messages import RELAYED_NAME, raised_in
 FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", re.DOTALL)
 REPORT = re.compile(FAILURES.pattern + r".*?^=+$", re.DOTALL | re.MULTILINE)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
-# srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has given
-# the step up, what it says of further tasks is its own doing.
+# srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has
+# given up the step, it ends the remaining tasks itself, so its lines about these do not tell the cause.
 TASK_FAILED = re.compile(
     r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
 )

@@ -89,7 +89,7 @@ def percent_text(fraction: float | None, *, digits: int = 0) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal; "under 0.1 %" for one that would be 0.0 %, but is not."""
+    """Returns a share in percent, with one decimal; "under 0.1 %" for a share above 0 that would be rounded to 0.0 %."""
     return "under 0.1 %" if share and 0 < share < 0.0005 else percent_text(share, digits=1)
 
 
@@ -99,7 +99,7 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def ratio_interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
+    """Returns a speed-up's interval with two decimals, like the ratio itself: "[2.36, 2.46]"; "" without one."""
     return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
 
 

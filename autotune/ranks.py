@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from autotune.harness.protocol import RankResult
 
 # A rank is a straggler if its own work takes longer than another rank's by this share of a step. From this share on,
-# established profilers call a loss moderate.
+# established profilers call a loss of time moderate.
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
-# Two durations of a window count as equal if they differ by less than this share: it is more than rounding changes, but less
-# than an evaluation takes.
+# Two durations of a window count as equal if they differ by less than this share. Rounding changes them by less, an evaluation
+# between the steps by more.
 SAME_FRAC = 0.01
 
 
@@ -46,7 +46,8 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
             return None
         if not result.throughput_per_s > 0:  # NaN is no rate, either
             return Pace(window.seconds / window.steps, 0.0)
-        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # share of the rate that lasts
+        # Share of the rate that can last. The rest came from a queue of batches that was filled earlier.
+        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
@@ -94,10 +95,10 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns a summary of several ranks; {} for one.
 
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "host", "step_s",
-    "rate_per_s", "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None, an unknown host
-    "". `exposed_s` is the time that
-    a rank waits in collectives in each step, and `own_s` is the rest of the step. The rank that enters a collective last waits
-    for no other rank, so the shortest wait is the cost of communication itself. Any longer wait is due to stragglers.
+    "rate_per_s", "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None, an unknown
+    host "". `exposed_s` is the time that a rank waits in collectives in each step, and `own_s` is the rest of the step. The
+    rank that enters a collective last waits for no other rank, so the shortest wait is the cost of communication itself. Any
+    longer wait is due to stragglers.
     """
     if len(results) < 2:
         return {}

@@ -130,7 +130,7 @@ class TrialRequest:
 
     @classmethod
     def from_json(cls, raw: Any) -> TrialRequest:
-        """Returns the request that `dataclasses.asdict` made plain.
+        """Returns the request that `dataclasses.asdict` turned into plain values.
 
         Raises:
             ValueError: another schema, or not a request.
@@ -298,10 +298,10 @@ class StudyRecord:
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
-        noise: spread from process to process as earlier studies measured it, {"spread", "freedom"}; {} without any.
+        noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
-            alone), "ci", "num_pairs", "why_one"}, and "num_sampled" if fewer slots ran in all pairs; {} on a machine with one
-            slot.
+            alone), "ci", "num_pairs", "why_one"}, and "num_sampled", the number of slots that ran in every pair, if not all
+            did; {} on a machine with one slot.
     """
 
     name: str

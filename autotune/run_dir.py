@@ -230,7 +230,7 @@ class StudyFolder:
 
     @property
     def explanation_file(self) -> Path:
-        """What explains the study, see explain/explanation.py."""
+        """Explanation of the study, see explain/explanation.py."""
         return self.path / "explanation.json"
 
     def write_explanation(self, document: dict[str, Any]) -> None:
@@ -339,12 +339,12 @@ def when_there_is_room(write: Callable[[], None]) -> None:
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder is a study's. One that has lost its study.json is one, too, so that this can be said."""
+    """Whether a folder is a study's. One that has lost its study.json counts, too, so that the loss can be reported."""
     return os.path.isfile(path / "study.json") or (os.path.isfile(path / "summary.json") and os.path.isdir(path / "trials"))
 
 
 def _outline(text: str) -> dict[str, Any] | None:
-    """Returns the entries of a summary that are not LONG; None if it does not count its trials, or is not as it was written."""
+    """Returns a summary's entries except LONG ones; None if "num_trials" is missing or `as_json` did not write the text."""
     lines = text.split("\n")
     if (lines[0], lines[-1]) != ("{", "}") or not any(line.startswith('"num_trials": ') for line in lines):
         return None

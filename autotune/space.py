@@ -201,7 +201,7 @@ class ResolvedSpace:
     def costly(self) -> list[tuple[str, str, KnobValue]]:
         """Returns (why, key, value) for every value that costs a compilation, cheapest first."""
         return [
-            (f"{key}={value} on the best of the others", key, value)
+            (f"{key}={value} with the best of the other settings", key, value)
             for key, domain in self.domains.items()
             if knob(key).is_costly
             for value in domain.values

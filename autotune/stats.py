@@ -125,8 +125,7 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if other rounds contribute to them; None if only the rounds of this
-            ratio do.
+        freedom: degrees of freedom of the interval if rounds other than this ratio's contribute to them; None otherwise.
     """
 
     ratio: float
@@ -170,7 +169,7 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
     recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
 
     Args:
-        now: the ratio measured now; without an interval, the quotient has none.
+        now: the ratio measured now. If it has no interval, the quotient has none, either.
         then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
             distribution's, which gives a larger standard error.
     """
@@ -323,9 +322,9 @@ def compare_rounds(
     """Returns how much faster a reference is than each of several configurations, from rounds that need not be complete.
 
     Uses a randomised block design (Montgomery, Design and Analysis of Experiments, 4.1): log rate = configuration + round +
-    noise, fitted by least squares. All configurations share one noise estimate, so three rounds of six have 10 degrees of
-    freedom, while three rounds of a single pair have 2. The intervals are widened after Bonferroni to hold simultaneously
-    with `confidence`, so they also hold for configurations picked afterwards.
+    noise, fitted by least squares. All configurations share one noise estimate, so three rounds of six
+    configurations have 10 degrees of freedom, while three rounds of a single pair have 2. The intervals are widened by
+    Bonferroni's correction to hold simultaneously with `confidence`, so they also hold for configurations picked afterwards.
 
     Args:
         rounds: for each round, a dict from configuration to rate per second, all positive.

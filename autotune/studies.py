@@ -49,13 +49,13 @@ def create(runs: Path, name: str) -> StudyFolder:
 
 
 def check_output(file: Path, option: str) -> None:
-    """Checks that a file to write is a path, and replaces nothing that a study or the tracking store has recorded.
+    """Checks that a file may be written: its path is valid, and it replaces no record of a study or of the tracking store.
 
     Raises:
-        BadInput: it is none, or it does.
+        BadInput: the path is not valid, or the file would replace a record.
     """
     if "\0" in str(file):
-        raise BadInput(f"{option}: a path holds no zero byte, got {str(file)!r}. Give another file.")
+        raise BadInput(f"{option}: a path cannot contain a zero byte, got {str(file)!r}. Give another file.")
     file = file.resolve()
     place = next((folder for folder in file.parents if is_study(folder)), None)
     own = place and file.relative_to(place).parts[0]
@@ -80,10 +80,11 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that a name or a path means.
+    """Returns the study that a name or a path refers to.
 
-    A name means the latest study requested under it, or else the study in the folder of that name. A path means the study in
-    whose folder it lies, wherever that is: "runs/resnet18" reaches the first of two studies of the same name.
+    A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
+    name. A path refers to the study whose folder contains it or is it, inside the runs folder or elsewhere. So
+    "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one.
 
     Args:
         runs: the runs folder.
@@ -110,7 +111,7 @@ def _at(path: str) -> StudyFolder:
     """Returns the study in whose folder a path lies.
 
     Raises:
-        BadInput: it lies in none, or it does not exist.
+        BadInput: it lies in no study's folder, or it does not exist.
     """
     if not os.path.exists(path):
         raise BadInput(
@@ -141,11 +142,11 @@ def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
 
 
 def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if its name stands for a later study.
+    """Returns what to type for this study on a command line: its name, or its path if the name now refers to a later study.
 
     Args:
         folder: the study.
-        latest: name under which studies were requested -> name of the latest; None to read all studies of the folder.
+        latest: requested name -> name of the latest study requested with it; None to find this out by reading all studies.
     """
     try:
         meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)

@@ -5,7 +5,7 @@ slots those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
 - why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.
-- baseline: is_barred is true if it violates a constraint, which reason names; otherwise it is absent.
+- baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
   "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget

@@ -85,7 +85,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns a sentence on the time that communication adds to a step of several ranks (`ranks.joined`) and needs alone."""
+    """Returns a sentence on communication in `ranks.joined`: the time that it adds to a step, and the time it takes alone."""
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
         return "communication: not measured, as the trial has no step times"

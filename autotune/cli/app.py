@@ -202,7 +202,7 @@ def explain(
         float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
     ] = 2.0,
     is_fixed: Annotated[
-        bool, typer.Option("--fixed", help="Compare the command after -- with the study's program, in turn.")
+        bool, typer.Option("--fixed", help="Run the command after -- and the study's program in turn, and compare them.")
     ] = False,
     finding: Annotated[
         int, typer.Option("--finding", metavar="N", min=1, help="Number of the finding that the fixed program addresses.")

@@ -155,12 +155,12 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     if not best.is_recipe:
         give = f"autotune apply {shlex.quote(asked.what)} -- {command_text(best.command) or 'python train.py'}"
         raise BadInput(
-            f"COMMAND: {best.file} was made for your own program, and autotune does not run a command just because a file "
-            f"contains it, got no command after '--'. If the file's command is the right one, type `{give}`."
+            f"COMMAND: missing, and {best.file} was made for your own program. autotune does not run a command just because "
+            f"a file contains it. If the file's command is the right one, type `{give}`."
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
-        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove it there." for key in twice)
+        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
     claim.check_parts(asked.overrides)
@@ -182,14 +182,14 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
-    """Whether an override leaves what was measured as it is: the length of the training, or the value that the file has."""
+    """Whether an override leaves what was measured as it is: it sets the training's length, or repeats the file's value."""
     key, _, value = word.partition("=")
     measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
     return key == LENGTH or (measured is not None and value == value_text(measured))
 
 
 def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
-    """Returns a warning if overrides change what the file's ratio was measured with; [] otherwise."""
+    """Returns a warning if overrides change settings with which the file's ratio was measured; [] otherwise."""
     ratio = best.origin[1]
     if not overrides or not ratio:
         return []
@@ -199,7 +199,7 @@ def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder's text. If it has no value and best.yaml sets its knob, that value is added: {key=value}."""
+    """Returns a placeholder's text. If it has no value but best.yaml sets its knob, adds the file's value: {key=value}."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 

@@ -142,7 +142,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
-    """Returns the study's inputs without a budget, because explaining ends without one."""
+    """Returns the study's inputs, without a budget, since explaining ends by itself."""
     from autotune.cli.run import inputs_of
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget

@@ -54,7 +54,7 @@ def export(
     for line in exported.notes:
         print(f"note: {line.removeprefix('Note: ')}", file=sys.stderr)
     if exported.left_out:
-        print(f"not expressible in {format_}; `autotune apply` and --format yaml have these, too:", file=sys.stderr)
+        print(f"not expressible in {format_}, but set by `autotune apply` and included in --format yaml:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in exported.left_out), file=sys.stderr)
     return 0
 

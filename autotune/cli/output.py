@@ -11,7 +11,7 @@ from autotune.errors import BadInput
 from autotune.studies import check_output
 
 STDOUT = "-"
-OURS = (b"# autotune: the best configuration", b'content="autotune ')  # beginnings of an export with comments, of a report
+OURS = (b"# autotune: the best configuration", b'content="autotune ')  # occur in the first bytes of our exports and reports
 HEAD_BYTES = 4096
 
 

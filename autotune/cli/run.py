@@ -65,7 +65,7 @@ def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
 
     Raises:
         BadInput: the request is invalid.
-        NothingWorked: the program does not train, with its own settings or any others.
+        NothingWorked: the program does not train, either unchanged or with the settings that are tried first.
         Interrupted: by the user; all measurements are kept.
         FolderLost: the study's folder cannot be written any more.
     """

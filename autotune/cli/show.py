@@ -46,7 +46,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 
 
 def _readable(folder: StudyFolder) -> StudyFolder:
-    """Returns a study after checking that no newer version of autotune made it. Its reader reports other problems.
+    """Returns a study after checking that no newer version of autotune made it. Other problems are reported later.
 
     Raises:
         BadInput: a newer version of autotune made it.

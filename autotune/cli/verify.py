@@ -106,7 +106,7 @@ def meant(runs: Path, what: str) -> StudyFolder | Path:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns (study, best.yaml). The study's recorded program is run; if it is None, the typed command or the recipe."""
+    """Returns (study, best.yaml). If study is None, the typed command or the recipe is run, otherwise the study's program."""
     folder = meant(asked.runs, asked.what)
     if isinstance(folder, Path):
         return None, folder
@@ -163,7 +163,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
-            f"{key}: set by the file that is verified, got it on the command line, too. Remove it there." for key in twice
+            f"{key}: set by the file that is verified, got it on the command line, too. Remove your value." for key in twice
         )
     if absent := [key for key in claim.secret if key not in composed.space.pinned]:
         raise BadInput(

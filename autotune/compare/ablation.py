@@ -48,7 +48,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds. The more is known, the more it must leave.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. It leaves more once more is known.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -217,7 +217,7 @@ class AblationResults:
     def vagueness(self, knob: str) -> float:
         """Returns half the width of an effect's interval, on the log scale; infinite without an interval.
 
-        Of the measured and the estimated interval, the narrower one counts.
+        If an effect was both measured and estimated, the narrower interval counts.
         """
         return min(_width(self._estimates.get(knob)), _width(self.ratio(self.parts[knob]))) / 2
 
@@ -256,8 +256,8 @@ class AblationResults:
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
         change with a proven effect, and is not shown to be slower by the estimates. Of these parts, the one with the fewest
-        changes is returned. A part with even fewer changes replaces it if it lacks only changes that `idle()` leaves out. One
-        measurement of such a part is enough, since there may have been no time for more rounds.
+        changes is returned. It is replaced by a measured part with even fewer changes if that part lacks only changes that
+        `idle()` leaves out. One measurement of such a part is enough, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}

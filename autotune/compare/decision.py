@@ -195,10 +195,10 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order: dicts from the number of a finalist's first trial to its trial in that round.
+    """Returns the rounds of one kind, in order. Each is a dict: number of a finalist's search trial -> its trial in the round.
 
     Args:
-        finals: trials, by number, those of the finals among them.
+        finals: trials, by number; may contain trials of other kinds, which are ignored.
         why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
@@ -276,7 +276,8 @@ def judge(
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
-            exported, not for the verdict. Two pairs alone would give too wide an interval, from a tenth to ten times the ratio.
+            exported, not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth
+            of the ratio to ten times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -2,8 +2,8 @@
 
 Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
 the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the
-verdict is judged only once, or twice if there is time. Which of these is decided beforehand, and judging twice widens the
-interval. tests/stats/test_finals_hold.py measures the remaining error.
+verdict is judged only once, or twice if there is time. How often it is judged is decided before the rounds are
+seen, and judging twice widens the interval. tests/stats/test_finals_hold.py measures the remaining error.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Finals:
         return found
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
-        """Returns as many of the best entrants as a round may have to leave enough time for the reporting pairs."""
+        """Returns the best entrants: as many as a round can measure and still leave enough time for the reporting pairs."""
         spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
         for entrant in entrants:
@@ -259,7 +259,7 @@ class Finals:
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # it violates a constraint: not kept
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # a baseline that violates one is not kept
             decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 
@@ -309,7 +309,7 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
     """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
-    The search's own measurements count as a round. They overstate the rates, most of all the best one. But on a noisy machine,
+    The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
     two rounds alone say little. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
     table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same

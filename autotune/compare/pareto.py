@@ -42,7 +42,10 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 
 
 def confirm_front(session: Session, reported: set[int]) -> None:
-    """Measures points of the front again while there is time, except those `reported`: a single rate may be too high."""
+    """Measures points of the front again while there is time, since a rate that was measured only once may be too high.
+
+    Leaves out the points that are `reported` already.
+    """
     names = session.runner.goal.names
     found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
     points = _telling(found, names[1:])

@@ -15,8 +15,8 @@ LEAST_FRAC = 0.03  # a smaller change over the whole comparison is not mentioned
 def trend(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much slower or faster the machine became during the finals; "" if there is no clear trend.
 
-    The rates of all configurations must have changed in the same direction, and their common slope must be significant at
-    LEVEL. tests/compare/test_trend.py simulates how often a trend is reported although there is none.
+    A trend is reported only if the rates of all configurations changed in the same direction and their common slope is
+    significant at LEVEL. tests/compare/test_trend.py simulates how often a trend is reported when there is none.
     """
     finals = [one for one in records if one.kind is Kind.final and one.value and one.outcome.may_win]
     rates: dict[int, list[tuple[float, float]]] = {}
@@ -42,5 +42,6 @@ def _sentence(numbers: Sequence[int], factor: float) -> str:
     became, went = ("slower", "fell") if factor < 1 else ("faster", "rose")
     return (
         f"the machine became {became} by {abs(factor - 1):.0%} during the comparison: the rates of {who} {went} together "
-        f"(trend clear at the {LEVEL:.0%} level). The ratio compares only runs that were measured in turn, so it holds"
+        f"(trend clear at the {LEVEL:.0%} level). The ratio is still valid: it compares only runs that were measured right "
+        "after each other"
     ).replace("%", " %")

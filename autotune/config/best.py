@@ -88,7 +88,7 @@ class Best:
                 continue
             asked = one_line(" ".join([*option, part]), MAX_WORDS)
             problems.append(
-                f"COMMAND: does not set {', '.join(keys)} as it did when {self.file} was made. Write `{asked}` into it."
+                f"COMMAND: does not set {', '.join(keys)} as it did when {self.file} was made. Use `{asked}` in the command."
             )
         return passed, problems
 
@@ -109,7 +109,7 @@ def read_best(path: Path) -> Best:
     problems = []
     if len(document) > 1 and not any(is_knob(key) for key, _ in _flat(document)):
         keys = ", ".join(list(document)[:3])
-        raise BadInput(f"BEST: not a best.yaml, got {shown(str(path))}, whose keys are no knobs ({keys}, ...). {EXPORTED}.")
+        raise BadInput(f"BEST: not a best.yaml, got {shown(str(path))}, whose keys are not knobs ({keys}, ...). {EXPORTED}.")
     for key, raw in _flat(document):
         try:
             if raw is not None:

@@ -88,8 +88,8 @@ class Claim:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
         Args:
-            without: configuration groups to omit. If a command is verified, these are the groups of the recipe; otherwise they
-                are the groups that the command line chooses, as model=NAME does.
+            without: configuration groups to omit. If a command is verified, these are the groups of the recipe. Otherwise they
+                are the groups for which the command line chooses a file: `model` if it has model=NAME.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
@@ -120,10 +120,10 @@ class Verify:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Verify:
-        """Returns the object that `dataclasses.asdict` made plain.
+        """Returns the `Verify` that `dataclasses.asdict` turned into plain values.
 
         Raises:
-            ValueError: the values are not such an object.
+            ValueError: the values are not those of a `Verify`.
         """
         try:
             return from_json(raw, cls)

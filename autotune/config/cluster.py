@@ -25,7 +25,7 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and matching keys; `environment` says whether this is a job."""
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and matching keys; `environment` shows whether this is a job."""
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [
@@ -51,7 +51,7 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
 
 
 def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> list[str]:
-    """Returns what is wrong with `launch.slurm.nodes` for a command; None is a recipe."""
+    """Returns what is wrong with `launch.slurm.nodes` for a command, or for a recipe if `command` is None."""
     num = config.launch.slurm.nodes
     if config.launcher != SLURM or num < 2:
         return []
@@ -61,7 +61,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
             "-- srun python train.py."
         ]
     name = Path(command[0]).name
-    if not (PYTHON.fullmatch(name) or name in STARTERS):  # of a script it is not known what it starts
+    if not (PYTHON.fullmatch(name) or name in STARTERS):  # what a script of the user's starts is unknown
         return []
     return [
         f"launch.slurm.nodes: {name} starts processes on one node only, got {num}. Put srun before it: -- srun {name} ... If "

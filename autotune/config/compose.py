@@ -110,7 +110,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
         document: more configuration, which was already checked; overrides and files take precedence over it.
-        node: the same facts about the machine that trials run on, if it is another one; None while it is unknown.
+        node: the same facts about the node, if trials run on another machine; None while the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.

@@ -158,7 +158,7 @@ def parse(text: str) -> Override:
     if equals and len(key) > MAX_KEY:
         raise BadInput(f"{shown(key)}: no such key, it has {len(key)} characters, got {shown(value)}. Give KEY=VALUE.")
     if not KEY.fullmatch(key):
-        raise BadInput(f"{shown(text)}: no key before the '=', or a key with letters that keys cannot have. Give KEY=VALUE.")
+        raise BadInput(f"{shown(text)}: no key before the '=', or a key with characters that keys cannot have. Give KEY=VALUE.")
     if key in options("model", [folder("conf")]) and not equals:
         raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Write model={key}.")
     if not equals and not key.startswith("~"):
@@ -176,7 +176,7 @@ def parse(text: str) -> Override:
             meant = f" Did you mean '{key}={whole}'?" if missing > 0 and "()" not in whole else ""
             raise BadInput(f"{key}: {end}, got {shown(value)}.{meant} Quote it for the shell: '{key}=choice(...)'.") from error
         is_plain = value.isprintable() and len(value) <= 60 and not set(value) & set("'\"$`\\!")
-        quoted = f"Text with special letters is quoted twice: \"{key}='{value if is_plain else '...'}'\"."
+        quoted = f"Text with special characters is quoted twice: \"{key}='{value if is_plain else '...'}'\"."
         raise BadInput(f"{key}: not a value in Hydra's grammar, got {shown(value)}{_where(error)}. {quoted}") from error
 
 
@@ -185,7 +185,7 @@ def _where(error: BaseException) -> str:
     text = " ".join(str(error.__cause__ or error).split())
     letter = re.search(r"LexerNoViableAltException\('(.)'\)", text)
     if letter:
-        return f" (the letter {letter[1]!r})"
+        return f" (the character {letter[1]!r})"
     return f" ({text.partition(' expecting ')[0]})" if text and text != "None" and len(text) < 200 else ""
 
 

@@ -92,7 +92,7 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
 
 
 def _command_before_dashes(overrides: Sequence[str]) -> str:
-    """Returns the problem of words that are a command without `--`; "" if they are none."""
+    """Returns the problem of words that are a command without `--`; "" if they are not a command."""
     words = [typed for typed in overrides if "=" not in typed]
     if not words or not (os.path.isfile(words[0]) or shutil.which(words[0])):
         return ""

@@ -92,7 +92,7 @@ SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
 PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # the user's own code
 CUSTOM = "custom.py"
-TRIAL_EPOCHS = 1_000_000  # default, so large that a trial ends because it has measured, not because its data are used up
+TRIAL_EPOCHS = 1_000_000  # default, so large that a trial ends when its measurement is complete, not when its data are used up
 HEAD_SIZE = 64  # hidden_size / num_heads of a language model if num_heads is not set
 
 

@@ -78,8 +78,9 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: with objective=time_for_samples, the length of the real training in samples. With objective=cost_per_epoch
-            alone, the length of an epoch in samples, needed if the program's loader has no length.
+        samples: with objective=time_for_samples, the length of the real training in samples. With
+            objective=cost_per_epoch and without time_for_samples, the length of an epoch in samples, needed if the program's
+            loader has no length.
         budget: when the study ends.
     """
 
@@ -326,8 +327,8 @@ class MeasureOptions:
         step_s: limit of one step, seconds. A trial without progress for this long, in warm-up or window, counts as hung.
     """
 
-    # If slow steps vary by 8 %, eight seconds resolve differences of 4 %. Fifteen seconds resolve 3 %, but allow only half as
-    # many trials.
+    # If the times of slow steps (see `slow_step_s`) vary by 8 %, a window of eight seconds resolves differences of 4 %. Fifteen
+    # seconds resolve 3 %, but allow only half as many trials.
     screening: MeasureRules = field(default_factory=lambda: MeasureRules(slow_max_s=8.0))
     finals: MeasureRules = field(default_factory=lambda: MeasureRules(half_width_frac=0.005, slow_max_s=20.0))
     racing: bool = True

@@ -55,7 +55,10 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
 
 
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
-    """Returns into how many slots this machine is divided; 1 unless several are requested, or each can have a GPU."""
+    """Returns into how many slots this machine is divided.
+
+    With launch.slots=auto, this is one slot for each GPU if the program is a single process and all GPUs are alike, else one.
+    """
     asked = config.launch.slots
     if isinstance(asked, int):
         return asked

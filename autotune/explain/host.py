@@ -19,10 +19,10 @@ class Host:
 
     Attributes:
         nesting: which of these events contain which.
-        phases: index in STEP_PHASES of each event, in the order of `nesting.chosen`; -1 outside all phases.
+        phases: for each event, in the order of `nesting.chosen`, the index of its phase in STEP_PHASES; -1 outside all phases.
         device: indices of the device's events in the trace.
-        launchers: for each of `device`, the position in `nesting.chosen` of the innermost operator that launched it; -1 if
-            unknown.
+        launchers: for each event of `device`, the position in `nesting.chosen` of the innermost operator that launched it; -1
+            if unknown.
     """
 
     nesting: Nesting
@@ -31,7 +31,7 @@ class Host:
     launchers: Ints
 
     def launching_events(self) -> Ints:
-        """Returns, for each of `device`, the index in the trace of the operator that launched it; -1 if unknown."""
+        """Returns, for each event of `device`, the index in the trace of the operator that launched it; -1 if unknown."""
         events, is_known = np.full(len(self.device), -1, dtype=np.int64), self.launchers >= 0
         events[is_known] = self.nesting.chosen[self.launchers[is_known]]
         return events

@@ -113,10 +113,10 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
 
 
 def _check_numbers(value: Any) -> None:
-    """Checks the numbers in rows, whose values have no types.
+    """Checks the numbers in a document's rows. Rows are plain dicts, whose values `from_json` does not check.
 
     Raises:
-        TypeError: one of `NUMBERS` is something else.
+        TypeError: the value of a name in `NUMBERS` is not a number, or is too large.
     """
     for name, item in value.items() if isinstance(value, dict) else ():
         if name in NUMBERS and not (item is None or (isinstance(item, int | float) and abs(item) < MAX_INT)):

@@ -125,7 +125,7 @@ def worth_text(change: dict[str, Any] | None) -> str:
 
 
 def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None) -> dict[str, Any] | None:
-    """Returns the speedup over the baseline of an entry of a summary, which is the best up to a tier if one is given.
+    """Returns an entry's speedup over the baseline. The entry is the study's best, or with `tier` the best up to that tier.
 
     If the baseline was kept, the entry's speedup is 1. The study's speedup then belongs to the configuration that lost.
     """

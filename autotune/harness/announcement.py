@@ -22,7 +22,7 @@ AHEAD_S = 0.3  # on several nodes, the last step is at least this many seconds a
 
 
 class Announcement:
-    """A number that rank 0 tells once, in a file of this name."""
+    """A number that rank 0 announces once, in a file of this name."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
         self._context, self._name = context, name

@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
-Nothing is measured, written or ended. During the first few steps the harness watches as in a trial, to find what trains. Then
-the hooks are removed. Two things stay: the precision that was set on the modules, and the patched constructors, which set the
-knobs of loaders and optimizers that are made later.
+The harness measures nothing, writes no files and does not end the program. During the first few steps it watches as in a trial,
+to find what trains. Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched
+constructors, which set the knobs of loaders and optimizers that are made later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .patches import patches
 
 
 class Applied:
-    """The work of a real run, which does not measure.
+    """What the harness does in a real run, where nothing is measured.
 
     Args:
         context: the real run in this process; knobs that cannot work here are removed from its spec.

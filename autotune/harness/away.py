@@ -19,7 +19,7 @@ LOOK_S = 1.0
 
 
 def answer_by_file(spec: protocol.Spec) -> None:
-    """Starts the thread if the tuner cannot reach this process otherwise; an empty file tells it to wait for an answer."""
+    """Starts the thread if the tuner needs it to reach this process. An empty file tells the tuner to wait for an answer."""
     scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return

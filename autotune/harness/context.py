@@ -55,9 +55,9 @@ class TrialContext:
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.
         device_index: index of the GPU that holds the trained parameters, which need not be the current device; None on the CPU,
-            before the first step, or if unknown, which torch takes as the current device.
+            before the first step, or if unknown. Torch takes None as the current device.
         clock: times steps; the device's clock from the first step on.
-        applied: the work of a real run; None in a trial.
+        applied: what the harness does in a real run; None in a trial.
         losses: records losses; None in a real run.
         explained: the pass of a trial in mode "explain"; None in all others.
         binder: the handler that binds processes to cores, made before torch is imported.

@@ -1,4 +1,4 @@
-"""Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says of them.
+"""Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says about them.
 
 The tuner counts the cores of its own process, too, but the program may have bound itself to fewer cores.
 """
@@ -33,12 +33,12 @@ def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
 
 
 def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
-    """Yields the folders whose limits apply to this process, from the root down: in cgroup v2's single tree, in v1's several.
+    """Yields the folders whose limits apply to this process, from the root down. cgroup v2 has one tree, v1 several.
 
     Args:
         cgroup: where cgroups are mounted.
         own: file with this process's cgroups.
-        controller: "cpu" or "memory"; in v1, its tree may be mounted by the names of several, such as "cpu,cpuacct".
+        controller: "cpu" or "memory"; in v1, its tree may be mounted under several names at once: "cpu,cpuacct".
     """
     yield from (cgroup, os.path.join(cgroup, controller))
     for line in read(own).splitlines():

@@ -15,7 +15,7 @@ LEAST_STEPS = 3  # that mean must be taken over at least this many steps
 # The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
 # gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # gaps are of another kind (logging, not validation) if the longest gap is more than this many times as long
+SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest takes more than this many times as long
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
 # How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
 # is longer.

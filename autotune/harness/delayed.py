@@ -83,7 +83,7 @@ class Delayed(Tensor):
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns a tensor that stands for the content's floats; if `kind` is given, its class stands for `kind`."""
+        """Returns a tensor that stands for the content's floats; if `kind` is given, the tensor's class stands for `kind`."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content

@@ -2,7 +2,8 @@
 
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
 backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass, and
-the other passes run in `no_sync`. This begins once the first cycles have shown that the program leaves its gradients alone.
+the other passes run in `no_sync`. `no_sync` is used only after the first cycles, which show whether the program leaves its
+gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
 a GradScaler. Clipping, which comes before the step, is done only in the last call, on unscaled gradients.
@@ -64,7 +65,7 @@ class Gradients:
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        # Everything is patched now, because a scheduler may wrap an optimizer's step before it is known if losses are scaled.
+        # All is patched now: a scheduler may wrap an optimizer's step before the harness knows whether losses are scaled.
         may_scale = knobs.get(module_knobs.AMP) == "fp16"
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -189,7 +190,7 @@ class Gradients:
         if not self.is_last():
             self._hold()
             return returned
-        self.num_calls += self.gathered + 1  # before the step, as the result may be written during it
+        self.num_calls += self.gathered + 1  # counted first: the harness may write its result file during the step
         self.num_done += 1
         self.is_through = True
         try:
@@ -310,7 +311,7 @@ class Gradients:
 
     @property
     def is_early(self) -> bool:
-        """Whether fewer than two steps were made: cleared gradients are possibly not inspected yet."""
+        """Whether fewer than two steps were made, so that cleared gradients may not have been inspected yet."""
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
@@ -336,7 +337,7 @@ class Gradients:
         self._parallel.catch_up()
 
     def captured(self) -> None:
-        """Handles a step that is captured for a CUDA graph: work between passes cannot be replayed."""
+        """Handles a step that is captured for a CUDA graph, which cannot replay the harness's work between passes."""
         if self.is_active:
             self.stand_down(step_knobs.CAPTURED)
 

@@ -117,7 +117,7 @@ class Loader:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the program took the batches of one step and dropped the iterator: all its steps are on the same data."""
+        """Whether the program dropped the iterator after the batches of one step, so that all steps are on the same data."""
         return self.num_steps_fed == 1 and self._iterator() is None
 
     @property

@@ -28,7 +28,7 @@ from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # a loader that has fed only the first of so many steps, and is not iterated over any more, does not train
-SHORT_EPOCH = 8  # steps of an epoch of which a large share would be left out if its first step were
+SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 
 class LoaderWatch:

@@ -1,8 +1,8 @@
 """Reads the contents of a program's objects directly from where torch stores them.
 
 The harness must not call anything that a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`,
-`shape`, ...): an override may raise, count, move things, or mean something else. For example, a `to` that finds the device
-by moving an empty tensor refuses a memory format.
+`shape`, ...): an override may raise, count, move things, or mean something else. For example, a program's
+`to` may move an empty tensor to learn the device. It then fails if it is called with a memory format.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def parameters(module: Any) -> Iterator[Any]:
 
 
 def convert(module: Any, change: Any) -> None:
-    """Replaces each parameter and buffer of one module, but not of its children, by what `change` returns for it."""
+    """Replaces each parameter and buffer of one module, but not of its children, with what `change` returns for it."""
     Module._apply(module, change, recurse=False)  # type: ignore[no-untyped-call]
 
 
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
-    """Returns an attribute that the object or its class has itself; the default if there is none or reading it fails.
+    """Returns an attribute of the object itself or of its class; the default if there is none, or if reading it fails.
 
     `__getattr__` is not called: a wrapper that forwards all attributes does not itself have the forwarded ones.
     """
@@ -93,7 +93,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Returns a tensor detached, as a plain torch.Tensor unless its class only wraps other tensors (a DTensor)."""
+    """Returns a detached tensor: a plain torch.Tensor, or the same class if that wraps other tensors, such as DTensor."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return Tensor.detach(value)
     with torch._C.DisableTorchFunctionSubclass():

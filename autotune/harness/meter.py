@@ -18,7 +18,7 @@ from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
-LONG_COMPILATIONS = 3  # this many of the longest compilation do not use up the warm-up; max-autotune alone takes minutes
+LONG_COMPILATIONS = 3  # compilations of up to this many times the longest one do not use up the warm-up's time limit
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
 # 4.60 / 2.78); for more blocks, it is less than that.

@@ -18,7 +18,7 @@ from .cores import CPUINFO, instruction_sets, read
 from .knobs import affinity, memory
 from .protocol import whole_number
 
-LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
+LOOK_S = 0.05  # between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
@@ -26,7 +26,7 @@ WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMP
 
 
 def limit_memory(spec: Any) -> None:
-    """Limits this process's memory on the CPU (workers inherit the limit); where there is a GPU, once training begins."""
+    """Limits this process's memory when it trains on the CPU; workers inherit the limit. See `MemoryWatch.begin` for GPUs."""
     if spec.memory_limit_bytes and spec.device != "cuda":
         _limit_data(int(spec.memory_limit_bytes))
 
@@ -86,7 +86,7 @@ class MemoryWatch:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             stats = self._cuda.memory_stats_as_nested_dict(self._index)
-            reserved = stats["reserved_bytes"]["all"]  # segments are not counted if they expand, or with cudaMallocAsync
+            reserved = stats["reserved_bytes"]["all"]  # not the number: expanding segments and cudaMallocAsync leave it
             self._movement = int(reserved["allocated"] + reserved["peak"]), int(stats.get("num_alloc_retries", 0))
         return self._movement
 

@@ -111,7 +111,7 @@ class MeasureRules:
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
-    slow_warmup_steps: int = 2  # the same minimum for slow steps
+    slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
     slow_max_s: float = 15.0  # longest window of slow steps
     block_min_s: float = 0.05  # minimum length of a block
@@ -346,7 +346,7 @@ class Progress:
 def clock_offset_s(spec: Spec) -> float:
     """Returns what to add to this process's monotonic clock to get that of the machine that launched the trial.
 
-    0.0 on that machine. Between machines, it is as exact as their times of day.
+    0.0 on that machine. Between machines, it is as exact as their system clocks.
     """
     if spec.epoch_s is None:
         return 0.0
@@ -355,7 +355,7 @@ def clock_offset_s(spec: Spec) -> float:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Writes a dataclass or plain document as JSON, as `write_text` writes."""
+    """Writes a dataclass or plain document as JSON, by `write_text`."""
     plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
     write_text(path, json.dumps(plain))
 

@@ -210,7 +210,7 @@ class Session(TrialContext):
             self.explained.look()
             self.window.is_full = self.explained.is_over
         if self.last_step.is_reached():
-            if self.spec.skipped and self.rank == 0:  # other ranks may not call what the finding on rank 0 is about
+            if self.spec.skipped and self.rank == 0:  # the finding is about rank 0; other ranks may not call that code
                 skipping.check_skipped()
             self.ending.leave("measured")
         if self.phases.is_beat_due(now_s):

@@ -56,7 +56,7 @@ def _part_done(counters: worker.Counters, now_s: float) -> float:
 
 
 class Supply:
-    """Follows the training loader of this process, whose cores the binder knows if it binds any."""
+    """Follows the training loader of this process. If the process is bound to cores, `binder` knows them."""
 
     def __init__(self, loaders: Any, binder: Any = None) -> None:
         self._loaders, self._binder = loaders, binder

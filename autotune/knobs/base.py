@@ -121,7 +121,7 @@ class Knob:
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.
-        off_phrase: text for the value "off" in such a list, "fp32".
+        off_phrase: text for the value "off" in such a list, such as "fp32".
         in_code: how a training script sets the knob: a line with "{value!r}" for the value, or value -> line, with OTHER for
             all remaining values.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.

@@ -19,7 +19,7 @@ TIER_MEANS = {
 }
 # How a trial that sets the knob may start; see `launch.warm`.
 FRESH = "Read before torch is imported, so its trials start in a fresh interpreter."
-WARM = "Set after torch is imported, so its trials may start warm."
+WARM = "Set after torch is imported, so its trials may start warm (`launch.warm`)."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
 PAGE_HEAD = """# Which settings can it change?
@@ -147,7 +147,7 @@ def _here(found: Knob, host_context: HostContext) -> str:
     if reason := found.blocked(host_context):
         return f"Not available: {reason}."
     if found.key == BATCH_SIZE.key:
-        return "Tries half of the program's own batch size, that size, and its doublings."
+        return "Tries half of the program's own batch size, the batch size itself, and its doublings."
     tried = found.domain(host_context)
     return f"Tries {', '.join(map(value_text, tried))}." if tried else "Tries nothing until you list values."
 

@@ -79,9 +79,9 @@ COMPILE_MODE = Knob(
         "typically 1.1 to 1.5 times as fast. `reduce-overhead` suits small batches, `max-autotune` long runs with fixed shapes."
     ),
     hurts=(
-        "Shapes that keep changing recompile until the limit and then run eagerly; data-dependent control flow breaks graphs. "
-        "CUDA graphs keep their memory pool to the end and forbid reading a tensor after the next step. Models that are one "
-        "big convolution after another gain nothing. Fused operations round differently."
+        "Shapes that keep changing recompile until torch's limit and then run eagerly. Data-dependent control flow breaks "
+        "graphs. CUDA graphs keep their memory pool to the end and forbid reading a tensor after the next step. Models that "
+        "are one big convolution after another gain nothing. Fused operations round differently."
     ),
     start_cost="20 s to several minutes at the first step; max-autotune takes longest",
 )
@@ -192,7 +192,7 @@ COMPILE_SCOPE = Knob(
         "Nothing is fused across blocks, and what lies outside of them stays eager. Blocks with different shapes, as in "
         "convolutional networks, each need a compilation of their own, and past torch's recompile limit they run eagerly."
     ),
-    start_cost="that of one block, for blocks that differ only in their weights",
+    start_cost="the compilation of one block, if the blocks differ only in their weights",
 )
 
 SET_TO_NONE = Knob(

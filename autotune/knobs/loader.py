@@ -53,7 +53,7 @@ BATCH_SIZE = Knob(
     summary=(
         "Samples that one rank's loader hands to one training step. It changes the optimisation itself: larger batches mean "
         "fewer, less noisy steps in an epoch. A winner with another batch size trains differently until you re-tune the "
-        "learning rate (scaling it in proportion, with warm-up, is the usual start) or hold the global batch by accumulation."
+        "learning rate (scaling it in proportion, with warm-up, is the usual start) or keep the global batch by accumulation."
     ),
     helps=(
         "A GPU that waits between small kernels: every kernel launch, optimizer update and gradient all-reduce is paid once a "
@@ -183,9 +183,9 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
-        "so both must be possible. Each worker needs the memory that forked workers share. If the data set cannot be pickled, "
-        "or importing the main module starts the training, workers can only be forked: the baseline checks this, and workers "
-        "added to such a program are forked under every version of Python."
+        "so both must be possible. Each worker has its own copy of memory that forked workers would share. If the data set "
+        "cannot be pickled, or importing the main module starts the training, workers can only be forked: the baseline checks "
+        "this, and workers added to such a program are forked under every version of Python."
     ),
     start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
 )
@@ -328,8 +328,8 @@ DEVICE_PREFETCH = Knob(
         "for its copy."
     ),
     hurts=(
-        "The device holds one batch more. A batch is handed over only when the loader has the next one, so the program waits "
-        "for a slow loader one batch earlier. With loader.num_workers=0 the order of random numbers between data set and model "
+        "The device holds one batch more. The program gets a batch only once the loader has made the next one, so it waits one "
+        "batch earlier for a slow loader. With loader.num_workers=0 the order of random numbers between data set and model "
         "changes. Not measured on a GPU yet."
     ),
 )

@@ -66,7 +66,7 @@ RESHARD_AFTER_FORWARD = Knob(
     helps="false saves one all-gather of all parameters a step, if the memory suffices; true is what makes large models fit.",
     hurts=(
         "false keeps the whole model on each rank between forward and backward pass, in addition to its shard. It has no "
-        "effect on a model that is sharded as one, or not at all."
+        "effect on a model that is sharded as a whole, or not at all."
     ),
 )
 

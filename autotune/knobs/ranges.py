@@ -14,7 +14,7 @@ BF16_INSTRUCTIONS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16",
 
 def no_cuda(host_context: HostContext) -> str | None:
     """Returns why a CUDA-only knob cannot be set here; None if it can."""
-    return None if host_context.has_cuda else "no CUDA device: it has no effect on the CPU"
+    return None if host_context.has_cuda else "no CUDA device: no effect on a CPU"
 
 
 def below_ampere(host_context: HostContext) -> str | None:
@@ -27,7 +27,7 @@ def below(host_context: HostContext, needed: tuple[int, int], name: str) -> str 
     capability = host_context.compute_capability
     if not host_context.has_cuda or capability is None or capability >= needed:
         return None
-    return f"compute capability {capability[0]}.{capability[1]}: it needs {needed[0]}.{needed[1]} ({name}) or newer"
+    return f"compute capability {capability[0]}.{capability[1]}: this setting needs {needed[0]}.{needed[1]} ({name}) or newer"
 
 
 def has_fast_bf16(host_context: HostContext) -> bool:

@@ -20,7 +20,7 @@ from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
 
 # Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
-# nodes it only keeps the job's place, until standard input ends: by the link, which srun passes to all tasks.
+# nodes it only waits until standard input ends. srun passes the link to all tasks, so that happens when the link closes.
 _AGENT = (
     # After the message it waits: srun ends all tasks once one has failed, and may lose what that one has just printed.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
@@ -38,14 +38,14 @@ class ChildTransport(Transport):
     def __init__(self, argv: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the child and the agent print to standard error)
         self._process = subprocess.Popen(
-            # The entry point ends the child with the tuner even while the child does not look at the link.
+            # The entry point ends the child when the tuner exits, even if the child does not notice that the link is closed.
             [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *argv],
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is the tuner's
+            start_new_session=True,  # only the tuner handles Ctrl-C
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -76,7 +76,7 @@ class ChildTransport(Transport):
 
     def text(self) -> str:
         """Returns the end of the standard error of child and agent."""
-        file = self._log.fileno()  # the child writes at its offset, which pread leaves alone
+        file = self._log.fileno()  # the child writes at this file's offset, which pread does not move
         size = os.fstat(file).st_size
         return plain(os.pread(file, MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace"))
 
@@ -87,7 +87,7 @@ class ChildTransport(Transport):
 
 
 def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
-    """Returns the error if an engine provided no node within `launch.queue_minutes`, for the reason `why`."""
+    """Returns the error to raise if an engine provided no node within `launch.queue_minutes`; `why` is its reason."""
     problem = f"{engine} had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
     return BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 

@@ -2,11 +2,12 @@
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
 time. This process guards the existing checkpoints (guarded.py), and checkpoints that other programs create while a trial runs.
-It also records which files the trial's processes write. It is a separate process, so that files stay guarded if the tuner, the
-supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the study has exited (at most
-ALONE_S).
+It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the lease is
+released. It also records which files the trial's processes write. It is a separate process, so that files stay guarded if the
+tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the study has exited
+(at most ALONE_S).
 
-Every process of the study has a mark in its environment; all these marks begin with PREFIX. Tuner and keeper send each other
+Every process of the study has a mark in its environment. All these marks begin with PREFIX. Tuner and keeper send each other
 one JSON object per line, through the keeper's stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
@@ -58,7 +59,7 @@ LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
 MAX_GUARDED, MAX_WATCHED = 64, 400  # maximum number of guarded files (a descriptor each) and of watched folders
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
-ANY_TRIAL = Processes("")  # of any study: other studies' trials must not write over the file, either
+ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
 # keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0

@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 
 class LinkLost(Exception):
-    """The other side has closed the link, or no longer reads; the message says which."""
+    """The other side has closed the link, or no longer reads. The error's message says which."""
 
 
 class Link:
@@ -54,7 +54,7 @@ class Link:
         self._heard_s = time.monotonic()
         self._sending = threading.Lock()
         os.set_blocking(write, False)
-        with contextlib.suppress(OSError):  # the other side is gone already, which the thread finds out
+        with contextlib.suppress(OSError):  # the other side is gone already; the thread will notice
             os.write(write, START)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -63,7 +63,7 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard, or since the link was opened.
 
-        Pieces of a long message count. Beats that are mistaken for part of a message with a wrong length do not.
+        Pieces of a long message count. Beats that arrive in the middle of a message do not: its length must have been wrong.
         """
         return time.monotonic() - self._heard_s
 

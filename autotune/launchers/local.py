@@ -305,7 +305,7 @@ class LocalRunning(Running):
     def _orphans(self) -> list[psutil.Process]:
         """Returns the living processes of the trial once its supervisor is gone.
 
-        A forked process has its warm server's mark. So, without a supervisor, the server counts as the trial's, too.
+        A forked process has its warm server's mark. So, without a supervisor, the server counts as a process of the trial.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER, self._launch.slot)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))

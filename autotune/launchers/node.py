@@ -10,7 +10,7 @@ or when nothing has come from the tuner for LEASE_S, it ends its trial and itsel
            {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
            {"do": "start", "launch"} answered when the first process runs, or by the problems of a launch that is bad input
            {"do": "progress"}        the newest progress of the running trial
-           {"do": "stop", "reason"}  answered by the message on its end when its processes are gone
+           {"do": "stop", "reason"}  answered by the "ended" message once the trial's processes are gone
     agent  {"is": "hello", ...}      first of all: versions and machine
            {"re": id, ...}           the answer to the message with that id; "problems" if it is bad input
            {"is": "ended", ...}      the running trial is over: how it ended, and what the watch saw

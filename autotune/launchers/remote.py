@@ -33,7 +33,7 @@ ANSWER_S = 60.0  # longest wait for an answer that only needs files and processe
 START_S = 180.0  # the same for a start, which may have to wait for a warm server
 STOP_S = 60.0  # the same for a stop, with its grace periods
 PROGRESS_S = 1.0
-PROGRESS_EVERY_S = 0.5  # each question takes milliseconds on both machines if it goes through Ray
+PROGRESS_EVERY_S = 0.5  # through Ray, each question costs milliseconds on both machines
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 
 
@@ -74,7 +74,7 @@ class RemoteLauncher(Launcher):
         self._place, self._graces, self._patience_s = place, graces or Graces(), patience_s
         self._transport: Transport | None = None
         self._slot: Slot | None = None
-        self._first: Slot | None = None  # on which the study began
+        self._first: Slot | None = None  # the slot on which the study began
         self._study: Path | None = None
         self._asked_s = 0.0
         self._name = ""
@@ -94,7 +94,7 @@ class RemoteLauncher(Launcher):
 
     @abstractmethod
     def too_late(self, waited_s: float, why: str) -> BadInput:
-        """Returns the error if there was no node within `patience_s`, for the reason `why`."""
+        """Returns the error to raise if there was no node within `patience_s`; `why` is the engine's reason."""
 
     def slots(self) -> list[Slot]:
         """Returns the one slot once its agent is ready. See `Launcher.slots`."""
@@ -111,19 +111,19 @@ class RemoteLauncher(Launcher):
         return self.watched
 
     def start(self, launch: Launch) -> Running:
-        """Starts the trial, or waits for a node to start it on. See `Launcher.start`; `poll` raises its errors after a wait."""
+        """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
         running = RemoteRunning(self, launch)
         running.poll()
         return running
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends what an earlier run has left on the node. See `Launcher.sweep`.
+        """Ends what an earlier run has left running on the node. See `Launcher.sweep`.
 
-        On other nodes, nothing is left after link.LEASE_S.
+        On other nodes, nothing of it runs any more after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:
-            with contextlib.suppress(NodeLost):  # the first trial finds out
+            with contextlib.suppress(NodeLost):  # the first trial will report it
                 answer = self.node.ask("sweep", ANSWER_S, study=str(study.resolve()))
                 with readable():
                     return [str(line) for line in answer["lines"]]
@@ -172,7 +172,7 @@ class RemoteLauncher(Launcher):
             raise refusal from None
         waited_s = time.monotonic() - self._asked_s
         if hello is not None:
-            if unseen := self._transport.unseen():  # another node of the job has said so while the agent started
+            if unseen := self._transport.unseen():  # another node of the job does not see the files it needs
                 self.close()
                 raise unseen
             self._open(self._transport, hello)
@@ -205,7 +205,7 @@ class RemoteLauncher(Launcher):
         host, transport.job = node.about["host"], node.about["job"]
         _check_version(hello)
         facts = dict(self._ask_to_open(node)["facts"])
-        if self._study:  # an earlier node was lost; perhaps it was this one, and what ran there still runs
+        if self._study:  # an earlier node was lost; if it was this one, its trial may still be running
             node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
         gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
         cores = tuple(int(core) for core in hello["cores"])
@@ -265,7 +265,7 @@ class RemoteRunning(Running):
         """Returns the newest progress line of rank 0 on the node; if the node is lost, the last known line."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
-            with contextlib.suppress(NodeLost), readable():  # `poll` finds out
+            with contextlib.suppress(NodeLost), readable():  # `poll` will report it
                 raw = self._node.ask("progress", PROGRESS_S)["progress"]
                 self._newest = from_json(raw, Progress) if raw else None
         return self._newest
@@ -287,7 +287,7 @@ class RemoteRunning(Running):
         """Starts the trial if it still waits for a node; otherwise checks whether it is over."""
         if self._node is not None:
             event = self._node.event()
-            if event and event.get("nonce") == self._launch.spec.nonce:  # else it is of a trial that was stopped before
+            if event and event.get("nonce") == self._launch.spec.nonce:  # not of a trial stopped before
                 self._take(event)
         elif node := self._launcher.ready():
             self._about, self._started_s = node.about, time.monotonic()
@@ -328,7 +328,7 @@ def _check_version(hello: Message) -> None:
     if hello["autotune"] != autotune.__version__:
         raise BadInput(
             f"launcher: node {hello['host']} has another version of autotune, got {hello['autotune']} in {hello['package']}. "
-            f"This is {autotune.__version__} in {PACKAGE}. Install the same version for both ({sys.executable})."
+            f"This is {autotune.__version__} in {PACKAGE}, run by {sys.executable}. Install the same version on both."
         )
 
 

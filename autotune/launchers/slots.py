@@ -17,11 +17,11 @@ from autotune.owner import held
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, as `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
+    """Starts a trial on the whole machine, like `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
-        # Short names: sockets of worker processes lie in TMPDIR, and their paths may have 107 characters.
+        # Short names: worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix="autotune-slots-", ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
         self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use

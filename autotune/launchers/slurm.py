@@ -102,7 +102,7 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
-        unended: gets the job, as an argument of scancel, when the transport is closed.
+        unended: set to which the job is added, as an argument of scancel, when the transport is closed.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class Srun(ChildTransport):
 
     def why_never(self) -> BadInput | None:
         """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
-        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun names no job that is queued
+        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun does not print the number of a queued job
             return None
         if job := self._job():
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a name, the job was not queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # no job number: the job was not queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

@@ -37,7 +37,7 @@ class NotForked(Exception):
 
 
 class SupervisorProcess:
-    """One supervisor process. It ends with this object, or with the tuner.
+    """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
     Args:
         study: the study's folder, from which the mark is derived.
@@ -96,8 +96,8 @@ class SupervisorProcess:
 
         Raises:
             OSError: the process cannot be started.
-            NotForked: the warm server does not fork.
-            SupervisorLost: the supervisor has exited, or does not answer.
+            NotForked: the warm server could not fork the trial.
+            SupervisorLost: the supervisor has exited or does not answer.
         """
         logs = {"stdout": str(folder / protocol.STDOUT_FILE), "stderr": str(folder / protocol.STDERR_FILE)}
         try:

@@ -58,7 +58,7 @@ class Transport(ABC):
         """Returns why the agent will never start although the engine has accepted the job; None if it may start."""
 
     def unseen(self) -> BadInput | None:
-        """Returns the error for a node of the job that does not see what it needs; None if nothing is known of one."""
+        """Returns the error if a node of the job does not see the files that it needs; None if no such node is known."""
         return None
 
     @abstractmethod

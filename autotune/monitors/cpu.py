@@ -178,7 +178,7 @@ class CpuMonitor:
         return tree(look.processes, self._root) if look.own is None else look.own
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: all descendants of the tuner except its children, which are helpers."""
+        """Returns the ids of the trial's processes: all descendants of the tuner but its direct children, which are helpers."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 

@@ -26,11 +26,11 @@ class MemoryGate:
         self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again and returns ""; at the deadline returns a sentence that names the holders."""
+        """Waits until the memory is free again and returns ""; at the deadline returns sentences that name the holders."""
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
             if self._clock() >= give_up_s:
-                return f"{'; '.join(self._words(held, deadline_s))}. End it, or wait for it"
+                return f"{'; '.join(self._words(held, deadline_s))}. End what holds the memory, or wait for it"
             sleep(0.2)
         return ""
 

@@ -45,13 +45,13 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # it replaces the first bytes of the end that is kept
+        note = _note(length + len(_note(length)))  # overwrites the first bytes of the kept end, so these are left out, too
         os.pwrite(file.fileno(), note, HEAD_BYTES)
     return True
 
 
 def _copy_end(path: Path, size_bytes: int) -> None:
-    """Cuts the file off behind its beginning and appends a copy of its end."""
+    """Truncates the file after its beginning and appends a copy of its end."""
     with path.open("rb") as file, path.open("ab", buffering=0) as cut:
         file.seek(size_bytes - KEEP_BYTES)
         end = file.read()

@@ -15,7 +15,10 @@ _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices, in the order of the ranks, as one. The worst judges a trial; the memory gate checks each one."""
+    """Several devices, in the order of the ranks, as one. The worst device decides about a trial.
+
+    The memory gate checks each device.
+    """
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
         self._devices = list(devices)

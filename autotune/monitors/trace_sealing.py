@@ -30,7 +30,7 @@ Mask = Callable[[str], str]
 
 
 def seal_trace(path: Path, mask: Mask) -> None:
-    """Replaces a compressed trace by one without secrets, if it holds any. Whatever is not JSON is dropped.
+    """Replaces a compressed trace with one without secrets, if it holds any. Whatever is not JSON is dropped.
 
     If the disk has no room for the copy, the trace is removed.
     """
@@ -54,14 +54,14 @@ def _text_of(path: Path) -> tuple[str, bool]:
     text, is_whole = bytearray(), False
     with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:  # cut short, damaged, or not compressed
         while len(text) <= MAX_TEXT_BYTES and not is_whole:
-            block = file.read1(BLOCK_BYTES)  # what is readable before a damage, too
+            block = file.read1(BLOCK_BYTES)  # `read1` also returns what comes before damaged data
             text += block
             is_whole = not block
     return text.decode("utf-8", "surrogateescape"), is_whole
 
 
 def _masked(mask: Mask, string: str) -> str:
-    """Returns a string of JSON, in its quotes, masked."""
+    """Returns a JSON string with its content masked; both include the quotes."""
     try:
         text = str(json.loads(string, strict=False))
     except ValueError:

@@ -3,7 +3,7 @@
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-Each of your parts is named PACKAGE.MODULE:FUNCTION and imported from the working directory first. Its signature must be:
+Each of your parts is named PACKAGE.MODULE:FUNCTION. The working directory is searched first for it. Its signature must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
@@ -51,7 +51,7 @@ def named(reference: str) -> Callable[..., Any]:
     """Returns the function called PACKAGE.MODULE:FUNCTION.
 
     Raises:
-        ValueError: there is no such function; says why.
+        ValueError: there is no such function; the error says why.
     """
     where, _, name = reference.partition(":")
     try:
@@ -59,7 +59,7 @@ def named(reference: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and (where == error.name or where.startswith(f"{error.name}.")):
             raise ValueError(f"no module {error.name!r} in {os.getcwd()} or among the installed packages") from error
-        raise ValueError(f"its module needs another that is not there: {error}") from error
+        raise ValueError(f"its module needs another module, which is missing: {error}") from error
     except Exception as error:
         raise ValueError(f"its module cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -92,7 +92,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace) -> nn.Module:
-    """Returns your model, or else the script's model.
+    """Returns your model, or the script's model if you give none.
 
     Raises:
         TypeError: your model is not a module.
@@ -152,7 +152,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of this script's own options."""
     # Without allow_abbrev=False, the base script's option --model would be taken for an abbreviation of --model-factory.
-    parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Trains with your own parts.", add_help=False, allow_abbrev=False)
     parser.add_argument("--base", choices=BASES, default="tabular.py", help="script that provides all other parts")
     parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")
     parser.add_argument("--data-factory", metavar="MODULE:FUNCTION")
@@ -179,7 +179,7 @@ def check_call(function: Callable[..., Any], call: str) -> None:
     """Checks that a function can be called with the arguments of `call`, if its signature is known.
 
     Raises:
-        ValueError: it cannot; says how it will be called.
+        ValueError: it cannot; the error says how the function is called.
     """
     try:
         signature = inspect.signature(function)

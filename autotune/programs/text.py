@@ -240,7 +240,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules with parameters in the model's outermost module lists, and in lists nested directly in these."""
+    """Yields the modules with parameters in the model's outermost module lists, and in lists directly inside those."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
@@ -308,9 +308,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="default: 100,000")
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    strategy_help = "each of several processes holds a replica, or a shard"
+    strategy_help = "with several processes, each holds a replica (ddp) or a shard (fsdp) of the model"
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
-    parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
+    parser.add_argument("--print-every", type=positive, default=10, help="steps between two printed lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     return parser

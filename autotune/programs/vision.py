@@ -242,7 +242,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules with parameters in the model's outermost module lists, and in lists nested directly in these."""
+    """Yields the modules with parameters in the model's outermost module lists, and in lists directly inside those."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
@@ -312,16 +312,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
-    parser.add_argument("--data-root", type=Path, help="photos: folder where they are made; folder: one subfolder per class")
+    parser.add_argument("--data-root", type=Path, help="where to make the photos; for --data folder: one subfolder per class")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--epochs", type=positive, default=1)
-    parser.add_argument("--samples-per-epoch", type=positive, help="default: all of a folder, else 100,000")
+    parser.add_argument("--samples-per-epoch", type=positive, help="default: all images of --data folder, else 100,000")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    strategy_help = "each of several processes holds a replica, or a shard"
+    strategy_help = "with several processes, each holds a replica (ddp) or a shard (fsdp) of the model"
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
-    parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
+    parser.add_argument("--print-every", type=positive, default=10, help="steps between two printed lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     return parser

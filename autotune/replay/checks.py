@@ -1,4 +1,4 @@
-"""Checks that a table holds what a replay needs before a study begins, so that a damaged file is named and not a crash."""
+"""Checks before a replay that a table holds what is needed, so that a damaged file is named instead of causing a crash."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ def _check(measurement: Measurement) -> None:
         if result.window:
             window = from_json(vars(result.window), Window)
             if window.block_s and len(window.block_s) != len(window.block_rates_per_s):
-                raise ValueError(f"measurement {measurement.number} has {len(window.block_s)} lengths of its blocks")
+                raise ValueError(f"measurement {measurement.number} has {len(window.block_s)} block lengths, not one per block")

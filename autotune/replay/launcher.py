@@ -1,4 +1,4 @@
-"""Implements a launcher that starts no processes, but answers with recorded repeats and advances a simulated clock."""
+"""Implements a launcher that starts no processes, but answers with recorded measurements and advances a simulated clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class ReplayLauncher(Launcher):
-    """Answers the trials of one study from a table; `world` chooses the repeat. Parallel ones do not disturb each other."""
+    """Answers each trial with a recorded measurement that `world` chooses. Parallel trials do not disturb each other."""
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock

@@ -74,13 +74,13 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
 
 
 EXPLAINED = (
-    "True rate of the best configuration so far, as a fraction of the optimum's, judged by recorded repeats that the search "
-    "was not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after the time that 10 "
-    "average trials of the table take. To 95 %: until the best so far reaches 95 % of the optimum and stays there, including "
-    "the choosing rounds and the ablation. Trials: how many the search took. Final: rate of the configuration that is handed "
-    "over. Out of memory: share of the first 20 trials that ran out of it. Verified: claimed winners within their own interval "
-    "of a later verify. "
-    "Overstated: by how much the winner's reported rate lies above the repeat that was held out, in the median."
+    "Each curve shows the true rate of the best configuration so far, as a fraction of the optimum's. The true rate is taken "
+    "from recorded repeats that the search did not see. The thick line is the median over the seeds, the thin line the 10th "
+    "percentile. Seconds of 10: the same fraction after the time that 10 average trials of the table take. To 95 %: trials or "
+    "seconds until the best so far reaches 95 % of the optimum and stays there, including the finals' choosing rounds and the "
+    "ablation. Trials: how many the search took. Final: rate of the configuration that the study ends with. Out of memory: "
+    "share of the first 20 trials that ran out of it. Verified: claimed speed-ups that a later verify agrees with. "
+    "Overstated: by how much the winner's reported rate exceeds its true rate, in the median."
 )
 
 
@@ -133,7 +133,7 @@ def _ticks(last: float) -> list[float]:
 
 
 def _stretched(value: float) -> float:
-    """Returns the height of a fraction: values above 0.8, where searches differ, get half of the chart."""
+    """Returns the height of a fraction: values above 0.8, where searches differ, fill the upper half of the chart."""
     return value / 0.8 * 0.5 if value < 0.8 else 0.5 + (value - 0.8) / 0.2 * 0.5
 
 

@@ -25,7 +25,7 @@ from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, NewerVersion, Outcome, check_schema
 
 SCHEMA = 1  # 1: the first
-MAX_BYTES = 2**28  # of a table that is unpacked; a small file may unpack to more than the memory holds
+MAX_BYTES = 2**28  # maximum size of an unpacked table; a small file may unpack to more than fits into memory
 SUFFIX = ".jsonl.gz"
 FORMAT = "autotune table"
 

@@ -1,4 +1,4 @@
-"""Words the changes of the best configuration and their effects, as lines without layout."""
+"""Describes the changes of the best configuration and their effects, in lines of plain text."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ def basis_lines(summary: Summary) -> list[str]:
 
 
 def missing_text(summary: Summary) -> str:
-    """Returns a line on changes whose effects are unknown, and the budget that measures them; "" if all are known."""
+    """Returns a line on changes whose effects are unknown, and the budget needed to measure them; "" if all are known."""
     entries = [entry for entry in summary.get("attribution") or [] if entry.get("verdict") == "not measured"]
     if not entries:
         return ""
     what, need = "its effect" if len(entries) == 1 else "their effects", summary.get("effects_need")
-    more = f"more time or trials measure {what}"
+    more = f"{what} can be measured with more time or trials"
     if need:
-        more = f"about {need['more_minutes']:.0f} more minutes measure {what}: study.budget.minutes={need['minutes']:.0f}"
+        more = (
+            f"{what} can be measured in about {need['more_minutes']:.0f} more minutes: "
+            f"study.budget.minutes={need['minutes']:.0f}"
+        )
     return f"only tried together with other changes: {changes_phrase({e['knob']: e['to'] for e in entries})}; {more}"
 
 
 def dropped_lines(summary: Summary) -> list[str]:
-    """Returns one or two lines on the winner's changes that had no effect and were reverted; [] without any."""
+    """Returns one or two lines on the winner's changes that had no effect and were reverted; [] if there are none."""
     found = summary.get("minimality") or {}
     dropped = found.get("dropped") or []
     if not dropped:
@@ -70,7 +73,10 @@ def tried_text(summary: Summary) -> str:
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> score of its fastest trial over the best's first score; the outcome if no trial has a score."""
+    """Returns (knob, value) -> score of its fastest trial, relative to the best's search trial.
+
+    If none of its trials has a score, the first one's outcome is returned.
+    """
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}

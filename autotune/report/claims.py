@@ -1,4 +1,4 @@
-"""Describes a verification, claimed and measured values, as lines and rows without layout."""
+"""Describes a verification, with its claimed and measured values, as lines and rows without layout."""
 
 from __future__ import annotations
 

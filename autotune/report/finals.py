@@ -37,8 +37,8 @@ def finals_notes(trials: Trials) -> list[str]:
     notes = []
     if any(trial.get("why") == CHOOSING for trial in finals):
         notes.append(
-            "Processes of the finals that were to choose picked the best among the finalists. Only the pairs of best and "
-            "baseline, measured after that, make the ratio: the best of several noisy rates would overstate it."
+            "Some processes of the finals served to choose the best of the finalists. The ratio comes only from the pairs of "
+            "best and baseline that were measured after that: the best of several noisy rates would overstate it."
         )
     return [*notes, *(_lost_text(trials, trial) for trial in finals if not trial.get("value") or _use(trials, trial) == ALONE)]
 

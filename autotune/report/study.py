@@ -137,7 +137,7 @@ def _read_records(study: Study) -> None:
             problems.append(f"{study.folder.trial_path(number) / 'trial.json'}: {_why(error)}")
     if problems:
         more = f" and {len(problems) - MAX_UNREAD} more" if len(problems) > MAX_UNREAD else ""
-        lost = "When these trials ran, their step times and what disturbed them are not known."
+        lost = "It is not known when these trials ran, how long their steps took and what disturbed them."
         study.unread.append(study.folder.mask(f"{'; '.join(problems[:MAX_UNREAD])}{more}. {lost}"))
 
 

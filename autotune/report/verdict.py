@@ -127,7 +127,7 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason of the verdict; without one, what to do about it; "" if there is neither."""
+    """Returns the reason of the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
     return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio else "")
 

@@ -17,16 +17,16 @@ from autotune.wording import knob_phrase
 class Culprits:
     """Tracks failures that a configuration's changes may have caused, but not failures for lack of memory or by chance.
 
-    Each change that may be the cause is tried on the best so far, without the other changes of the failed trial. If this new
-    trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of higher tiers are tried
-    first, since precision, layout and compilation fail more often than loader workers.
+    Each change that may be the cause is tried on the best configuration so far, without the other changes of the failed
+    trial. If this new trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of
+    higher tiers are tried first, since precision, layout and compilation fail more often than loader workers.
     """
 
     def __init__(self, space: ResolvedSpace) -> None:
         self._space = space
         self._worked = Proven([{}])
         self._failed: list[TrialRecord] = []
-        self._causes: list[Knobs] = []  # the changes that may have made each of them fail
+        self._causes: list[Knobs] = []  # for each of them, the changes that may have made it fail
         self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
 
     def learn(self, record: TrialRecord) -> None:
@@ -68,7 +68,7 @@ class Culprits:
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}, with which a trial failed")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
-        """Yields (key, full configuration, why) of changes to `best` that help to find a failure's cause, latest first."""
+        """Yields (key, full configuration, why) of trials that help to find the cause of a failure, latest failure first."""
         for record, cause in zip(reversed(self._failed), reversed(self._causes), strict=True):
             keys = self._failure_model.suspected(cause)
             others = "one other change" if len(keys) == 2 else f"{len(keys) - 1} other changes"

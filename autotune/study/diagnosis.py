@@ -61,7 +61,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     gain_frac = free_loader_gain_frac(record)
     if gain_frac is None:
         return []
-    bound, evidence = f"with an infinitely fast loader at most {signed(gain_frac)}", _evidence(record)
+    bound, evidence = f"an infinitely fast loader would give at most {signed(gain_frac)}", _evidence(record)
     # On a GPU, the training thread may load data and wait for it while the GPU still works through its queue.
     if record.data_wait_frac >= MODERATE_WAIT_FRAC and gain_frac < LEAST_GAIN_FRAC:
         return [_of_device(record, device, f"The step waits for its input, yet {bound}.")]
@@ -99,8 +99,8 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         found.append(_finding(name, evidence, advice))
     if slow := record.ranks["stragglers"]:
         who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
-        evidence = f"trial {record.number}: {who} {'need' if len(slow) > 1 else 'needs'} up to "
-        evidence += f"{percent_text(record.ranks['skew_frac'])} of a step longer than the fastest, which waits"
+        evidence = f"trial {record.number}: {who} {'take' if len(slow) > 1 else 'takes'} longer than the "
+        evidence += f"fastest rank, which waits, by up to {percent_text(record.ranks['skew_frac'])} of a step"
         cores = "cores and device" if device != "cpu" else "and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
         advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and what else uses its cores."

@@ -1,4 +1,4 @@
-"""Completes the effects of the best's changes for the summary: adds estimates, and the budget that measures missing effects."""
+"""Completes the effects of the best's changes for the summary: adds estimates, and the budget needed for the missing ones."""
 
 from __future__ import annotations
 

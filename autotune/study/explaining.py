@@ -1,6 +1,7 @@
 """Explains trials of a study: runs the passes, finds what costs time, and tries settings to measure what they gain.
 
-Passes and checks are trials of separate kinds. Neither the search nor the verdict uses them.
+A pass runs a trial's configuration again while it records details: "lines", "trace" or "memory". A check measures what a
+finding's remedy gains. Passes and checks are trials of separate kinds. Neither the search nor the verdict uses them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # most trials that a message names
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-FAILED = (Outcome.crash, Outcome.error, Outcome.invalid)  # a program that ended so without a stage would do so again
+FAILED = (Outcome.crash, Outcome.error, Outcome.invalid)  # after these, skipping the same stages is not tried again
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
 # the measured program spends a step.
 MAX_SLOWDOWN = 1.5
@@ -53,7 +54,7 @@ class Wanted:
         trial: number of the trial; None for the best.
         passes: passes to run, unless they have run before.
         minutes: time for checks, after the passes; a check that would not fit is not started.
-        fixed: a fixed version of the program, to measure against the study's program; None if there is none.
+        fixed: a version of the program with the fix, to measure against the study's program; None if there is none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
     """
@@ -150,7 +151,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass, and repeats it if a signal ended it, since without the pass the program has run to its end."""
+        """Runs a pass. Repeats it if a signal killed it, because the same program ran to its end without the pass."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):
@@ -218,7 +219,7 @@ class Explaining:
         ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
         folders = explanation.folders_of(ran, session.folder.path / "trials")
         made = explained(list(folders.values()), mask=session.inputs.secrets.message)
-        if TRACE in folders and not made.tables.traces:  # `prune` removed the traces, and left the tables made of them
+        if TRACE in folders and not made.tables.traces:  # `prune` removed the traces, but kept the tables made from them
             with contextlib.suppress(OSError, ValueError):
                 return replace(made, tables=read_tables(folders[TRACE]))
         if TRACE in folders:
@@ -285,7 +286,7 @@ class Explaining:
         return next(failed, None)
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
-        """Returns the knobs, and the stages to skip, that show what a finding's remedy gains."""
+        """Returns the knobs to set and the stages to skip in order to measure what a finding's remedy gains."""
         if finding.value is not None:
             return configuration_with(record, finding.knob, finding.value, self._session.resolved), ()
         return record.knobs, finding.without.stages if finding.without else ()
@@ -348,7 +349,7 @@ class Explaining:
 
 
 def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if nothing is left of it."""
+    """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if no remedy is left."""
     if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
@@ -367,7 +368,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     check = finding.check or {}
-    is_other = check.get("how") == WITHOUT  # then the check's gain is that of a cause which costs nothing at all
+    is_other = check.get("how") == WITHOUT  # then the check's gain assumes that the cause costs no time at all
     return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 
@@ -377,7 +378,7 @@ def _slowed(evidence: Evidence) -> str:
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""
     why = "the machine was busy, or the pass slowed it"
-    return f"{LINES}: a step took {slowdown:.1f} times as long as when it was measured: {why}"
+    return f"{LINES}: a step took {slowdown:.1f} times as long as in the trial: {why}"
 
 
 def _failed_text(finding: Finding, trial: TrialRecord) -> str:

@@ -1,7 +1,9 @@
 """Decides whether search trials may run in parallel: only if they do not slow each other down.
 
-A configuration is measured alone and on all slots at once, in turn. With many slots, all of them run in the first pair; the
-further pairs use those machines whose slots were slowest in it. Finals, attribution and verification always run alone.
+A configuration is measured in pairs of runs: once alone, and once on all slots at the same time. With many slots, only the
+first pair uses all of them. The further pairs use the machines whose slots were the slowest in the first pair.
+
+Finals, attribution and verification always run alone.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ MIN_PAIRS, MAX_PAIRS = 4, 8
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
-# From the second pair on, machines with at least this many slots together are measured, all slots of each: neighbours compete
-# for a machine's memory, disk and power. What all machines share, like a file system, shows in the first pair: a loss of more
-# than about 5 % there widens the interval so far that trials do not run in parallel.
+# From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
+# machines run, because neighbours compete for a machine's memory, disk and power. What all machines share, like a file
+# system, shows in the first pair: a loss of more than about 5 % there widens the interval so far that trials do not run in
+# parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
@@ -55,7 +58,7 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost no more than the margin, on every slot.
 
-        If a trial is certainly faster with neighbours, the two rates cannot be compared: on a slot it has fewer threads.
+        Also False if a trial is certainly faster with neighbours: it has fewer threads on a slot, so the rates do not compare.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
@@ -72,7 +75,7 @@ class Calibration:
 
 
 class Interference:
-    """Sets how many trials of a study, whose baseline is measured, may run at once."""
+    """Sets how many trials of a study may run at once. Create it once the baseline has been measured."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._num = session, len(session.runner.beside)
@@ -196,7 +199,7 @@ class Uncalibrated(Interference):
 
 
 def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
-    """Returns the calibration that follows from pairs of a rate alone and the rates in parallel, by name of the slot.
+    """Returns the calibration that follows from pairs: (rate alone, {name of the slot: rate in parallel}).
 
     The ratio is computed over all slots of a pair. Single slots are judged only if they ran in every pair.
     """

@@ -53,8 +53,8 @@ from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
-NO_MODULE = "No module named"  # Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait at the end until the tracker has caught up, without and with a time budget
+NO_MODULE = "No module named"  # part of Python's own message
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait for the tracker at the end, without and with a time budget
 # While trials run, the summary is written at most this often, and takes at most this share of the tuner's time, because it
 # grows with the number of trials. If the tuner is killed before it is written, the summary is made again from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
@@ -212,7 +212,7 @@ class _Study:
                 confirm_front(self._session, set(decision.values))
 
     def _explain(self) -> None:
-        """Explains the best trial and the baseline. The verdict is final by then, even if passes fail or are interrupted."""
+        """Explains the best trial and the baseline. The verdict is final by then, so passes may fail or be interrupted."""
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
             with contextlib.suppress(Ending, KeyboardInterrupt):
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
@@ -376,7 +376,7 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        if status != "running":  # first: the tracker reads the folder for the last time once the summary is final
+        if status != "running":  # before the summary: once that is final, the tracker reads the folder for the last time
             self._report(summary)
         self._folder.write_summary(summary)
         self._is_summary_old, self._num_summarised = False, len(self._session.records)
@@ -429,7 +429,7 @@ class _Study:
             except FolderLost as lost:
                 return lost
             if full := next((one for one in _chain(fault) if isinstance(one, OSError) and one.errno in FULL), None):
-                return self._folder.lost(full)  # the disk was full but has space again
+                return self._folder.lost(full)  # the disk was full, but has space again by now
         return fault
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
@@ -486,6 +486,9 @@ def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankRes
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     if NO_MODULE in record.reason:
-        lines.append(f"It ran with {shutil.which(command[0]) or command[0]}: activate its environment or name its interpreter.")
+        lines.append(
+            f"The program ran with {shutil.which(command[0]) or command[0]}. "
+            "Activate the environment that it needs, or name its interpreter."
+        )
     lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ class Frontier:
     """Finds the out-of-memory trial of an earlier study that rules out a configuration.
 
     Args:
-        out: "out_of_memory" of `inheritance.inherit`.
+        out: the entries that `inheritance.inherit` returns under "out_of_memory".
     """
 
     def __init__(self, out: Sequence[dict[str, Any]]) -> None:
@@ -45,7 +45,7 @@ class Frontier:
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
     """Whether a configuration needs at least as much memory as another one.
 
-    If one of them has no batch size, only equal configurations count.
+    If one of them has no batch size, returns True only if the two are equal.
 
     Args:
         knobs: full configuration.

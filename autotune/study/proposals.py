@@ -195,7 +195,7 @@ class Search(Settled):
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _is_answerable(self, knobs: Knobs) -> bool:
-        """Whether a trial would show if a change fails. One that runs out of memory shows nothing."""
+        """Whether a trial would show whether a change fails. A trial that runs out of memory would not."""
         return not self._is_known(knobs) and self._fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
@@ -215,7 +215,7 @@ class Search(Settled):
             proposal = self._next()
             if proposal is not None:
                 yield proposal
-            elif not self._session.schedule.wait_for_one():  # otherwise the trial that has just ended may lead to new proposals
+            elif not self._session.schedule.wait_for_one():  # if one has just ended, it may lead to new proposals
                 return
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:

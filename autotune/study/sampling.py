@@ -1,4 +1,4 @@
-"""Passes facts about machine and configurations to the sampler that the journal's trials do not contain."""
+"""Gives the sampler facts about machine and configurations that are not in the journal's trials."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from autotune.study.oom_frontier import Frontier
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 
-NUM_SAME_FAILURES = 4  # the search gives up if this many first trials all failed for one reason other than lack of memory
+NUM_SAME_FAILURES = 4  # the search gives up if its first trials, at least this many, all failed for one reason (not memory)
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 
 
 class Settled:
-    """Knowledge of a search about the configurations of its space. `Search` decides what to try next."""
+    """What a search knows about the configurations of its space. `Search` decides what to try next."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._space = session, session.resolved

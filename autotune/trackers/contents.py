@@ -21,14 +21,14 @@ REPORT = "report.html"
 
 
 class Cache:
-    """What was read of trials and made from them, for as long as their records do not change."""
+    """Keeps the trial records that were read, and texts made from them, until the records change."""
 
     def __init__(self) -> None:
         self.records: Known = {}
         self._made: dict[tuple[str, int], tuple[TrialRecord, Any, str]] = {}
 
     def made(self, what: str, trial: TrialRecord, make: Callable[[], str], *, of: Any = None) -> str:
-        """Returns a text on a trial; `make` makes it if the trial's record, or `of`, is not the one that it was made of."""
+        """Returns a text about a trial, made by `make` if it is new, or if the trial's record or `of` has changed."""
         record, others, text = self._made.get((what, trial.number), (None, None, ""))
         if record is not trial or others != of:
             text = make()

@@ -30,7 +30,7 @@ from autotune.wording import (
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 
-# Outcome -> status, a green tick or a red cross in MLflow; FAILED for the others. Only a rate that counts is FINISHED.
+# Outcome -> status, a green tick or a red cross in MLflow; FAILED for the others. FINISHED means that the trial's rate counts.
 STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
 # Outcome -> the run's color in charts, to distinguish the rates that count from the others.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
@@ -132,7 +132,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
 
 
 def params(knobs: Knobs, *, is_distributed: bool = True) -> dict[str, str]:
-    """Returns a full configuration as MLflow params, values as in YAML; those for several processes only if there are any."""
+    """Returns a full configuration as MLflow params, values as in YAML. Unless `is_distributed`, omits SEVERAL_PROCESSES."""
     left_out = () if is_distributed else SEVERAL_PROCESSES
     wanted = {key: value for key, value in sorted(knobs.items()) if not key.startswith(left_out)}
     return {mlflow_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}

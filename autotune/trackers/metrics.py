@@ -130,7 +130,10 @@ def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
 
 
 def curve_names(trial: TrialRecord | None) -> tuple[str, str]:
-    """Returns the metrics of both `curves` by any trial of the study; a score per joule or per unit of currency is no rate."""
+    """Returns the names of both `curves`. They depend on the study's objective, which is read from any of its trials.
+
+    A score per joule or per unit of currency is not a rate, so the names do not end in "per second" then.
+    """
     unit = "score" if trial and next(iter(trial.scores), "") in (ENERGY, COST) else "per second"
     return f"progress/best {unit}", f"progress/baseline {unit}"
 
@@ -147,7 +150,7 @@ def readable(name: str, value: float) -> tuple[str, float]:
 
 
 def shown(numbers: dict[str, Any]) -> dict[str, float]:
-    """Returns the finite ones of some numbers, with three digits and names that MLflow accepts."""
+    """Returns those numbers that are finite, rounded to three digits, under names that MLflow accepts."""
     is_known = {key: isinstance(value, int | float) and math.isfinite(value) for key, value in numbers.items()}
     return {mlflow_name(key): _digits(value) for key, value in numbers.items() if is_known[key]}
 

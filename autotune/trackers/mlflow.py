@@ -303,7 +303,8 @@ class MlflowTracker(Tracker):
         ends = {trial.number: _milliseconds(trial.started_at + trial.seconds) for trial in contents.trials}
         for name, points in metrics.curves(contents.trials).items():
             entities = [Metric(name, score, ends[number], number) for number, score in points]
-            first = 0 if contents.is_over else max(0, len(entities) - METRICS_A_BATCH)  # until then, the earlier ones are there
+            # While the study runs, earlier calls have already written all but the newest points.
+            first = 0 if contents.is_over else max(0, len(entities) - METRICS_A_BATCH)
             for start in range(first, len(entities), METRICS_A_BATCH):
                 self._client.log_batch(run_id, metrics=entities[start : start + METRICS_A_BATCH])
 

@@ -119,7 +119,7 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 
 def incomplete(folder: StudyFolder, why: str) -> str:
-    """Returns the message at the end of a study whose tracking is incomplete; the mirror's own problem counts before `why`."""
+    """Returns the message at the end of a study whose tracking is incomplete; the mirror's own problem replaces `why`."""
     state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
     num_missing = num_trials - (state.present if state else 0)
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"

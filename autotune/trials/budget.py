@@ -113,7 +113,7 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to measure two effects. The search then uses the time better.
+        Reserves less for attribution if the program is too slow to measure two effects. The search uses that time better.
         """
         if self.total_s is None:
             return
@@ -182,7 +182,7 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget into which a first trial of this cost would have fitted: seconds, rounded up to minutes."""
+        """Returns the budget with which a first trial of this cost would have fitted: seconds, rounded up to full minutes."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
@@ -233,7 +233,7 @@ class Costs:
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
-        self._found_s: dict[tuple[Any, float | None], float] = {}  # by batch size, until there is another trial
+        self._found_s: dict[tuple[Any, float | None], float] = {}  # results of `_plain_s`, until there is another trial
 
     def learn(self, record: TrialRecord) -> None:
         """Records a finished trial."""
@@ -250,14 +250,14 @@ class Costs:
             self._compile_s[entry] = max(extra_s, 0.0)
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the expected seconds of a search trial of this configuration; rather too high than too low."""
+        """Returns the expected seconds of a search trial of this configuration; errs on the high side."""
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
 
-        Of the window, only as much counts as a trial of the finals needs: the search trial's window may have restarted, or have
-        been extended for lack of an interval.
+        Only as much of the search trial's window counts as a trial of the finals needs. The whole window may be longer, because
+        it restarted or was extended to get an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s

@@ -25,7 +25,7 @@ OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used dur
 
 
 class Level:
-    """The disturbance that a study accepts beyond the limits: none, unless the machine never gets quiet.
+    """How much disturbance a study accepts in addition to the usual limits: none, unless the machine never gets quiet.
 
     autotune must work on a machine that is never quiet, too. A disturbance that lasts through both attempts of the baseline, or
     of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
@@ -146,5 +146,5 @@ def drift(records: Sequence[TrialRecord]) -> str:
     rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
     return (
         f"the unchanged program ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
-        "these rates do not repeat, but the ratio compares only runs that were measured in turn"
+        "these rates cannot be reproduced, but the ratio compares only runs that were measured right after each other"
     )

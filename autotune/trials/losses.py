@@ -19,7 +19,7 @@ MIN_STEPS = 5  # fewer steps say nothing about later ones
 # photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32
 # and bf16 alike, so means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
-# Differences are relative to the baseline's level, or to this share of its largest loss (the floor) if that is more. Otherwise
+# Differences are relative to the baseline's level, or to the floor, FLOOR_FRAC of its largest loss, if that is more. Otherwise
 # every difference from a loss near 0 would be large.
 NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text says what differences are relative to
 FLOOR_FRAC = 0.5
@@ -107,7 +107,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     first_by_chance = CHANCE_FACTOR * abs(apart(chance[0], reference[0])) if chance else 0.0
     difference, first = apart(loss, level), apart(own[0], reference[0])
     allowed, first_allowed = max(tolerance_frac, by_chance), max(FIRST_FACTOR * tolerance_frac, first_by_chance)
-    of_half = f" ({loss:.3g} against {level:.3g} at the end, as a share of half its largest loss, {largest:.3g})"
+    of_half = f" ({loss:.3g} against {level:.3g} at the end; relative to half the baseline's largest loss, {largest:.3g})"
     half = "" if abs(level) >= NEAR_FRAC * floor else of_half
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed

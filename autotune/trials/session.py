@@ -118,7 +118,7 @@ class Session:
         return self.records[0]
 
     def finals_rules(self, seconds_each: float) -> MeasureRules:
-        """Returns the rules for trials of the finals that may take so many seconds each; see `budget.finals_rules`."""
+        """Returns the rules for trials of the finals that may take `seconds_each`; see `budget.finals_rules`."""
         return finals_rules(self.inputs.config.measure.finals, seconds_each=seconds_each, baseline=self.baseline)
 
     @property
@@ -430,7 +430,7 @@ class Session:
         )
 
     def compile_s(self, first: TrialRecord, knobs: Knobs) -> float:
-        """Returns by how many seconds a trial with these knobs is expected to take longer than an earlier one, to compile."""
+        """Returns the expected seconds of the compilations that a trial with these knobs needs and an earlier trial did not."""
         changed = self.resolved.changed(knobs)
         new = [key for key in changed if knob(key).is_costly and changed[key] != first.knobs.get(key)]
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)

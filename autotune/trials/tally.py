@@ -56,7 +56,7 @@ class Tally:
                 self._best[turn] = record
 
     def best(self, turn: int) -> TrialRecord | None:
-        """Returns the trial with the highest score for an objective, by its place; None if none has a score."""
+        """Returns the trial with the highest score for the objective at place `turn`; None if no trial has a score."""
         return self._best[turn] if turn < len(self._best) else None
 
     def worst(self, num: int) -> list[float]:
@@ -64,7 +64,7 @@ class Tally:
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
-        """Returns the highest lower bound of a rate of this tier or a lower one; None if there is none.
+        """Returns the highest of the lower ends of the rates' intervals, up to this tier; None if there are none.
 
         Args:
             tier: the highest tier that counts.
@@ -77,6 +77,6 @@ class Tally:
 
 
 def _rank(record: TrialRecord, turn: int) -> tuple[float, int]:
-    """Returns the key by which the best trial is the largest; of equal trials, the first is the best."""
+    """Returns a sort key that is larger for a better trial. Of trials with equal scores, the first counts as better."""
     scores = list(record.scores.values()) or [record.value]
     return scores[turn] or 0.0, -record.number

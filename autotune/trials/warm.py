@@ -13,7 +13,8 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # after this many warm failures that failed fresh, too, warm failures are not repeated any more
+# A trial that failed after a warm start is repeated with a fresh one, unless this many such repeats have failed, too.
+MAX_IN_VAIN = 2
 MODULES = ("torch", "torchvision")  # imported before trials are forked; the second only if the program has it
 
 

@@ -96,6 +96,7 @@ def test_a_bad_request_raises_one_clear_error_and_leaves_no_folder(command, tmp_
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.thorough
 def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(command, tmp_path):
     source = f"""
         import autotune

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs_from_start_to_report(tmp_path, monkeypatch):
     root = str(NOTEBOOK.parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))

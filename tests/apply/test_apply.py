@@ -157,7 +157,7 @@ def test_placeholders_are_filled_from_the_file(place: Place) -> None:
     assert place.apply(*show, "--bs={loader.batch_size}").stdout == "--bs=8\n"
     done = place.apply(*show, "--batch", "16")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Write `--batch {loader.batch_size=16}` into it" in done.stderr
+    assert "Use `--batch {loader.batch_size=16}` in the command" in done.stderr
 
 
 @pytest.mark.thorough

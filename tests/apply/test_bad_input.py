@@ -26,7 +26,10 @@ FILES = {
         "env: {LD_PRELOAD: x.so}\nmemory: {malloc: glibc}\n",
         "env.LD_PRELOAD: sets the same variable as memory.malloc, got both. Give one of the two. Both are in best.yaml.",
     ),
-    "another": ("schema: 1\nstudy: s\ntitle: t\n", "BEST: not a best.yaml, got 'best.yaml', whose keys are no knobs (schema, "),
+    "another": (
+        "schema: 1\nstudy: s\ntitle: t\n",
+        "BEST: not a best.yaml, got 'best.yaml', whose keys are not knobs (schema, ",
+    ),
     "own": ("env: {AUTOTUNE_SPEC: x}\n", "env.AUTOTUNE_SPEC: not free to tune"),
 }
 
@@ -52,7 +55,7 @@ def test_a_file_that_cannot_be_used_is_one_line(name, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "COMMAND: best.yaml was made for your own program"),
+        ([], "COMMAND: missing, and best.yaml was made for your own program"),
         (["--"], "COMMAND: nothing after '--'"),
         (["--", "no-such-program"], "COMMAND: no such program, got 'no-such-program'"),
         (["--", "python", "gone.py"], "COMMAND: no such script, got 'gone.py'"),

@@ -34,7 +34,7 @@ from autotune.replay.figures import at_seconds, at_trials
 from autotune.replay.strategies import strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.search.rates.sampler import RatesSampler
-from autotune.search.rates.step import Proposed
+from autotune.search.rates.step import Proposed, Step
 from tests.search.machines import DEVELOPMENT, HELD_OUT, SimulatedWorld, machine, ranked
 
 STRATEGIES = "default,expert,tpe,tpe+seeds,random"
@@ -44,6 +44,7 @@ NEAR = 0.99  # a study counts as near the optimum if it ends with at least this 
 INTERVAL_Z = 1.6449  # half-width of a 90 % interval, in standard deviations
 NUM_ASKED = 300  # configurations whose forecasts are compared with the truth, at each of ASKED_AT trials
 ASKED_AT = (6, 12, 24)
+NUM_DRAWS = 1000  # posterior samples that decide how likely an open configuration is faster than all that were tried
 UNSURE = 0.02, 0.98  # forecasts of memory are compared with the truth where the chance to fit is within this range
 
 
@@ -58,6 +59,8 @@ class Forecasts:
         peaks: the same for the memory of those of them that are not sure to fit or to run out of memory.
         regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
         tried_regret: the same if the best of the tried configurations were known. The rest of the regret is due to noise.
+        chosen_regret: the same after the choosing rounds of the finals, which prefer the fewest changes of about equal ones.
+        chance_of_right: the sampler's last forecast of the chance that `tried_regret` is at most 1 %.
     """
 
     chances: list[tuple[float, bool]] = field(default_factory=list)
@@ -66,6 +69,8 @@ class Forecasts:
     peaks: list[float] = field(default_factory=list)
     regret: float | None = None
     tried_regret: float | None = None
+    chosen_regret: float | None = None
+    chance_of_right: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +101,18 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
     made = _asking(run, world, found, job.seed) if job.is_asked else run()
     if "no improvement is expected" in made.reason:
         found.regret, found.tried_regret = 1 - made.steps[-1].fraction, 1 - world.best_tried
+        found.chosen_regret = 1 - (made.choice or made.steps[-1]).fraction
     return made, found
 
 
 def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts, seed: int) -> Replayed:
     """Runs a study and records its sampler's forecasts."""
     propose, rng, one = RatesSampler._propose, np.random.default_rng(seed), world.machine
-    num = 0
+    improvement, draw, num = Step._improvement, np.random.default_rng([seed, 1]), 0
 
     def asked(self: RatesSampler, study: Any, trial: Any, distributions: Any) -> Proposed:
         nonlocal num
+        found.chance_of_right = 1.0  # unless `improved` finds open configurations
         made = propose(self, study, trial, distributions)
         if made.is_fallback:
             return made
@@ -124,11 +131,20 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
                 (found.rates if place else found.proposed).append(z)
         return made
 
-    RatesSampler._propose = asked  # type: ignore[method-assign]
+    def improved(self: Step, reference: Any, codes: Any, works: Any) -> float:
+        draws = self._forecast.draws(np.vstack([self._winners, codes]), num=NUM_DRAWS, rng=draw)
+        does_work = draw.random((len(codes), NUM_DRAWS)) < works[:, None]
+        tried, others = np.split(draws, [len(self._winners)])
+        fastest = np.where(does_work, others, -math.inf).max(axis=0)
+        chance = float((tried.max(axis=0) >= fastest + math.log(NEAR)).mean())
+        found.chance_of_right = min(chance, found.chance_of_right or 0.0)
+        return improvement(self, reference, codes, works)
+
+    RatesSampler._propose, Step._improvement = asked, improved  # type: ignore[method-assign]
     try:
         return run()
     finally:
-        RatesSampler._propose = propose  # type: ignore[method-assign]
+        RatesSampler._propose, Step._improvement = propose, improvement  # type: ignore[method-assign]
 
 
 def _forecasts(
@@ -266,9 +282,19 @@ def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
         median = _median(z for group in errors for z in group) if any(errors) else math.nan
         print(f"90 % intervals, {what}: {share} hold the truth; median z {median:+.2f}")
     stopped = [[one for one in group if one.regret is not None] for group in found.values()]
-    for what, name in (("", "regret"), (" if the best of the tried were known", "tried_regret")):
+    for what, name in (
+        ("", "regret"), (" after the choosing rounds", "chosen_regret"),
+        (" if the best of the tried were known", "tried_regret"),
+    ):  # fmt: skip
         share = _share([[getattr(one, name) <= 1 - NEAR for one in group] for group in stopped])
         print(f"studies that stopped for want of improvement: regret at most 1 %{what}: {share}")
+    print("chance, as forecast at the stop, that no other configuration is over 1 % faster than the best of the tried: truth")
+    for low, high in ((0.0, 0.8), (0.8, 0.9), (0.9, 0.95), (0.95, 1.01)):
+        inside = [
+            [(one.tried_regret or 0.0) <= 1 - NEAR for one in group if low <= (one.chance_of_right or 0.0) < high]
+            for group in stopped
+        ]
+        print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {_share(inside)}")
 
 
 def _share(groups: Iterable[Sequence[bool]]) -> str:

@@ -27,3 +27,4 @@ def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
     search.main(words)
     assert capsys.readouterr().out == first
     assert "90 % intervals, rate of proposals" in first
+    assert "regret at most 1 % after the choosing rounds" in first

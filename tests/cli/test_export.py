@@ -18,7 +18,7 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert ended.stdout == ""
     first, *others = ended.stderr.splitlines()
     assert first == "wrote tuned/hf.json, in the new folder tuned"
-    assert "not expressible in hf; `autotune apply` and --format yaml have these, too:" in others
+    assert "not expressible in hf, but set by `autotune apply` and included in --format yaml:" in others
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
 
@@ -49,7 +49,10 @@ def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
     assert [path.name for path in (cli.cwd / "out").iterdir()] == [name]
 
 
-@pytest.mark.parametrize("words", [("export",), ("export", "-f", "deepspeed"), ("report",)])
+@pytest.mark.parametrize(
+    "words",
+    [("export", "-f", "deepspeed"), *(pytest.param(words, marks=pytest.mark.thorough) for words in (("export",), ("report",)))],
+)
 def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
     make_study(cli.cwd / "runs")
     file = cli.cwd / "out"
@@ -85,7 +88,9 @@ def test_a_file_with_a_zero_byte_is_refused(monkeypatch, tmp_path, capsys, words
     make_study(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     assert main([*words, "a\0b"]) == 2
-    assert capsys.readouterr().err == "autotune: --output: a path holds no zero byte, got 'a\\x00b'. Give another file.\n"
+    assert (
+        capsys.readouterr().err == "autotune: --output: a path cannot contain a zero byte, got 'a\\x00b'. Give another file.\n"
+    )
 
 
 @pytest.mark.thorough
@@ -121,7 +126,7 @@ def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that
     assert "export " not in (cli.cwd / "best.env").read_text()
     said = ended.stderr.splitlines()
     assert "note: No setting of this configuration is an environment variable, so this file sets nothing." in said
-    assert "not expressible in env; `autotune apply` and --format yaml have these, too:" in said
+    assert "not expressible in env, but set by `autotune apply` and included in --format yaml:" in said
     left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "explain": (["explain"], "cwd: the folder the program ran in is gone, got '/gone/{name}'"),
     "resume": (["resume"], "To continue, give it a larger budget: autotune resume {call} "),
     "sync": (["sync"], "{name}: nothing is tracked"),
-    "apply": (["apply"], "COMMAND: {folder}/best.yaml was made for your own program"),
+    "apply": (["apply"], "COMMAND: missing, and {folder}/best.yaml was made for your own program"),
     "verify": (["verify"], "provenance: no claim to verify in '{folder}/best.yaml'"),
 }
 PLACES = ["runs/first", "b/second", "./b/second/", "b/second/report.html", "b/second/trials/0001/stdout.log"]

@@ -197,10 +197,10 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
     assert "changed  loader.batch_size: 32 -> 64" in said
     missing = "effects  only tried together with other changes: batch 64; "
-    assert f"{missing}more time or trials measure its effect" in said
+    assert f"{missing}its effect can be measured with more time or trials" in said
     assert "dropped  no clear effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
     said = lines({**folder.read_summary(), "effects_need": {"minutes": 11, "more_minutes": 3.0}}, folder.path)
-    assert f"{missing}about 3 more minutes measure its effect: study.budget.minutes=11" in said
+    assert f"{missing}its effect can be measured in about 3 more minutes: study.budget.minutes=11" in said
 
 
 def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path):
@@ -234,7 +234,7 @@ def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path)
     summary["attribution"] = [{**one, **missing} for one in summary["attribution"]]
     for text in (" ".join(lines(summary, folder.path)), " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())):
         assert text.count("only tried together with other changes") == 1
-        assert "about 4 more minutes measure their effects: study.budget.minutes=7" in text
+        assert "their effects can be measured in about 4 more minutes: study.budget.minutes=7" in text
         assert "not measured" not in text
         assert "off" in text
 

@@ -342,7 +342,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("\x1b[31mred=1", "'\\x1b[31mred=1': no key before the '='"),
     ("study.name='open", "study.name: not a value in Hydra's grammar"),
     ("data.root=caf\udce9", "'data.root=caf\\udce9': bytes that are not UTF-8"),
-    ("data.root=~/photos", "data.root: not a value in Hydra's grammar, got '~/photos' (the letter '~')"),
+    ("data.root=~/photos", "data.root: not a value in Hydra's grammar, got '~/photos' (the character '~')"),
     ("[1,2]", "'[1,2]': no key before the '='"),
     ("{a: 1}", "'{a: 1}': no key before the '='"),
     (f"study.name={'[' * 3000}", "study.name: not a value in Hydra's grammar"),

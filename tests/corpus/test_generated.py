@@ -36,7 +36,7 @@ DOCUMENTS = st.recursive(
     max_leaves=4,
 )
 
-often = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+often = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def is_taken(*words: str) -> bool:

@@ -94,6 +94,7 @@ def test_lightning_s_trainer_cli_and_loader_take_it(read):
     assert read("lightning") == {"trainer": ["bf16-mixed", True], "cli": ["bf16-mixed", True], "loader": [64, 2, 4, False]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["yaml", "json"])
 def test_accelerate_reads_it(read, ending):
     assert read("accelerate")[ending] == {

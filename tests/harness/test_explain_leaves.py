@@ -26,7 +26,13 @@ from tests.harness.conftest import REPOSITORY, Trial
 LEAST_STEPS = 10  # a program makes at least this many steps within a pass, on a busy machine, too
 
 
-@pytest.mark.parametrize(("which", "words"), [(LINES, ()), (LINES, ("workers",)), (TRACE, ()), (MEMORY, ())])
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        (TRACE, ()),
+        *(pytest.param(*row, marks=pytest.mark.thorough) for row in ((LINES, ()), (LINES, ("workers",)), (MEMORY, ()))),
+    ],
+)
 def test_losses_under_a_pass_are_those_of_the_plain_program(trial: Trial, plain: Trial, which: str, words: Any) -> None:
     alone = plain("seeded.py", *words).stdout.split()
     seen = trial("seeded.py", *words, mode="explain", explain=which, max_s=0.3)

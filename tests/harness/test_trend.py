@@ -42,7 +42,9 @@ def is_flagged(meter: Meter) -> bool:
 
 
 @pytest.mark.parametrize("kind", [independent, autocorrelated, bursty])
-@pytest.mark.parametrize(("step_s", "cv"), [(0.02, 0.1), (0.06, 0.3), (1.2, 0.6)])
+@pytest.mark.parametrize(
+    ("step_s", "cv"), [(0.06, 0.3), *(pytest.param(*row, marks=pytest.mark.thorough) for row in ((0.02, 0.1), (1.2, 0.6)))]
+)
 def test_steady_programs_are_hardly_ever_called_moving(
     kind: Callable[[float, float, random.Random], Steps], step_s: float, cv: float
 ) -> None:

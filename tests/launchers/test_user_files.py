@@ -78,8 +78,8 @@ def trial(files, cwd, code, file, argv=()):
     ("file", "argv"),
     [
         ("named", ["python", "--output", "named"]),
-        ("named", ["python", "--output=named"]),
-        ("named", ["python", "output=named"]),
+        pytest.param("named", ["python", "--output=named"], marks=pytest.mark.thorough),
+        pytest.param("named", ["python", "output=named"], marks=pytest.mark.thorough),
         ("here.pt", []),
         ("out/best.ckpt", ["--output_dir", "out"]),
         ("out/run/checkpoint-500/model.safetensors", []),

@@ -19,7 +19,17 @@ Look = Callable[[Program], Seen]
 COUNTED = ("num_steps", "num_loaders", "batches_per_step")
 FORKED_AT = re.compile(r"<fork_server\.py:\w+:\w+")
 # Slow rows that show little more than others.
-SLOW = ("hf_trainer", "bystander_from_bash", "late_model", "evaluating", "lightning_module", "own_compile")
+SLOW = (
+    "hf_trainer",
+    "bystander_from_bash",
+    "late_model",
+    "evaluating",
+    "lightning_module",
+    "own_compile",
+    "structures",
+    "stream_shared",
+    "fine_tuned",
+)
 EVERY = pytest.mark.parametrize(
     "program",
     [pytest.param(each, marks=[pytest.mark.thorough] * (each.name in SLOW), id=each.name) for each in PROGRAMS],

@@ -267,7 +267,7 @@ def test_what_is_no_model_is_told(custom: ModuleType, mine: Path, monkeypatch: p
         ("mine.parts:modle", "; nearest: model"),
         ("mine.parts:number", "not a function but a int"),
         ("mine.broken:model", "its module cannot be imported: ZeroDivisionError: division by zero"),
-        ("mine.needy:model", "its module needs another that is not there: No module named 'sklaern'"),
+        ("mine.needy:model", "its module needs another module, which is missing: No module named 'sklaern'"),
     ],
 )
 def test_a_reference_that_leads_nowhere_says_why(

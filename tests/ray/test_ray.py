@@ -63,6 +63,7 @@ def test_a_trial_inherits_neither_priority_nor_signals_of_ray_s_and_no_gpus_that
     assert there == {**here, "gpus": ""}
 
 
+@pytest.mark.thorough
 def test_why_a_trial_waits_is_told_and_costs_no_time(make, folder):
     first, second = ready(make(gpus=2)), make(gpus=1)
     running = second.start(a_launch(folder, program("result()")))
@@ -95,6 +96,7 @@ def test_what_cannot_be_had_is_told(make, options, told):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_more_slots_than_the_cluster_has_room_for_are_refused(ray, tmp_path):
     study = QuickStudy(tmp_path)
     process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=3", "launch.ray.gpus=1")

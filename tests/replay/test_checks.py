@@ -30,7 +30,7 @@ DAMAGE = {
     "no machine has so little memory": lambda table: setattr(table, "machine", {**table.machine, "memory_bytes": 0}),
     "memory.peak_bytes is no number": lambda table: _results(table, memory={"kind": "cpu", "peak_bytes": "much"}),
     "must be a string": lambda table: table.measurements[3].ended["evidence"].update(num_steps=[]),
-    "lengths of its blocks": lambda table: [
+    "block lengths, not one per block": lambda table: [
         result["window"]["block_s"].pop() for one in table.measurements for result in one.results if "window" in result
     ],
 }

@@ -60,6 +60,7 @@ def test_the_same_seed_gives_the_same_study():
     assert (one.final_fraction, one.total_s, one.claim) == (two.final_fraction, two.total_s, two.claim)
 
 
+@pytest.mark.thorough
 def test_random_order_is_as_good_as_chance_allows():
     seeds, trials = 16, 4
     found = [run(Strategy(name="r", keys={"parity.steps": 0}, search=STRATEGIES["random"].search), seed=s, trials=trials)
@@ -111,6 +112,7 @@ def test_keys_vary_a_strategy_and_wrong_ones_are_refused():
             strategy(text)
 
 
+@pytest.mark.thorough
 def test_claims_of_a_noisy_table_hold_and_overstate_little():
     found = [run("random", seed=seed, trials=12, table=make_table(noise_frac=0.02, seed=seed)) for seed in range(6)]
     claims = [one.claim for one in found if one.claim]

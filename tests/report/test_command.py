@@ -112,7 +112,7 @@ def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_term
     trials, study = said.splitlines()
     assert "runs/resnet18/trials/0000/trial.json: cannot be read (Expecting property name" in trials
     assert "runs/resnet18/trials/0001/trial.json: missing; " in trials
-    assert "and 3 more. When these trials ran, their step times and what disturbed them are not known." in trials
+    assert "and 3 more. It is not known when these trials ran, how long their steps took and what disturbed them." in trials
     assert "runs/resnet18/study.json: cannot be read (study record expected, got [])" in study
     assert "2.41x" in page
     assert "batch 128" in page.split('id="settings"')[1].split("</figure>")[0]  # told by the trials

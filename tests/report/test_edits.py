@@ -18,7 +18,7 @@ from autotune.export import FORMATS
 from autotune.run_dir import StudyFolder
 
 VALUES = (7, -1, 10**400, math.nan, "x", None, [], [1], {}, {"a": 1}, True, 0.5)
-NUM_EDITS = 60
+NUM_EDITS = 25
 ROOT = 25  # of the random choice of edits
 
 

@@ -47,10 +47,10 @@ def facts(study: Study) -> dict[str, str]:
 
 def test_the_use_of_a_gpu_has_its_busy_time_its_tensor_cores_and_the_peak_that_counts(study: Study) -> None:
     said = facts(study)
-    assert said["GPU busy, of a step's time"] == "24.0 %"
-    assert said["Tensor Cores, of the kernels' time"] == "75.0 %"
+    assert said["GPU busy, share of a step"] == "24.0 %"
+    assert said["Tensor Cores, share of the kernels' time"] == "75.0 %"
     assert said["arithmetic"] == "120 GFLOP/s"
-    assert said["arithmetic, of the device's peak (MFU)"] == "under 0.1 % of 495 TFLOP/s, tf32"
+    assert said["arithmetic, share of the device's peak (MFU)"] == "under 0.1 % of 495 TFLOP/s, tf32"
 
 
 def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain_step(study: Study) -> None:

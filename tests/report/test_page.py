@@ -176,7 +176,7 @@ def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes
     )
     assert "1 in the search" in said
     assert said.index(best) < said.index("0000 unchanged")
-    assert "100 ms 100 ms Processes of the finals that were to choose picked the best" in said
+    assert "100 ms 100 ms Some processes of the finals served to choose the best" in said
 
 
 def again(trials, number, of, **changes):
@@ -198,7 +198,7 @@ def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_a
     assert "4 in the finals: 2 in pairs, 1 to choose, 1 without a partner" in said
     assert "2 in the finals; 1 in the finals, disturbed" in said  # the baseline
     assert "1 in the search; 1 in the finals, disturbed" in said
-    assert "that were to choose picked the best among the finalists. Only the pairs" in said
+    assert "served to choose the best of the finalists. The ratio comes only from the pairs" in said
     why = "gave no result: disturbed (other programs used 0.65 of 2 cores)"
     assert f"0006, which measured 0001 again in the finals, {why}, so the rate of 0001 is that of its first" in said
     assert f"0013, which measured 0000 again in the finals, {why}." in said
@@ -236,7 +236,7 @@ def test_every_process_that_the_counts_count_has_a_mark(tmp_path):
 def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
     assert "at the peak of one process each" in text_of(whole.split("</dl>")[0])
     assert "Each mark is the peak of one process." in part(whole, "memory-by-batch")
-    assert "Memory and step times are those of the trial, one process each." in part(whole, "fastest")
+    assert "Memory and step times come from one process each." in part(whole, "fastest")
 
 
 @pytest.mark.parametrize(

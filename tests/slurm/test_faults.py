@@ -157,6 +157,7 @@ def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):
         time.sleep(0.1)
 
 
+@pytest.mark.thorough
 def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")

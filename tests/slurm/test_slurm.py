@@ -148,6 +148,7 @@ def test_a_study_on_two_slots_of_each_of_two_nodes_finds_what_one_slot_finds(slu
     assert slurm.is_idle()
 
 
+@pytest.mark.thorough
 def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     process = study.start(*SLURM[:1], "launch.slots=2", "launch.slurm.cpus=4", "launch.queue_minutes=0.1")

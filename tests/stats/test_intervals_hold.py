@@ -36,7 +36,7 @@ def holds(found, *, given=0.9):
     assert found.given_frac >= given, found
 
 
-@pytest.mark.parametrize(("step_s", "spread"), [(0.01, 0.3), (0.1, 0.1), *more((0.01, 0.02), (0.03, 0.1), (0.06, 0.1))])
+@pytest.mark.parametrize(("step_s", "spread"), [(0.1, 0.1), *more((0.01, 0.3), (0.01, 0.02), (0.03, 0.1), (0.06, 0.1))])
 def test_independent_steps(step_s, spread):
     count = int(40 / step_s)
     holds(coverage(lambda rng: step_s * lognormal(rng.normal(size=count), spread), true_s=step_s), given=0.85)
@@ -48,6 +48,7 @@ def test_autocorrelated_steps(step_s, spread):
     holds(coverage(lambda rng: step_s * lognormal(autocorrelated(rng, count, 0.7), spread), true_s=step_s))
 
 
+@pytest.mark.thorough
 def test_autocorrelated_steps_of_a_tenth_of_a_second_claim_less_often_and_hold_what_they_claim():
     found = coverage(lambda rng: 0.1 * lognormal(autocorrelated(rng, 900, 0.7), 0.1), true_s=0.1, trials=1500)
     holds(found, given=0.2)
@@ -61,7 +62,7 @@ def test_the_finals_stricter_rules(rho):
     holds(steps)
 
 
-@pytest.mark.parametrize(("workers", "spread"), [(4, 0.3), *more((2, 0.3), (8, 0.3))])
+@pytest.mark.parametrize(("workers", "spread"), more((4, 0.3), (2, 0.3), (8, 0.3)))
 def test_bursts_of_a_loader(workers, spread):
     bursts = dict(workers=workers, step_s=0.01, spread=spread)
     holds(coverage(lambda rng: in_bursts(rng, 4000, **bursts), true_s=0.01, width=workers, trials=300))

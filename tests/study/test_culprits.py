@@ -28,7 +28,7 @@ def lost(study):
     return [trial for trial in searched(study) if not trial.outcome.has_value and not trial.outcome.is_no_answer]
 
 
-@pytest.mark.parametrize("sampler", ["rates", "tpe", "random"])
+@pytest.mark.parametrize("sampler", ["rates", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tpe", "random"))])
 @pytest.mark.parametrize("bad", [LAYOUT, AMP, ("loader.num_workers", 2), ("optimizer.implementation", "fused")])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, seed):

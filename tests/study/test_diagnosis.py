@@ -26,7 +26,7 @@ def test_what_binds_is_told_from_the_time_spent_waiting(wait, finding):
 def test_a_wait_that_a_gpu_spends_computing_binds_nothing():
     (found,) = diagnose(trial(data_wait_frac=0.6, device_rate=101.0), device="cuda")
     assert found["finding"] == "device-bound"
-    assert found["advice"] == "The step waits for its input, yet with an infinitely fast loader at most +1 %."
+    assert found["advice"] == "The step waits for its input, yet an infinitely fast loader would give at most +1 %."
 
 
 def test_a_gpu_that_runs_kernels_for_a_part_of_the_time_waits_for_the_host():

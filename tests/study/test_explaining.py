@@ -153,7 +153,7 @@ def test_a_pass_that_saw_much_slower_steps_than_were_measured_claims_nothing(ben
     summary = bench(Surface(documents=slow), AUTO, *tiny, minutes=20).run()
     for entry in summary["explanation"]["explained"]:
         assert not [finding for finding in entry["findings"] if finding["cause"] == "Python in the step"]
-        assert any("times as long as when it was measured" in note for note in entry["notes"])
+        assert any("times as long as in the trial" in note for note in entry["notes"])
 
 
 def fused(which, knobs):

@@ -118,6 +118,7 @@ def test_with_many_slots_all_run_in_the_first_pair_and_two_machines_in_the_other
     assert study.folder.read_study().slots["num_sampled"] == SAMPLE_SLOTS
 
 
+@pytest.mark.thorough
 def test_a_study_uses_no_more_slots_than_its_budget_has_trials(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=60, num_slots=32, slots_per_host=8)
     study.run()
@@ -201,6 +202,7 @@ def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench
     assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
 
 
+@pytest.mark.thorough
 def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
     surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
     study = bench(surface, "search.sampler=random", "study.budget.trials=40", minutes=60, num_slots=4)
@@ -257,6 +259,7 @@ def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_th
     assert len(summary["trials"]) == len(study.trials) == len(study.folder.read_summary()["trials"])
 
 
+@pytest.mark.thorough
 def test_with_many_trials_the_summary_is_written_once_their_number_has_grown_by_two_percent(bench):
     study = bench(Surface(**QUIET), "search.sampler=random", "search.stop=false", "study.budget.trials=260", minutes=10_000)
     written = []

@@ -214,7 +214,7 @@ def test_a_slow_machine_diagnosis_tells_what_a_free_loader_would_give(bench):
     study = bench(Surface(loader_per_s=20.0), "loader.num_workers=0", "study.budget.trials=2")
     (finding,) = study.run()["diagnosis"]
     assert finding["finding"] == "input-bound"
-    assert "with an infinitely fast loader at most +" in finding["advice"]
+    assert "an infinitely fast loader would give at most +" in finding["advice"]
 
 
 def test_a_knob_that_was_asked_for_and_cannot_be_searched_is_named(bench):

@@ -16,12 +16,12 @@ from autotune.records import KnobValue
 
 @dataclass(frozen=True, kw_only=True)
 class Without:
-    """How to measure what a cause costs without changing the program: the harness skips stages of the loader, or a function.
+    """How to measure the cost of a cause, with the program unchanged: the harness skips loader stages or a function.
 
     Attributes:
         stages: what to skip, see `harness/explain/skipping.py`.
-        gain: predicted gain if they took no time.
-        remaining: share of their time that a remedy leaves: at most, usually, at least.
+        gain: predicted gain if the skipped stages took no time.
+        remaining: share of their time that is left after a remedy, as (largest, usual, smallest).
     """
 
     stages: tuple[str, ...]
@@ -78,5 +78,5 @@ class Finding:
         return from_json({**raw, **raw["remedy"]}, cls)
 
 
-# Rules are called only with documents of the pass "lines"; those of other passes may be missing.
+# A rule is called only if the documents of the pass "lines" exist. Documents of other passes may be missing.
 Rule = Callable[[Evidence], Iterable[Finding]]

@@ -59,7 +59,7 @@ class DeviceKnobs(KnobHandler):
             return {KEY: granularity_bytes()}
 
     def _on_its_device(self) -> Any:
-        """Returns a context in which the GPU that trains is the current device; another one would get a CUDA context."""
+        """Returns a context in which the GPU that trains is current. Otherwise another GPU would get a CUDA context."""
         import torch
 
         index = self._context.device_index

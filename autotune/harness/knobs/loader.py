@@ -91,9 +91,9 @@ class LoaderKnobs(KnobHandler):
         self._drop_what_needs_workers(arguments)
 
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Lets workers be forked where they cannot start in the default way, which is no fork from Python 3.14 on.
+        """Makes a loader fork its workers if they cannot start in the default way (which is not fork from Python 3.14 on).
 
-        Called for a program that has no workers of its own, which may never have been able to start any in that way.
+        Called for a program without workers of its own. Its author may never have noticed that workers cannot start by default.
         """
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:

@@ -337,10 +337,10 @@ def _float8_problem(observed: Dict[str, Any]) -> Optional[str]:
 
 
 def _compile_in_place(module: Any, **options: Any) -> None:
-    """Compiles a module as `torch.nn.Module.compile` does, which compiles nothing of torch's own classes before torch 2.14.
+    """Compiles a module. Unlike `torch.nn.Module.compile` before torch 2.14, also compiles modules of torch's own classes.
 
     Seen with torch 2.11: `nn.Sequential(...).compile()` makes no graph, since Dynamo skips frames of torch's own files.
-    `torch.compile(module)` puts a frame around the call, which Dynamo does not skip; so does this.
+    `torch.compile(module)` puts a frame around the call, which Dynamo does not skip. This function does the same.
     """
     import torch
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 KEY = "optimizer.implementation"
-FUSED = f"{KEY}=fused"  # why this value cannot be chosen, where the others can
+FUSED = f"{KEY}=fused"  # key of the reason why this value cannot be chosen
 NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 
@@ -96,8 +96,9 @@ def _problem(optimizer: Any, value: str) -> str:
 def _move_step_counters(optimizer: Any) -> None:
     import torch
 
-    # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them: fused and capturable ones
-    # on the parameter's device, torch's others on the CPU, as they read each counter in each step.
+    # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them. Fused and capturable
+    # optimizers need them on the parameter's device. Torch's others read each counter in each step, so they need them on the
+    # CPU.
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     for group in optimizer.param_groups:
         is_on_device = group.get("fused") or group.get("capturable")

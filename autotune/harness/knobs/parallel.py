@@ -56,7 +56,7 @@ class ParallelKnobs(KnobHandler):
         return [wrapper for ref in self._known if (wrapper := ref()) is not None]
 
     def arguments(self, construct: Callable[..., Any], wrapper: Any, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Returns the arguments for a wrapper's own `__init__`, after the wrapper: the program's, overridden by the trial's."""
+        """Returns the arguments for a wrapper's own `__init__`, without `self`: the program's, overridden by the trial's."""
         asked = {name: self._knobs[key] for key, name in ARGUMENTS.items() if key in self._knobs}
         if not asked:
             return args, kwargs

@@ -105,7 +105,7 @@ class ShardingKnobs(KnobHandler):
         if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
-            return {}  # with another value of it, the program has other modules
+            return {}  # with another strategy, the program has other modules
         partly = PARTLY if PARTLY in self._seen.values() else ""
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}

@@ -306,7 +306,7 @@ def call(method: Any, *arguments: Any) -> Any:
 def send(relay: Any, inbox: Inbox) -> None:
     """Passes on the tuner's bytes until the tuner ends."""
     offset = 0
-    with contextlib.suppress(ray.exceptions.RayError):  # `receive` says so
+    with contextlib.suppress(ray.exceptions.RayError):  # `receive` reports it
         while data := inbox.take():
             call(relay.write, offset, data)
             offset += len(data)

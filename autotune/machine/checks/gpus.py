@@ -10,7 +10,7 @@ from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_t
 from autotune.quantities import bytes_text, number_text
 
 _finding = functools.partial(Finding, "GPU")
-# A clock or power cap below this share of its default was lowered on purpose. NVML's rounding makes less difference.
+# A clock or power cap below this share of its default was lowered on purpose. NVML's rounding alone changes it by less.
 CAPPED_FRAC = 0.99
 # NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
 REMEDIES = {

@@ -1,4 +1,4 @@
-"""Runs the probes of `autotune doctor`, each in its own process, so that a driver or file system that hangs stops only one.
+"""Runs the probes of `autotune doctor`, each in its own process, so that a hanging driver or file system stops only one probe.
 
     python -m autotune.machine.probes gpus           the GPUs through NVML, and how they are connected
     python -m autotune.machine.probes host           cores, memory, limits, settings of the kernel, variables

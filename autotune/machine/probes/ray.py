@@ -1,4 +1,4 @@
-"""Probes Ray: whether it is installed here, and whether the cluster that `launch.ray.address=auto` means answers."""
+"""Probes Ray: whether it is installed here, and whether the cluster behind `launch.ray.address=auto` answers."""
 
 from __future__ import annotations
 

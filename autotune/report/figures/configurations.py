@@ -50,9 +50,9 @@ def fastest(study: Study) -> Figure:
         columns, rows = [*columns, "GPU in use "], [[*row, share_text(busy[int(row[0])])] for row in rows]
     grid = Grid(columns=columns, rows=rows)
     says = (
-        "The search measures a configuration in one process, so its order is not sure; the finals measure up to three again. "
-        "Memory and step times are those of the trial, one process each. "
-        "A slower one may be the better choice if it takes less memory or changes less."
+        "The search measures each configuration in one process, so this order is uncertain; the finals measure up to three of "
+        "them again. Memory and step times come from one process each. "
+        "A slower configuration may be the better choice if it takes less memory or changes less."
     )
     return Figure(key="fastest", title=title, says=says, grid=grid, is_open=True, notes=finals_notes(study.trials))
 

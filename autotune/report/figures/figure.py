@@ -18,7 +18,7 @@ class Grid:
     """A table of texts.
 
     Attributes:
-        columns: heads of the columns. A head that ends with a space marks a column of numbers, which is aligned right.
+        columns: headings of the columns. A heading that ends with a space marks a column of numbers, which is aligned right.
         rows: cells.
     """
 
@@ -41,7 +41,7 @@ class Figure:
     """A figure.
 
     Attributes:
-        key: its anchor in the page, a word.
+        key: its anchor in the page, a single word.
         title: title in a few words.
         says: what it shows, in one or two sentences.
         drawing: the chart; empty if the figure is absent or has only a table.
@@ -66,7 +66,7 @@ class Figure:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the figure has only the reason why it is absent."""
+        """Whether the figure contains nothing but the reason why it is absent."""
         return bool(self.absent) and not (self.notes or self.grid or self.quoted)
 
 

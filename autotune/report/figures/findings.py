@@ -88,7 +88,7 @@ def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_without(finding: Mapping[str, Any]) -> bool:
-    """Whether what was measured is the program without the cause, of which any remedy leaves a part."""
+    """Whether the program was measured without the cause, instead of with a remedy, which would leave a part of the cause."""
     return (finding.get("check") or {}).get("how") == WITHOUT
 
 

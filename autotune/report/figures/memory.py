@@ -221,6 +221,6 @@ def memory_timeline(study: Study) -> Figure:
     return Figure(
         key="memory-timeline",
         title=title,
-        says="Two steps of the best trial, as the host allocates and frees.",
+        says="Two steps of the best trial, at the times when the host allocates and frees memory.",
         drawing=plot.html(),
     )

@@ -1,4 +1,4 @@
-"""Figure on a study's time: when each trial ran, and how the time was spent."""
+"""Draws the figure about a study's time: when each trial ran, and how the time was spent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LANES = {
 SPENT = {
     "measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "trials without result",
 }  # fmt: skip
-REST = "warm-up, losses, step and loader alone, ending processes"
+REST = "warm-up, comparing losses, measuring step and loader alone, ending processes"
 PITCH_PX, HEIGHT_PX = 30, 12  # from one lane to the next, and the height of a trial
 LONGEST_PAUSE_S = 60.0  # longer pauses, such as those before a study is resumed or explained, are cut out
 NUM_TICKS = 5
 
 
 def study_timeline(study: Study) -> Figure:
-    """Returns when each trial ran, in a lane for each kind, and how the study's time was spent."""
+    """Returns the figure: when each trial ran, with a lane for each kind of trial, and how the study's time was spent."""
     title = "How was the study's time spent?"
     placed = _placed(study.records.values())
     if not placed:
-        return Figure(key="study-timeline", title=title, absent="When the trials ran is not known.")
+        return Figure(key="study-timeline", title=title, absent="It is not known when the trials ran.")
     end_s = max(start_s + record.seconds for start_s, record in placed)
     across, lanes = Scale(0.0, end_s), [kind for kind in LANES if any(record.kind is kind for _, record in placed)]
     marks = [text(0, TOP_PX + number * PITCH_PX, LANES[kind]) for number, kind in enumerate(lanes)]

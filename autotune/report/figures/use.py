@@ -15,19 +15,19 @@ METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "step_p50_s": ("a step, median", step_time_text),
     "step_p95_s": ("a step, p95 (95 of 100 are shorter)", step_time_text),
     "gpu.utilisation_frac": ("GPU in use, as nvidia-smi counts it", share_text),
-    "gpu.sm_clock_frac": ("clock of the GPU, of its default", share_text),
+    "gpu.sm_clock_frac": ("clock of the GPU, share of its default", share_text),
     "gpu.sm_clock_mhz": ("clock of the GPU", lambda clock: f"{number_text(clock)} MHz"),
     "gpu.power_w": ("power of the GPU", lambda watts: f"{number_text(watts)} W"),
 }
 ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
-    "busy_frac": ("GPU busy, of a step's time", share_text),
-    "tensor_core_frac": ("Tensor Cores, of the kernels' time", share_text),
+    "busy_frac": ("GPU busy, share of a step", share_text),
+    "tensor_core_frac": ("Tensor Cores, share of the kernels' time", share_text),
     "flops_per_s": ("arithmetic", flops_text),
 }
 PEAKS: dict[str, tuple[str, str, Callable[[float], str]]] = {
-    "mfu_frac": ("arithmetic, of the device's peak (MFU)", "peak_flops_per_s", flops_text),
+    "mfu_frac": ("arithmetic, share of the device's peak (MFU)", "peak_flops_per_s", flops_text),
     "bandwidth_frac": (
-        "memory traffic at least, of the device's peak", "peak_bytes_per_s", lambda rate: f"{number_text(rate / 1e9)} GB/s"
+        "memory traffic, minimum share of the device's peak", "peak_bytes_per_s", lambda rate: f"{number_text(rate / 1e9)} GB/s"
     ),
 }  # fmt: skip
 SIXTEEN, THIRTY_TWO = "compute_16bit", "compute_32bit"
@@ -46,7 +46,7 @@ def use(study: Study) -> Figure:
     )
     has_peaks = any(study.rows("roofline", number) for number in study.sides.values())
     notes = [] if has_peaks else [study.why_absent("roofline", "Arithmetic relative to the device's peak")]
-    return Figure(key="use", title=title, says="In one trial each.", grid=grid, is_open=True, notes=notes, width="half")
+    return Figure(key="use", title=title, says="One trial per column.", grid=grid, is_open=True, notes=notes, width="half")
 
 
 def _facts(study: Study, number: int) -> dict[str, str]:
@@ -77,4 +77,4 @@ def _sixteen(study: Study, number: int) -> dict[str, str]:
     whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
     if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:
         return {}
-    return {"arithmetic in 16 bits, of its time on the device": share_text(seconds.get(SIXTEEN, 0.0) / whole)}
+    return {"arithmetic in 16 bits, share of the time of all arithmetic": share_text(seconds.get(SIXTEEN, 0.0) / whole)}
