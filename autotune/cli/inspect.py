@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.live import PHASE_WORDS
-from autotune.cli.nodes import launcher_of
+from autotune.cli.nodes import closed, launcher_of
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import Interrupted, NothingWorked
@@ -55,7 +55,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this machine's /tmp
     with (
         _stoppable(),
-        contextlib.closing(launcher),
+        closed(launcher),
         tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder,
     ):
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.terminal import console
@@ -30,14 +32,24 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(closed(launcher))
         slot = _slot(launcher)
         if composed.on_node:
             composed.on_node(slot.facts)
-    except BaseException:
-        launcher.close()
-        raise
+        stack.pop_all()
     return launcher, slot.facts
+
+
+@contextlib.contextmanager
+def closed(launcher: Launcher) -> Iterator[None]:
+    """Closes a launcher at the end, and prints which jobs may still hold machines."""
+    try:
+        yield
+    finally:
+        launcher.close()
+        for line in launcher.unended():
+            console(stderr=True).print(f"autotune: {line}", markup=False)
 
 
 def _slot(launcher: Launcher) -> Slot:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config.program import PYTHON, STARTERS
+from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
 from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # properties of a whole job, which a step of it cannot change
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
 SRUN = "srun"
+EXPORT, EVERYTHING = "--export", "ALL"  # names the variables that srun passes on to the tasks, by default all
+EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
 ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
@@ -63,6 +66,22 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
     return [
         f"launch.slurm.nodes: {name} starts processes on one node only, got {num}. Put srun before it: -- srun {name} ... If "
         "the program itself calls srun, start it from a shell script: -- bash train.sh."
+    ]
+
+
+def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Returns a problem if the command is an srun that keeps the environment, and with it the settings, from the ranks."""
+    if Path(command[0]).name != SRUN:
+        return []
+    options = list(itertools.takewhile(lambda word: not _is_program(word), command[1:]))
+    given = [value or following for word, following in itertools.pairwise([*options, ""]) for value in _exported(word)]
+    exported = given[-1] if given else environment.get(EXPORT_VARIABLE, EVERYTHING)
+    if EVERYTHING in exported.split(","):
+        return []
+    got = f"{EXPORT if given else EXPORT_VARIABLE}={exported}"
+    return [
+        f"COMMAND: srun does not pass the environment on to the ranks, so no setting can reach them, got {shown(got)}. Write "
+        f"srun {EXPORT}={EVERYTHING}, or {EXPORT}={EVERYTHING},NAME=VALUE."
     ]
 
 
@@ -116,3 +135,16 @@ def _arguments(text: str) -> list[str]:
         f"launch.slurm.args: not an option of srun, got {shown(word)}. Write --OPTION=VALUE, with the equals sign."
         for word in wrong
     ]
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word after srun begins the command that it starts, and is no option or an option's value."""
+    name = Path(word).name
+    is_known = PYTHON.fullmatch(name) or SCRIPT.fullmatch(name) or name in (*SHELLS, *STARTERS, *WRAPPERS)
+    return not word.startswith("-") and ("/" in word or bool(is_known))
+
+
+def _exported(word: str) -> list[str]:
+    """Returns the value of the option --export, "" if it is the next word; [] if it is another word."""
+    name, _, value = word.partition("=")
+    return [value] if name == EXPORT else []

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.config.cluster import problems_of_export
 from autotune.config.keys import no_such
 from autotune.config.literals import DOUBLED, PLACEHOLDER
 from autotune.config.program import program_of
@@ -64,12 +65,13 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     """Returns the template of a command given after `--`.
 
     Raises:
-        BadInput: nothing to run, no such program or script, or unknown or malformed placeholders; lists every problem.
+        BadInput: nothing to run, no such program or script, an srun that keeps the settings from its ranks, or unknown or
+            malformed placeholders; lists every problem.
     """
     folder = cwd or os.getcwd()
     if not command:
         raise BadInput(f"COMMAND: no command after '--'. {EXAMPLE}")
-    problems = startable(list(command), Path(folder))
+    problems = [*startable(list(command), Path(folder)), *problems_of_export(command, os.environ)]
     stated: Knobs = {}
     silent: Knobs = {}
     for part in command:

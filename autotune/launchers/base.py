@@ -256,3 +256,7 @@ class Launcher(ABC):
 
     def close(self) -> None:  # noqa: B027 (most launchers hold nothing)
         """Releases the launcher's resources, and ends processes that still run. Called after the last trial."""
+
+    def unended(self) -> list[str]:
+        """Returns, after `close`, a line for the user for each job that may still hold machines."""
+        return []

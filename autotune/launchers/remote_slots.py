@@ -62,6 +62,10 @@ class RemoteSlots(Launcher):
         for part in self._parts:
             part.close()
 
+    def unended(self) -> list[str]:
+        """Returns the lines of all slots."""
+        return [line for part in self._parts for line in part.unended()]
+
 
 class _Share(PausableClock):
     """One slot's share of the study's clock (`whole`), which is paused only while all slots are `waiting` for a node."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
-SQUEUE_S = 5.0
+SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
@@ -45,6 +46,9 @@ OPTIONS = {
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
+# What scancel prints about a job that is over; a newer Slurm forgets a job after MinJobAge, as if it had never been.
+OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
+NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -62,7 +66,7 @@ class SlurmLauncher(RemoteLauncher):
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm = slurm
-        self._unended: set[str] = set()  # jobs that Slurm may still count as running although srun is gone
+        self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -78,6 +82,14 @@ class SlurmLauncher(RemoteLauncher):
         super().close()
         cancel(self._unended)
 
+    def unended(self) -> list[str]:
+        """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
+        return [
+            f"{named(job)} may still hold nodes: Slurm did not answer when it was to end the job. When Slurm answers again, "
+            f"end it: scancel {job}"
+            for job in sorted(self._unended)
+        ]
+
     def too_late(self, waited_s: float, why: str) -> BadInput:
         """See `RemoteLauncher.too_late`."""
         return queued_too_long("Slurm", waited_s, why)
@@ -90,13 +102,14 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
-        unended: set to which the job's number is added if srun does not end as it should.
+        unended: set to which the job is added, as an argument of scancel, when the transport is closed.
     """
 
     def __init__(
         self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = (), unended: set[str] | None = None
     ) -> None:
-        self._words = command(slurm, os.environ, is_shared=is_shared)
+        self._name = f"autotune-{secrets.token_hex(4)}"
+        self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
@@ -104,9 +117,10 @@ class Srun(ChildTransport):
 
     def close(self) -> None:
         """See `Transport.close`."""
-        job = self._job() if self._end.alive and JOB not in os.environ else ""
+        may_have_job = self._end.alive and JOB not in os.environ  # else it is closed already, or the job is the user's own
+        job = self._job() or (f"{NAME}{self._name}" if self._process.poll() is None else "")  # srun does not print it at once
         super().close()
-        if job and self._process.returncode:
+        if may_have_job and job:  # whatever srun's status is: it may be 0 although Slurm was not told of the job's end
             self._unended.add(job)
 
     def why_waiting(self) -> str:
@@ -194,19 +208,25 @@ class Srun(ChildTransport):
 
 
 def cancel(jobs: set[str]) -> None:
-    """Cancels jobs. Each job for which Slurm's controller answers is removed from the set.
+    """Cancels jobs, given as arguments of scancel, and removes from the set those that are over.
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
-    allocated until the job's time limit, although nothing runs there.
+    allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
+    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error".
     """
     for job in sorted(jobs):
         try:
             asked = ["scancel", "--quiet", job]
-            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SCANCEL_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if not any(word in answer.stderr for word in UNREACHABLE):
+        if answer.returncode == 0 or job in OVER.findall(answer.stderr):
             jobs.discard(job)
+
+
+def named(job: str) -> str:
+    """Returns what to call a job that is given as an argument of scancel: "Job 12"."""
+    return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:
@@ -214,13 +234,16 @@ def has_steps(slurm: SlurmOptions, program: str) -> bool:
     return slurm.nodes > 1 or Path(program).name == SRUN
 
 
-def command(slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False) -> list[str]:
+def command(
+    slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False, name: str = "autotune"
+) -> list[str]:
     """Returns srun with options that start the agent on a node; inside an allocation of the tuner, as a step of that job.
 
     Args:
         slurm: `launch.slurm`.
         environment: the tuner's environment, which shows whether the tuner runs in a job.
         is_shared: whether trials start further steps in the job.
+        name: name of the job.
     """
     given = {
         "partition": slurm.partition,
@@ -239,11 +262,11 @@ def command(slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: b
         f"--ntasks={slurm.nodes}",
         "--chdir=/",
         "--mpi=none",
-        "--job-name=autotune",
+        f"--job-name={name}",
         *(["--ntasks-per-node=1", f"--wait={WAIT_S}"] if slurm.nodes > 1 else []),
         *(["--overlap"] if is_shared else []),
         *(["--exact"] if JOB in environment and slurm.cpus is not None else []),
-        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *(f"--{option}={value}" for option, value in given.items() if value is not None),
         *shlex.split(slurm.args or ""),
     ]
 

@@ -238,7 +238,7 @@ class _Study:
         finally:
             self._amend(summary)
             self._report(summary)
-            self._inputs.launcher.close()
+            self._release()
             session.runner.close()
         tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
         if tracking and (why := self._drain(tracking)):
@@ -409,8 +409,14 @@ class _Study:
             now_s = clock.monotonic()
             self._next_summary_s = now_s + max(SUMMARY_EVERY_S, (now_s - began_s) / SUMMARY_FRAC)
 
-    def _close(self, summary: Summary, tracking: Tracking | None) -> None:
+    def _release(self) -> None:
+        """Releases the machines that trials ran on."""
         self._inputs.launcher.close()
+        for line in self._inputs.launcher.unended():
+            self._listener.notice(line)
+
+    def _close(self, summary: Summary, tracking: Tracking | None) -> None:
+        self._release()
         self._session.runner.close()
         self._listener.finished(summary)
         if tracking and (why := self._drain(tracking)):
@@ -429,7 +435,7 @@ class _Study:
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
         """Ends all subprocesses after a fault and writes the failure to the summary, if that is still possible."""
-        for let_go in (self._inputs.launcher.close, self._session.runner.close):
+        for let_go in (self._release, self._session.runner.close):
             with contextlib.suppress(Exception):
                 let_go()
         if tracking:

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.checks import problems_of
-from autotune.config.cluster import problems_of_cluster
+from autotune.config.cluster import problems_of_cluster, problems_of_export
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, RayOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
@@ -165,3 +165,24 @@ def test_what_cannot_train_on_two_nodes(words, program, told, tmp_path, monkeypa
     with pytest.raises(BadInput) as caught:
         compose(["launcher=slurm", "tracker.uri=none", "launch.slurm.nodes=2", *words], command=given, facts=NODE)
     assert told in "\n".join(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "got"),
+    [
+        ("srun --export=NONE python train.py", None, "--export=NONE"),
+        ("/usr/bin/srun -N2 --export PATH,HOME torchrun train.py", None, "--export=PATH,HOME"),
+        ("srun --export=ALL --export=NONE ./train", None, "--export=NONE"),
+        ("srun python train.py", "NONE", "SLURM_EXPORT_ENV=NONE"),
+        ("srun python train.py --export=ALL", "PATH", "SLURM_EXPORT_ENV=PATH"),
+        ("srun python train.py", None, None),
+        ("srun --export=ALL,MASTER_PORT=1 python train.py", "NONE", None),
+        ("srun bash train.sh --export=NONE", "ALL", None),
+        ("srun --chdir=/tmp ./train --export NONE", None, None),
+        ("python train.py --export=NONE", "NONE", None),
+    ],
+)
+def test_an_srun_that_keeps_the_settings_from_its_ranks(words, variable, got):
+    problems = problems_of_export(words.split(), {"SLURM_EXPORT_ENV": variable} if variable else {})
+    assert [problem for problem in problems if f"got '{got}'. Write srun --export=ALL" in problem] == problems
+    assert bool(problems) == (got is not None)

@@ -52,6 +52,7 @@ class QuickStudy:
         runs: the runs folder.
         flags: of the interpreter. With "-S", the harness is not loaded, and the program implements the protocol itself.
         environment: variables of all processes, besides the usual ones.
+        module: the module that runs autotune's command line.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class QuickStudy:
         runs: str = "runs",
         flags: Sequence[str] = ("-S",),
         environment: Mapping[str, str] | None = None,
+        module: str = "autotune",
     ) -> None:
-        self.cwd, self._trial_s, self._runs, self._flags = cwd, trial_s, runs, flags
+        self.cwd, self._trial_s, self._runs, self._flags, self._module = cwd, trial_s, runs, flags, module
         self.folder = StudyFolder(cwd / runs / "s")
         self.edit(program)
         self._environment = {**own_environment(), "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", **(environment or {})}
@@ -98,7 +100,8 @@ class QuickStudy:
         deadline = time.monotonic() + 60
         while not file.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"trial {number} never came: {process.communicate()}")
+                process.terminate()
+                raise AssertionError(f"trial {number} never came: {process.communicate(timeout=60)}")
             time.sleep(0.01)
 
     def processes(self) -> list[psutil.Process]:
@@ -123,7 +126,7 @@ class QuickStudy:
 
     def _popen(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "autotune", *words],
+            [sys.executable, "-m", self._module, *words],
             cwd=self.cwd,
             env=self._environment,
             stdin=subprocess.DEVNULL,

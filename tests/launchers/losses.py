@@ -75,9 +75,14 @@ def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], 
     kill(process)
     assert study.none_is_left()
     assert is_idle()
+    check_resumed(study, 2)
+
+
+def check_resumed(study: QuickStudy, number: int) -> None:
+    """Resumes a study that has ended before trial `number`; checks that no process is left and no trial lost or repeated."""
     before = measured(study.folder.read_trials())
     process = study.resume()
-    study.wait_for_trial(2, process, is_started=False)
+    study.wait_for_trial(number, process, is_started=False)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

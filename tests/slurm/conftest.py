@@ -35,6 +35,7 @@ def slurm(_slurm: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm
     for name, value in _slurm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    _slurm.resume_nodes()
     return _slurm
 
 

@@ -54,7 +54,7 @@ InactiveLimit=0
 KillWait=3
 MinJobAge=300
 MessageTimeout=10
-UnkillableStepTimeout=20
+UnkillableStepTimeout=180
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
 GresTypes=gpu
 SlurmdParameters=config_overrides
@@ -175,6 +175,12 @@ class PrivateSlurm:
         """Runs one of Slurm's commands; returns its output."""
         environment = {**os.environ, **self.environment}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout
+
+    def resume_nodes(self) -> None:
+        """Makes nodes usable that Slurm has drained, because a step has not ended in time while the controller was down."""
+        drained = [name for name, state in self._states().items() if state.startswith(("drain", "drng"))]
+        if drained:
+            self.ask("scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME")
 
     def stop(self) -> None:
         """Ends all jobs and daemons."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import ready
-from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
+from tests.launchers.losses import FAMILY, agents, check_resumed, lost, nothing_left, resume_after_a_killed_tuner
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 from tests.support.launcher_contract import a_launch, wait_for
 from tests.support.stub_programs import program
@@ -71,33 +72,66 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
 
 
 @pytest.mark.thorough
-def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make, slurm, folder):
-    launcher = ready(make(cpus=2))
-    _, running, _ = began(launcher, folder)
+@pytest.mark.parametrize("is_number_known", [True, False], ids=["with a number", "before its first word"])
+def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make, slurm, folder, is_number_known):
+    launcher = make(cpus=2)
+    if is_number_known:
+        _, running, _ = began(ready(launcher), folder)
+    else:
+        launcher.slots()
+        newest_agent()
     slurm.save()
     slurm.kill("slurmctld")
-    process_of("agent", launcher).kill()
-    assert lost(running, 45).evidence["node_lost"]
-    launcher.close()  # the controller cannot be told
-    slurm.start("slurmctld")
+    try:
+        if is_number_known:
+            process_of("agent", launcher).kill()
+            assert lost(running, 45).evidence["node_lost"]
+        launcher.close()  # the controller cannot be told
+        (line,) = launcher.unended()
+    finally:
+        slurm.start("slurmctld")
+    assert re.match(r"Job \d+ may still" if is_number_known else r"A job named autotune-\w+ may still", line)
     give_up_s = time.monotonic() + 30
     while not slurm.answers():
         assert time.monotonic() < give_up_s
     assert slurm.jobs()  # it does not know that the job is over
     launcher.close()
+    assert launcher.unended() == []
     assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
+
+
+def newest_agent(*, after=None):
+    """Waits for an agent, or for another one than `after`, and returns it."""
+    give_up_s = time.monotonic() + 30
+    while not (found := [one for one in here() if one != after]):
+        assert time.monotonic() < give_up_s
+    return found[0]
 
 
 @pytest.mark.thorough
 def test_a_job_whose_agent_is_gone_before_its_first_word_is_told_instead_of_waited_for(make, slurm, monkeypatch):
     monkeypatch.setattr("autotune.launchers.slurm.BEGIN_S", 2.0)
-    launcher, give_up_s = make(cpus=2), time.monotonic() + 30
+    launcher = make(cpus=2)
     launcher.slots()
-    while not (found := here()):
-        assert time.monotonic() < give_up_s
-    found[0].parent().kill()  # slurmstepd; srun does not notice
+    newest_agent().parent().kill()  # slurmstepd; srun does not notice
     with pytest.raises(BadInput, match="the agent has said nothing for 2 s although its job runs"):
         ready(launcher)
+
+
+@pytest.mark.thorough
+def test_a_study_that_ended_because_an_agent_said_nothing_goes_on_when_it_is_resumed(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0, module="tests.slurm.impatient")
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
+    study.wait_for_trial(1, process)
+    (job,), (first,) = slurm.jobs(), here()
+    slurm.ask("scancel", job.split()[0])
+    newest_agent(after=first).parent().kill()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, out + err
+    assert "the agent has said nothing for 4 s although its job runs" in err
+    assert study.none_is_left()
+    assert slurm.is_idle()
+    check_resumed(study, 2)
 
 
 def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from autotune.launchers.local import LocalLauncher
 from autotune.ranks import joined, rate_per_s
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
-from tests.apply.conftest import Place
+from tests.apply.conftest import Place, ended
 from tests.faults.trial_studies import PROGRAMS as FAULTY
 from tests.faults.trial_studies import QUICK
 from tests.launchers.losses import nothing_left
@@ -38,6 +39,10 @@ SRUN = ["srun", "--partition=two", "--nodes=2", "--ntasks=2"]
 TASK = [sys.executable, str(PROGRAMS / "task.py")]
 RULES = MeasureRules(warmup_min_device_s=0.05, warmup_max_s=2, min_s=0.3, max_s=1)
 LIMITS = Deadlines(start_s=90, step_s=6)
+KNOBS = {
+    "loader": {"batch_size": 8, "num_workers": 1}, "precision": {"amp": "bf16"}, "optimizer": {"implementation": "fused"},
+    "threads": {"intra": 1}, "parallel": {"gradient_as_bucket_view": True}, "env": {"SEEN_BY_THE_PROGRAM": "yes"},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -72,11 +77,10 @@ def _no_rank_is_left(mark: str, slurm: PrivateSlurm) -> bool:
     return True
 
 
-def torchrun(port: str, *words: str) -> list[str]:
+def torchrun(port: str, *words: str, train: Path = FAULTY / "ranks.py") -> list[str]:
     """Returns a torchrun for each node. The far node has a name that nothing resolves, so each gives its address."""
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7", "--local_addr=127.0.0.1"]
-    train = str(FAULTY / "ranks.py")
-    return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, train]
+    return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, str(train)]
 
 
 @pytest.mark.thorough
@@ -204,6 +208,41 @@ def test_apply_reaches_the_ranks_of_both_nodes_and_one_says_so(slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"batches": [8, 8') == 2
     assert done.stderr.count("autotune: all 2 settings of best.yaml are in effect") == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("starter", ["srun", "torchrun", "salloc"])
+def test_apply_sets_every_knob_of_ranks_that_train_together_on_two_nodes(slurm, tmp_path, meeting, starter):
+    place, train = Place(tmp_path), shutil.copy(PROGRAMS / "ddp.py", tmp_path)
+    place.best(KNOBS)
+    words = {
+        "srun": [*SRUN, sys.executable, train],
+        "torchrun": torchrun(meeting["MASTER_PORT"], "--nnodes=2", train=train),
+        "salloc": ["srun", sys.executable, train],
+    }[starter]
+    job = ["salloc", "--quiet", "--partition=two", "--nodes=2", "--ntasks-per-node=1"] if starter == "salloc" else []
+    command = [*job, sys.executable, "-m", "autotune", "apply", "best.yaml", "--", *words]
+    done = ended(place.popen(command, env={**slurm.environment, **meeting}))
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(rank.pop("host") for rank in found) == sorted([HERE, FAR])
+    assert found[0] == found[1]  # so the weights, too: the ranks have trained together
+    assert found[0].pop("weights")
+    assert found[0] == {
+        "ranks": 2, "batches": [8], "dtypes": ["torch.bfloat16"], "workers": 1, "threads": 1, "is_view": True, "is_fused": True,
+        "variable": "yes",
+    }  # fmt: skip
+    assert done.stderr.count("autotune: all 7 settings of best.yaml are in effect") == 1
+    assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_an_srun_that_keeps_the_settings_from_the_ranks_is_refused(slurm, tmp_path):
+    place = Place(tmp_path)
+    place.best({"loader": {"batch_size": 8}})
+    done = place.apply("srun", "--export=PATH", sys.executable, "train.py", env=slurm.environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "COMMAND: srun does not pass the environment on to the ranks" in done.stderr
 
 
 @pytest.mark.thorough

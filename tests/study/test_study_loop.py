@@ -1,9 +1,10 @@
+import contextlib
 import json
 import subprocess
 
 import pytest
 
-from autotune.errors import NothingWorked
+from autotune.errors import BadInput, NothingWorked
 from autotune.records import Kind, Outcome
 from tests.support.fake_launcher import Failure, Surface
 
@@ -136,6 +137,16 @@ def test_listener_hears_everything_in_order(bench):
     assert study.listener.num_progress > 0
     assert study.listener.named("finished") == [summary]
     assert study.launcher.is_closed
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True], ids=["at its end", "after a fault"])
+def test_a_job_that_may_still_hold_nodes_is_told(bench, tiny, is_cut_short):
+    surface = Surface(failures=lambda number, knobs: Failure(raises=BadInput("no node")) if number == 1 else None)
+    study = bench(surface if is_cut_short else None, *tiny, "study.budget.trials=1")
+    study.launcher.unended = lambda: ["Job 12 may still hold nodes"] if study.launcher.is_closed else []
+    with pytest.raises(BadInput, match="no node") if is_cut_short else contextlib.nullcontext():
+        study.run()
+    assert study.listener.named("notice")[-1] == "Job 12 may still hold nodes"
 
 
 class FakeTracking:

@@ -1,0 +1,58 @@
+"""Which answers of scancel leave no doubt that a job is over. The others keep it, to be cancelled again or told."""
+
+import pytest
+
+from autotune.launchers import slurm
+
+KILL = "scancel: error: Kill job error on job id 12"
+
+
+@pytest.fixture
+def scancel(tmp_path, monkeypatch):
+    """Returns a function that puts an scancel on PATH: lines of shell."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def put(text):
+        (tmp_path / "scancel").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "scancel").chmod(0o755)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "is_over"),
+    [
+        ("", 0, True),  # cancelled now; and in Slurm 22.05 also a job that is over, or that Slurm has forgotten
+        (f"{KILL}: Invalid job id specified", 1, True),
+        (f"{KILL}: Job/step already completing or completed", 1, True),
+        (f"{KILL}: Socket timed out on send/recv operation", 140, False),
+        (f"{KILL}: Unable to contact slurm controller (connect failure)", 8, False),
+        (f"{KILL}: Protocol authentication error", 239, False),
+        (f"{KILL}: Access/permission denied", 210, False),
+        (f"{KILL}: Slurm backup controller in standby mode", 1, False),
+        ("scancel: error: Kill job error on job id 123: Invalid job id specified", 1, False),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", 1, False),
+        ("scancel: fatal: Could not establish a configuration source", 1, False),
+        ("", 1, False),
+    ],
+)
+def test_a_job_is_dropped_only_if_scancel_leaves_no_doubt(scancel, words, status, is_over):
+    scancel(f'echo "{words}" >&2; exit {status}')
+    jobs = {"12"}
+    slurm.cancel(jobs)
+    assert jobs == (set() if is_over else {"12"})
+
+
+def test_a_job_is_kept_while_scancel_hangs(scancel, monkeypatch):
+    monkeypatch.setattr(slurm, "SCANCEL_S", 0.2)
+    scancel("exec sleep 60")
+    jobs = {"12", "--name=autotune-1a2b3c4d"}
+    slurm.cancel(jobs)
+    assert jobs == {"12", "--name=autotune-1a2b3c4d"}
+
+
+def test_one_job_of_several_is_dropped(scancel):
+    scancel('test "$2" = 12 || { echo "slurm_load_jobs error: Zero Bytes were transmitted" >&2; exit 1; }')
+    jobs = {"12", "13"}
+    slurm.cancel(jobs)
+    assert jobs == {"13"}
