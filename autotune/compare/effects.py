@@ -26,7 +26,9 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
-NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # standard deviation of one measurement, on the log scale; their prior is `noise`
+# Standard deviation of one measurement, on the log scale; their prior is `noise`. The large ones are for machines whose speed
+# changes while a study runs, as when another program ends: rates of the search may then differ by a factor of three.
+NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.compare.effects import estimated
+from autotune.compare.noise import noise_of, rounds_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
 from tests.stats.simulated import more
@@ -138,3 +139,16 @@ def test_a_small_effect_beside_a_sixfold_one_keeps_its_sign_although_the_large_o
     found = estimated({"amp": "1", "batch": "1", "opt": "1"}, {}, records, Noise(spread=0.05, freedom=8))
     assert 1.0 < found["opt"].ratio < 1.25
     assert found["batch"].ratio == pytest.approx(6.1, rel=0.15)
+
+
+def test_on_a_machine_that_became_three_times_as_fast_meanwhile_an_effect_is_not_told_exactly():
+    """As measured: another program ended after trial 1. The true effect of the batch is small."""
+    best = dict.fromkeys(("amp", "batch", "opt"), "1")
+    records = [trial(0, {}, 3.95, Kind.baseline), trial(1, {"amp": "1", "opt": "1"}, 9.82), trial(2, best, 37.8)]
+    for number, (was, now) in enumerate([(16.0, 43.1), (15.6, 46.0), (12.8, 37.5), (13.3, 27.9), (14.5, 33.9)], start=1):
+        for changed, rate in (({}, was), (best, now)):
+            records.append(trial(len(records), changed, rate, Kind.final))
+            records[-1].round = number
+    found = estimated(best, {}, records, noise_of(rounds_of(records)), is_any=True)
+    assert found["batch"].ci[0] < 1.05
+    assert found["batch"].ci[1] > 3.0
