@@ -17,9 +17,9 @@ from tests.stats.simulated import (
     in_bursts,
     lognormal,
     measured,
-    more,
     with_pauses,
 )
+from tests.support.rows import more
 
 TRIALS = 800  # so that a coverage of 95 % is measured as 93.5 to 96.5 % (two standard errors)
 FINALS = MeasureOptions().finals
