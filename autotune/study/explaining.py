@@ -85,8 +85,17 @@ class Side(NamedTuple):
 OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
-def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
+def explainable(
+    number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str, typed: str = ""
+) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
+
+    Args:
+        number: the trial's; None for the best.
+        records: the study's trials.
+        summary: the study's summary.
+        study: the study's name.
+        typed: what to type for the study on a command line; "" for its name.
 
     Raises:
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
@@ -95,7 +104,8 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
     if number is None and not able:
         raise BadInput(
-            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: autotune resume {study}"
+            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: "
+            f"autotune resume {typed or study}"
         )
     number = best if number is None else number
     if number in able:
@@ -318,7 +328,7 @@ class Explaining:
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""
         text = f"{finding.cause}: not measured{without}, because trial {trial.number} ended as {trial.outcome}{why}"
-        again = f"autotune explain {self._session.folder.name} --trial {trial.repeats} --retry"
+        again = f"autotune explain {call(self._session.folder)} --trial {trial.repeats} --retry"
         return f"{text}; `{again}` tries it again" if trial.outcome in MAY_PASS else text
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
