@@ -194,14 +194,14 @@ class Folders:
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
-        return _writable([*named, *_newest(there)])[:MAX_NAMED]
+        return _writable([*named, *_newest(there)], MAX_NAMED)
 
     def logs(self) -> list[Path]:
         """Returns the text files to guard that are named like logs of metrics, newest first."""
         named = [path for path in self._files if path.name.endswith(LOGS)]
         by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)])[:MAX_LOGS]
+        return _writable([*named, *_newest(there)], MAX_LOGS)
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -290,9 +290,15 @@ def _newest(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=_modified_s, reverse=True)
 
 
-def _writable(paths: list[Path]) -> list[Path]:
-    """Returns the files among the paths that may be written, each once, without symbolic links."""
-    return [path for path in dict.fromkeys(path.resolve() for path in paths) if os.access(path, os.W_OK) and path.is_file()]
+def _writable(paths: list[Path], most: int) -> list[Path]:
+    """Returns the first `most` files among the paths that may be written, each once, without symbolic links."""
+    found: dict[Path, None] = {}
+    for path in (path.resolve() for path in paths):  # one after another: there may be thousands, on a slow file system
+        if len(found) == most:
+            break
+        if path not in found and os.access(path, os.W_OK) and path.is_file():
+            found[path] = None
+    return list(found)
 
 
 def _modified_s(path: Path) -> float:
