@@ -220,7 +220,7 @@ class Explaining:
         if made or any(one.unskippable or _is_open(one) for one in findings):
             findings = [found for one in findings for found in _left(one, evidence)]
             ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
-            more += [self._ended_text(finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
+            more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
             more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
             more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
             self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
@@ -324,12 +324,11 @@ class Explaining:
         ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # it lacked time: see `_untried`
         return self._failed_without(evidence, finding) or next(iter(ended), None)
 
-    def _ended_text(self, finding: Finding, trial: TrialRecord) -> str:
+    def _ended_text(self, record: TrialRecord, finding: Finding, trial: TrialRecord) -> str:
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""
         text = f"{finding.cause}: not measured{without}, because trial {trial.number} ended as {trial.outcome}{why}"
-        again = f"autotune explain {call(self._session.folder)} --trial {trial.repeats} --retry"
-        return f"{text}; `{again}` tries it again" if trial.outcome in MAY_PASS else text
+        return f"{text}; `{self._command(record, finding)} --retry` tries it again" if trial.outcome in MAY_PASS else text
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
         """Returns the knobs to set and the stages to skip in order to measure what a finding's remedy gains."""
@@ -371,9 +370,13 @@ class Explaining:
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
         """Returns why a finding was not tried, and the command that tries it."""
         needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
-        options = f"--trial {record.number} --minutes {math.ceil(needed_s / 60)}"
-        command = f"autotune explain {call(self._session.folder)} {options}"
+        command = self._command(record, finding)
         return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
+
+    def _command(self, record: TrialRecord, finding: Finding) -> str:
+        """Returns the command that has enough time to try a finding."""
+        minutes = math.ceil(self._pairs_s(record, self._remedied(record, finding)[0]) / 60)
+        return f"autotune explain {call(self._session.folder)} --trial {record.number} --minutes {minutes}"
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
         """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.
