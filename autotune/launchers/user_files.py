@@ -201,7 +201,7 @@ class Folders:
         named = [path for path in self._files if path.name.endswith(LOGS)]
         by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)], MAX_LOGS)
+        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # a trial's own logs lie there
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -290,13 +290,18 @@ def _newest(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=_modified_s, reverse=True)
 
 
-def _writable(paths: list[Path], most: int) -> list[Path]:
-    """Returns the first `most` files among the paths that may be written, each once, without symbolic links."""
+def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
+    """Returns the first `most` files among the paths that may be written, each once, without symbolic links.
+
+    Leaves out files below the folder `besides`.
+    """
     found: dict[Path, None] = {}
     for path in (path.resolve() for path in paths):  # one after another: there may be thousands, on a slow file system
         if len(found) == most:
             break
-        if path not in found and os.access(path, os.W_OK) and path.is_file():
+        if path in found or (besides and path.is_relative_to(besides)):
+            continue
+        if os.access(path, os.W_OK) and path.is_file():
             found[path] = None
     return list(found)
 
