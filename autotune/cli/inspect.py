@@ -59,8 +59,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
         tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder,
     ):
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
-        ended = _run(launch, launcher, is_quiet=as_json)
-        _save(dict(ended.evidence.get("files_aside") or {}))
+        ended = _run(launch, launcher, Path(folder), is_quiet=as_json)
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
@@ -125,7 +124,8 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
+def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) -> Ended:
+    """Runs the inspection in a temporary folder. Even if it is interrupted, saves the copies of overwritten files."""
     running = launcher.start(launch)
     out, said, began_s = console(stderr=True), "", time.monotonic()
     try:
@@ -143,15 +143,20 @@ def _run(launch: Launch, launcher: Launcher, *, is_quiet: bool) -> Ended:
             return ended
     finally:
         running.stop("inspection is over")
+        if (ended := running.poll()) is not None:
+            _save(dict(ended.evidence.get("files_aside") or {}), folder.parent)
 
 
-def _save(aside: dict[str, str]) -> None:
-    """Saves the copies of overwritten files (file -> copy) in a folder that stays, and names them on standard error."""
+def _save(aside: dict[str, str], place: Path) -> None:
+    """Moves the copies of overwritten files (file -> copy) to a folder that stays, and names them on standard error.
+
+    The folder is made in `place`, on the copies' own file system, so that this needs no space.
+    """
     if not aside:
         return
-    folder = Path(tempfile.mkdtemp(prefix="autotune-kept-"))
+    folder = Path(tempfile.mkdtemp(prefix="autotune-kept-", dir=place))
     for path, copy in aside.items():
-        saved = shutil.copy2(copy, folder / Path(copy).name)
+        saved = shutil.move(copy, folder / Path(copy).name)
         print(f"autotune: overwritten by the program: {path}; its previous content is in {saved}", file=sys.stderr, flush=True)
 
 

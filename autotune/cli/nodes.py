@@ -32,12 +32,13 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(closed(launcher))
+    try:
         slot = _slot(launcher)
         if composed.on_node:
             composed.on_node(slot.facts)
-        stack.pop_all()
+    except BaseException:
+        with closed(launcher):
+            raise
     return launcher, slot.facts
 
 

@@ -155,8 +155,9 @@ def plan_text(outlook: Outlook) -> str:
     needed_s = outlook.num_trials * outlook.trial_s
     if outlook.search_s is None or outlook.left_s is None:
         return f"{trials} at most in about {seconds_text(needed_s)}, {each}, then the finals"
-    search_s = needed_s if outlook.num_trials == 1 else min(needed_s, outlook.search_s)  # the only one may take longer
-    rest_s = outlook.left_s - outlook.explain_s - max(search_s, outlook.search_s)
+    is_only = outlook.num_trials == 1 and not outlook.num_searched  # then it may use the finals' reserve
+    search_s = needed_s if is_only else min(needed_s, outlook.search_s)
+    rest_s = max(0.0, outlook.left_s - outlook.explain_s - max(search_s, outlook.search_s))
     time = f"{seconds_text(search_s)}, {each}"
     finals = f"then at most {seconds_text(rest_s)} for the finals"
     finals += f" and {seconds_text(outlook.explain_s)} to explain the result" if outlook.explain_s else ""

@@ -17,6 +17,13 @@ from autotune.knobs.values import shown
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # properties of a whole job, which a step of it cannot change
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
 SRUN = "srun"
+# Options of srun without a value, or with one that must follow an equals sign.
+SRUN_FLAGS = (
+    *("-E", "-I", "-K", "-O", "-Q", "-X", "-Z", "-b", "-k", "-l", "-s", "-u", "-v"),
+    *("--contiguous", "--disable-status", "--exact", "--exclusive", "--immediate", "--kill-on-bad-exit", "--label"),
+    *("--multi-prog", "--no-kill", "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--pty", "--quiet"),
+    *("--spread-job", "--unbuffered", "--verbose", "--whole"),
+)
 EXPORT, EVERYTHING = "--export", "ALL"  # names the variables that srun passes on to the tasks, by default all
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
@@ -73,10 +80,10 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
     """Returns a problem if the command is an srun that keeps the environment, and with it the settings, from the ranks."""
     if Path(command[0]).name != SRUN:
         return []
-    options = list(itertools.takewhile(lambda word: not _is_program(word), command[1:]))
+    options = _options(command[1:])
     given = [value or following for word, following in itertools.pairwise([*options, ""]) for value in _exported(word)]
     exported = given[-1] if given else environment.get(EXPORT_VARIABLE, EVERYTHING)
-    if EVERYTHING in exported.split(","):
+    if EVERYTHING in exported.upper().split(","):
         return []
     got = f"{EXPORT if given else EXPORT_VARIABLE}={exported}"
     return [
@@ -137,8 +144,26 @@ def _arguments(text: str) -> list[str]:
     ]
 
 
+def _options(words: Sequence[str]) -> list[str]:
+    """Returns srun's own options with their values, which are the words before the command that it starts."""
+    found: list[str] = []
+    for word in words:
+        is_option = word.startswith("-") and word != "--"
+        is_value = found[-1:] == [EXPORT] or (bool(found) and _may_take_value(found[-1]) and not _is_program(word))
+        if not is_option and not is_value:
+            break
+        found.append(word)
+    return found
+
+
+def _may_take_value(option: str) -> bool:
+    """Whether the value of an option of srun may be the next word."""
+    is_complete = "=" in option or option in SRUN_FLAGS or (not option.startswith("--") and len(option) > 2)
+    return option.startswith("-") and not is_complete
+
+
 def _is_program(word: str) -> bool:
-    """Whether a word after srun begins the command that it starts, and is no option or an option's value."""
+    """Whether a word after srun looks like the beginning of the command that it starts, and not like an option's value."""
     name = Path(word).name
     is_known = PYTHON.fullmatch(name) or SCRIPT.fullmatch(name) or name in (*SHELLS, *STARTERS, *WRAPPERS)
     return not word.startswith("-") and ("/" in word or bool(is_known))

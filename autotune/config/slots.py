@@ -16,6 +16,7 @@ from autotune.machine.visible import visible_devices, visible_gpus
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Variables of a job of Slurm that has GPUs: their numbers, or how many there are.
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
+GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # srun reads it: a step of one task requests this many
 
 
 def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:
@@ -96,9 +97,10 @@ def has_unknown(config: StudyConfig, facts: Mapping[str, Any]) -> bool:
 
 def _takes_all_gpus(slurm: SlurmOptions) -> bool:
     """Whether a step of this job gets all of its GPUs, because it requests none: then further steps wait for their end."""
-    has_gpus = any(os.environ.get(name) for name in GPUS_OF_JOB)
-    is_asked = slurm.gres is not None or any(word.startswith(("--gres", "--gpus", "-G")) for word in (slurm.args or "").split())
-    return has_gpus and not is_asked
+    has_gpus = any(os.environ.get(name, "0") not in ("", "0") for name in GPUS_OF_JOB)
+    words = (slurm.args or "").split()
+    is_asked = any(word.startswith(("--gres", "--gpus", "-G")) or ("--tres" in word and "gpu" in word) for word in words)
+    return has_gpus and slurm.gres is None and not is_asked and not os.environ.get(GPUS_OF_STEP)
 
 
 def _seen(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -26,6 +26,7 @@ from autotune.launchers.leases import Lease
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
+MAX_AGAIN_BYTES = 256 << 20  # a file whose openings are limited is not copied again if the copies are larger than this in sum
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program's save
 LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
@@ -36,7 +37,7 @@ class Guarded:
 
     Args:
         max_openings: how often the trial may open the file for writing before it gets the file itself; the original is then
-            copied aside. None for no limit.
+            copied aside. If other programs open it more often, it is no longer guarded. None for no limit.
 
     Attributes:
         path: the file, resolved.
@@ -51,7 +52,7 @@ class Guarded:
         self.aside: Path | None = None
         self.open_since_s: float | None = None
         self._is_of_trial, self._folder = is_of_trial, aside
-        self._num_openings, self._max_openings = 0, max_openings
+        self._num_openings, self._num_of_others, self._max_openings = 0, 0, max_openings
         self._lease: Lease | None = None
         self._stopped: set[int] = set()  # a trial's processes that wait until another program has saved
         self.look()
@@ -60,6 +61,8 @@ class Guarded:
         """Handles processes that wait to write, and takes the lease if none is held."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
+            if self.why_not:
+                self._go_on()
         if self._lease is not None or self.why_not:
             return
         try:
@@ -102,11 +105,12 @@ class Guarded:
         new: Lease | None = None
         try:
             if ours and ours == waiting:
-                self._count_opening()
+                self._count_opening(lease.status.st_size)
                 new = self._put_copy_in_place(lease, ours)
                 self.is_kept = True
             else:
                 self._stop(ours, lease)
+                self._count_of_others(len(waiting - ours))
         except BlockingIOError:  # another program now waits as well
             self._stop(ours, lease)
         except FileNotFoundError:  # the path now names another program's file, which is guarded next
@@ -118,15 +122,25 @@ class Guarded:
             self._lease = new
             lease.close()  # this lets the waiting process continue
 
-    def _count_opening(self) -> None:
-        """Counts an opening by the trial.
+    def _count_opening(self, size: int) -> None:
+        """Counts an opening by the trial of the file, which has `size` bytes.
 
         Raises:
             OSError: there were too many: each makes the trial wait for a copy, which would slow a log that each step opens.
         """
         self._num_openings += 1
-        if self._max_openings is not None and self._num_openings > self._max_openings:
+        if self._max_openings is None:
+            return
+        if self._num_openings > self._max_openings:
             raise OSError(errno.EBUSY, f"the trial opens it more than {self._max_openings} times")
+        if self._num_openings > 1 and self._num_openings * size > MAX_AGAIN_BYTES:
+            raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
+
+    def _count_of_others(self, num: int) -> None:
+        """Counts openings by other programs, and gives up after too many: each makes the program wait for us."""
+        self._num_of_others += num
+        if self._max_openings is not None and self._num_of_others > self._max_openings:
+            self.why_not = f"another program opens it more than {self._max_openings} times"
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
         """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.

@@ -80,6 +80,7 @@ class Trial:
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # earliest and latest time of the next scan
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
+        self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version as the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
         for path in message["files"]:
             self._guard(Path(path))
@@ -142,7 +143,9 @@ class Trial:
             "aside": {str(path): str(copy) for path, copy in aside.items()},
             "open": {
                 **{
-                    str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not
+                    str(guarded.path): guarded.why_not
+                    for guarded in [*self._guarded.values(), *self._ended]
+                    if guarded.why_not and self._unleased.get(guarded.path, ()) != _version(guarded.path)
                 },
                 **{str(path): f"at most {MAX_GUARDED} files are guarded" for path in self._refused},
             },
@@ -166,6 +169,8 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
+        if guarded.why_not:  # as on most network file systems: named only if it changes, since most text is no log
+            self._unleased[path] = _version(path)
 
     def _watch(self, folder: Path) -> None:
         if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._place):
@@ -216,7 +221,7 @@ class Trial:
             guarded.follow()
 
     def _publish(self) -> None:
-        text = "".join(f"{path}\0" for path in sorted(self._guarded))
+        text = "".join(f"{path}\0" for path in sorted(self._guarded) if not self._guarded[path].aside)  # else it is the trial's
         if text != self._published:
             self._published = text
             temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
@@ -284,6 +289,15 @@ class Keeper:
             if message["do"] == "begin":
                 self._trial = Trial(message, self._processes)
                 _say({"is": "ready"})
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Returns what changes when a file is written or replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (-1,)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ TIME = re.compile(r"TimeLimit|WallDuration")
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
 # What scancel prints about a job that is over; a newer Slurm forgets a job after MinJobAge, as if it had never been.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
+JOIN = "--jobid"  # option of srun that starts a step in an existing job
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
 
 
@@ -110,6 +111,7 @@ class Srun(ChildTransport):
     ) -> None:
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
+        self._is_of_user = JOB in os.environ or any(word.startswith(JOIN) for word in self._words)  # srun starts a step only
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
@@ -117,11 +119,11 @@ class Srun(ChildTransport):
 
     def close(self) -> None:
         """See `Transport.close`."""
-        may_have_job = self._end.alive and JOB not in os.environ  # else it is closed already, or the job is the user's own
-        job = self._job() or (f"{NAME}{self._name}" if self._process.poll() is None else "")  # srun does not print it at once
+        if self._end.alive and not self._is_of_user:
+            is_alive = self._process.poll() is None
+            if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # srun does not print the number at once
+                self._unended.add(job)  # whatever srun's status will be: it may be 0 although Slurm was not told of the end
         super().close()
-        if may_have_job and job:  # whatever srun's status is: it may be 0 although Slurm was not told of the job's end
-            self._unended.add(job)
 
     def why_waiting(self) -> str:
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""

@@ -194,15 +194,14 @@ class Folders:
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
-        return _writable([*named, *_newest(there)])[:MAX_NAMED]
+        return _writable([*named, *_newest(there)], MAX_NAMED)
 
     def logs(self) -> list[Path]:
         """Returns the text files to guard that are named like logs of metrics, newest first."""
         named = [path for path in self._files if path.name.endswith(LOGS)]
         by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        found = _writable([*named, *_newest(there)])
-        return [path for path in found if not path.is_relative_to(self._study)][:MAX_LOGS]  # a trial's own logs lie there
+        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # a trial's own logs lie there
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -291,9 +290,20 @@ def _newest(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=_modified_s, reverse=True)
 
 
-def _writable(paths: list[Path]) -> list[Path]:
-    """Returns the files among the paths that may be written, each once, without symbolic links."""
-    return [path for path in dict.fromkeys(path.resolve() for path in paths) if os.access(path, os.W_OK) and path.is_file()]
+def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
+    """Returns the first `most` files among the paths that may be written, each once, without symbolic links.
+
+    Leaves out files below the folder `besides`.
+    """
+    found: dict[Path, None] = {}
+    for path in (path.resolve() for path in paths):  # one after another: there may be thousands, on a slow file system
+        if len(found) == most:
+            break
+        if path in found or (besides and path.is_relative_to(besides)):
+            continue
+        if os.access(path, os.W_OK) and path.is_file():
+            found[path] = None
+    return list(found)
 
 
 def _modified_s(path: Path) -> float:

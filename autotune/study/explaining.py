@@ -85,8 +85,17 @@ class Side(NamedTuple):
 OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
-def explainable(number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str) -> tuple[TrialRecord, str]:
+def explainable(
+    number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str, typed: str = ""
+) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
+
+    Args:
+        number: the trial's; None for the best.
+        records: the study's trials.
+        summary: the study's summary.
+        study: the study's name.
+        typed: what to type for the study on a command line; "" for its name.
 
     Raises:
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
@@ -95,7 +104,8 @@ def explainable(number: int | None, records: Sequence[TrialRecord], summary: Sum
     able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
     if number is None and not able:
         raise BadInput(
-            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: autotune resume {study}"
+            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: "
+            f"autotune resume {typed or study}"
         )
     number = best if number is None else number
     if number in able:
@@ -210,7 +220,7 @@ class Explaining:
         if made or any(one.unskippable or _is_open(one) for one in findings):
             findings = [found for one in findings for found in _left(one, evidence)]
             ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
-            more += [self._ended_text(finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
+            more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
             more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
             more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
             self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
@@ -314,12 +324,11 @@ class Explaining:
         ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # it lacked time: see `_untried`
         return self._failed_without(evidence, finding) or next(iter(ended), None)
 
-    def _ended_text(self, finding: Finding, trial: TrialRecord) -> str:
+    def _ended_text(self, record: TrialRecord, finding: Finding, trial: TrialRecord) -> str:
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""
         text = f"{finding.cause}: not measured{without}, because trial {trial.number} ended as {trial.outcome}{why}"
-        again = f"autotune explain {self._session.folder.name} --trial {trial.repeats} --retry"
-        return f"{text}; `{again}` tries it again" if trial.outcome in MAY_PASS else text
+        return f"{text}; `{self._command(record, finding)} --retry` tries it again" if trial.outcome in MAY_PASS else text
 
     def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
         """Returns the knobs to set and the stages to skip in order to measure what a finding's remedy gains."""
@@ -361,9 +370,13 @@ class Explaining:
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
         """Returns why a finding was not tried, and the command that tries it."""
         needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
-        options = f"--trial {record.number} --minutes {math.ceil(needed_s / 60)}"
-        command = f"autotune explain {call(self._session.folder)} {options}"
+        command = self._command(record, finding)
         return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
+
+    def _command(self, record: TrialRecord, finding: Finding) -> str:
+        """Returns the command that has enough time to try a finding."""
+        minutes = math.ceil(self._pairs_s(record, self._remedied(record, finding)[0]) / 60)
+        return f"autotune explain {call(self._session.folder)} --trial {record.number} --minutes {minutes}"
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
         """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.

@@ -159,6 +159,23 @@ def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, prog
     shutil.rmtree(copy.parent)
 
 
+def test_the_previous_content_is_kept_when_the_inspection_is_stopped(cli):
+    source = "import pathlib, time; pathlib.Path('best.pt').write_text('new'); pathlib.Path('done').touch(); time.sleep(600)"
+    (cli.cwd / "tmp").mkdir()
+    cli.environment["TMPDIR"] = str(cli.cwd / "tmp")
+    (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
+    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two names cannot be guarded
+    running = cli.start("inspect", "--", sys.executable, "-c", source)
+    ends_s = time.monotonic() + 60
+    while not (cli.cwd / "done").exists() and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    told, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    (line,) = [line for line in told.splitlines() if "overwritten" in line]
+    assert Path(line.rpartition(" ")[2]).read_text(encoding="utf-8") == "precious"
+
+
 def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, program):
     (cli.cwd / "train.py").write_text("name = input('name? ')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program)

@@ -180,6 +180,14 @@ def test_what_cannot_train_on_two_nodes(words, program, told, tmp_path, monkeypa
         ("srun bash train.sh --export=NONE", "ALL", None),
         ("srun --chdir=/tmp ./train --export NONE", None, None),
         ("python train.py --export=NONE", "NONE", None),
+        ("srun --export ALL,DATA=/data python train.py", None, None),
+        ("srun --export DATA=/data python train.py", None, "--export=DATA=/data"),
+        ("srun mytrain --export=onnx", None, None),
+        ("srun -n 2 mytrain --export=onnx", None, None),
+        ("srun -n2 --exclusive mytrain --export onnx", None, None),
+        ("srun -- mytrain --export=onnx", None, None),
+        ("srun -n 2 -l --partition gpu --export=NONE mytrain", None, "--export=NONE"),
+        ("srun --export=all,A=1 mytrain", None, None),
     ],
 )
 def test_an_srun_that_keeps_the_settings_from_its_ranks(words, variable, got):

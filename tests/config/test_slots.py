@@ -89,6 +89,12 @@ def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_them(monkeypa
     assert "launch.slots: got 2, but the first slot would take all GPUs of job 12. Give each slot its share: " in said
     for share in ("launch.slurm.gres=gpu:1", "launch.slurm.gres=none", "launch.slurm.args='--gpus=1'"):
         assert "would take all GPUs" not in refusal(*slurm, share, "launch.slurm.mem=' '")
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")  # srun reads it
+    assert "would take all GPUs" not in refusal(*slurm, "launch.slurm.mem=' '")
+    monkeypatch.delenv("SLURM_GPUS_PER_TASK")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
+    assert "would take all GPUs" not in refusal(*slurm, "launch.slurm.mem=' '")
     monkeypatch.delenv("SLURM_JOB_GPUS")
     assert "would take all GPUs" not in refusal(*slurm, "launch.slurm.mem=' '")
 

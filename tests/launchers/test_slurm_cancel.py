@@ -1,7 +1,10 @@
 """Which answers of scancel leave no doubt that a job is over. The others keep it, to be cancelled again or told."""
 
+import time
+
 import pytest
 
+from autotune.config.schema import SlurmOptions
 from autotune.launchers import slurm
 
 KILL = "scancel: error: Kill job error on job id 12"
@@ -41,6 +44,24 @@ def test_a_job_is_dropped_only_if_scancel_leaves_no_doubt(scancel, words, status
     jobs = {"12"}
     slurm.cancel(jobs)
     assert jobs == (set() if is_over else {"12"})
+
+
+@pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False)])
+def test_a_job_that_the_user_has_started_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
+    """With --jobid, srun starts a step in a job of the user's."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    scancel("")
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: job 12 queued' >&2\nexec cat >/dev/null\n")
+    (tmp_path / "srun").chmod(0o755)
+    jobs = set()
+    transport = slurm.Srun(SlurmOptions(args=args), unended=jobs)
+    give_up_s = time.monotonic() + 10
+    while "job 12" not in transport.text():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    transport.close()
+    assert jobs == ({"12"} if is_ours else set())
+    transport.close()  # as after an interrupt in the first call
 
 
 def test_a_job_is_kept_while_scancel_hangs(scancel, monkeypatch):

@@ -1,5 +1,6 @@
 """Trials do not change the user's files: tested with real files, a real keeper and real processes that write."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,10 @@ import torch
 
 from autotune.harness import protocol
 from autotune.launchers.environment import mark_of
+from autotune.launchers.guarded import Guarded
+from autotune.launchers.keeper import Trial
 from autotune.launchers.user_files import UserFiles
+from autotune.launchers.writers import Processes
 
 PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
@@ -440,6 +444,55 @@ def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
     assert all("more than 20 times" in why for why in report.unguarded.values())
     assert report.kept == []
     assert trial(files, cwd, code, "x").aside == {}  # by now its content is a trial's
+
+
+def test_a_large_log_is_not_copied_again_and_again(cwd, monkeypatch):
+    monkeypatch.setattr("autotune.launchers.guarded.MAX_AGAIN_BYTES", 2 * len(PRECIOUS))
+    path = cwd / "log.csv"
+    path.write_bytes(PRECIOUS)
+    guarded = Guarded(path, is_of_trial=lambda pid: pid != os.getpid(), aside=cwd / "kept", max_openings=20)
+    for is_kept in (True, True, False):
+        program = start(cwd, WRITE, path)
+        while program.poll() is None:
+            guarded.look()
+        assert (path.read_bytes() == PRECIOUS) == is_kept
+    guarded.end()
+    assert guarded.why_not == "it is large, and the trial opens it again and again"
+    assert guarded.aside.read_bytes() == PRECIOUS
+
+
+def test_a_log_that_another_program_opens_all_the_time_is_left_to_it(files, cwd):
+    path = cwd / "log.csv"
+    path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, "import time\nfor _ in range(30): open('log.csv', 'a').close(); time.sleep(0.03)", is_trial=False)
+    report = files.end()
+    assert report.unguarded == {str(path): "another program opens it more than 20 times"}
+    assert (report.kept, report.aside) == ([], {})
+
+
+def test_a_log_that_is_the_trial_s_by_now_can_be_replaced(files, cwd):
+    path = cwd / "log.csv"
+    path.write_bytes(PRECIOUS)
+    code = HARNESS + "import time\nfor _ in range(21): open('log.csv', 'a').close()\n"
+    code += f"while 'log.csv' in open({str(place_of(cwd) / protocol.KEPT_FILE)!r}).read(): time.sleep(0.01)\n"
+    code += "open('new', 'w').write('newer'); os.replace('new', 'log.csv'); assert open('log.csv').read() == 'newer'"
+    report = trial(files, cwd, code, "x")
+    assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
+
+
+def test_a_log_that_cannot_be_guarded_is_named_only_if_it_changes(cwd, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EINVAL, "no leases here")
+
+    monkeypatch.setattr("autotune.launchers.guarded.Lease", refuse)
+    paths = [cwd / name for name in ("one.csv", "requirements.txt", "best.pt")]
+    for path in paths:
+        path.write_bytes(PRECIOUS)
+    message = {"files": list(map(str, paths)), "folders": [], "own": [], "place": str(place_of(cwd))}
+    guarding = Trial(message, Processes("no study"))
+    paths[0].write_bytes(b"worthless")
+    assert guarding.end()["open"] == {str(path): "no leases here" for path in (paths[0], paths[2])}
 
 
 def test_a_log_that_another_program_writes_is_left_to_it(files, cwd):

@@ -33,7 +33,8 @@ def test_a_study_in_a_job_measures_and_leaves_nothing(slurm, tmp_path):
     assert len(trials) >= 3
     assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
     assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
-    assert len({trial.evidence["node"]["job"] for trial in trials}) == 1  # one job for the whole study
+    (job,) = {trial.evidence["node"]["job"] for trial in trials}  # one job for the whole study
+    assert re.search(rf"trials run on node .*\bjob {job}\b", err)  # which the study has waited for
     assert study.none_is_left()
     assert slurm.is_idle()
 

@@ -1,6 +1,7 @@
 """A study explains its result with separate passes, which change nothing else."""
 
 import os
+import re
 
 import pytest
 
@@ -15,6 +16,7 @@ from autotune.explained import gain_text, size_text
 from autotune.failures import LOSS
 from autotune.harness.explain.documents import MAIN
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import MAX_CHECKS, explainable
 from autotune.trials.budget import COMPILE_S
@@ -305,7 +307,8 @@ def test_a_failure_that_may_be_due_to_chance_is_remembered_and_tried_again_on_re
         said = [note for note in entry["notes"] if note.startswith("slow decode: ")]
         assert len(said) == 1
         assert f"because trial {trials[-1].number} ended as {outcome}" in said[0]
-        assert said[0].endswith(f"; `autotune explain {made_bench.folder.name} --trial 0 --retry` tries it again")
+        command = re.escape(f"autotune explain {call(made_bench.folder)} --trial 0 --minutes ")
+        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # enough time: else it would not be tried
         return len(trials)
 
     assert [tried(), tried(), tried(is_retrying=True), tried()] == [1, 1, 2, 2]
@@ -500,6 +503,8 @@ def test_a_winner_that_the_attribution_measured_first_is_explained():
         explainable(4, records, summary, "s")
     with pytest.raises(BadInput, match=r"^STUDY: none of its trials has a measurement to explain, got 's'\. Continue it: "):
         explainable(None, records[3:], {}, "s")
+    with pytest.raises(BadInput, match=r"Continue it: autotune resume runs/s --runs-dir runs$"):
+        explainable(None, records[3:], {}, "s", "runs/s --runs-dir runs")
 
 
 def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):

@@ -66,6 +66,13 @@ def test_the_time_of_the_only_trial_is_what_it_takes():
     assert plan_text(plan).endswith("then at most 1 min 25 s for the finals")
 
 
+def test_one_more_trial_takes_no_time_from_the_finals():
+    """Not even if it is so long that it fits only by rounding: when the study is resumed, it may not have started."""
+    plan = Outlook(left_s=80.0, search_s=50.0, num_trials=1, trial_s=99.0, num_searched=3)
+    assert plan_text(plan).startswith("room for 1 more trial in 50 s")
+    assert plan_text(plan).endswith("then at most 30 s for the finals")
+
+
 def test_trials_alone_bound_a_study_without_minutes():
     budget = Budget(clock=VirtualClock(), total_s=None, max_trials=5)
     baseline, seconds = trial(20.0, number=0, kind=Kind.baseline), [8.0]

@@ -1,0 +1,38 @@
+"""The launcher of a study on other machines keeps its node until the study has ended."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.cli.nodes import launcher_of
+from autotune.errors import BadInput
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """A launcher with a node; `is_open` while it holds the node."""
+    made = SimpleNamespace(is_open=True, why_waiting=lambda: "", unended=lambda: ["Job 12 may still hold nodes"])
+    made.slots = lambda: [SimpleNamespace(name="node1", facts={"num_cores": 2})]
+    made.close = lambda: setattr(made, "is_open", False)
+    monkeypatch.setattr("autotune.launchers.make_launcher", lambda *_: made)
+    return made
+
+
+def study(on_node=None):
+    return SimpleNamespace(config=SimpleNamespace(launcher="slurm"), command=None, on_node=on_node)
+
+
+def test_the_node_that_a_study_waited_for_is_not_given_back(launcher, capsys):
+    assert launcher_of(study(), {}) == (launcher, {"num_cores": 2})
+    assert launcher.is_open
+    assert "Job 12" not in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_suit_the_study_is_given_back(launcher, capsys):
+    def refuse(facts):
+        raise BadInput("no GPU")
+
+    with pytest.raises(BadInput, match="no GPU"):
+        launcher_of(study(refuse), {})
+    assert not launcher.is_open
+    assert "autotune: Job 12 may still hold nodes" in capsys.readouterr().err
