@@ -201,7 +201,8 @@ class Folders:
         named = [path for path in self._files if path.name.endswith(LOGS)]
         by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)])[:MAX_LOGS]
+        found = _writable([*named, *_newest(there)])
+        return [path for path in found if not path.is_relative_to(self._study)][:MAX_LOGS]  # a trial's own logs lie there
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""

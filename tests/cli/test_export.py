@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from autotune.cli.main import main
+from tests.support.rows import more
 from tests.support.studies import make_study
 
 
@@ -33,10 +34,8 @@ def test_without_a_file_it_is_yaml_with_comments_on_standard_output(cli):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ([], "best.yaml"),
         (["--tier", "numerics"], "best-numerics.yaml"),
-        (["--format", "python"], "best.py"),
-        (["--format", "deepspeed"], "ds_config.json"),
+        *more(([], "best.yaml"), (["--format", "python"], "best.py"), (["--format", "deepspeed"], "ds_config.json")),
     ],
 )
 def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):

@@ -8,6 +8,7 @@ from autotune import __version__
 from autotune.cli import app
 from autotune.cli import main as cli_main
 from autotune.cli.main import main, split
+from tests.support.rows import more
 
 COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "prune", "inspect", "knobs"]
 
@@ -60,7 +61,7 @@ def test_every_example_of_a_help_has_a_line_of_its_own(capsys, monkeypatch):
 @pytest.mark.parametrize("words", [["list"], ["list", "--help"]])
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("COLUMNS", "\u00b2"), ("COLUMNS", "0"), ("COLUMNS", "9" * 20), ("LINES", "\u00b280"), ("TERMINAL_WIDTH", "a")],
+    [("COLUMNS", "\u00b2"), *more(("COLUMNS", "0"), ("COLUMNS", "9" * 20), ("LINES", "\u00b280"), ("TERMINAL_WIDTH", "a"))],
 )
 def test_an_impossible_size_of_the_terminal_counts_as_none(cli, name, size, words):
     del cli.environment["COLUMNS"]

@@ -9,7 +9,7 @@ from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
-from tests.stats.simulated import more
+from tests.support.rows import more
 
 GAINS = {"a": 1.30, "b": 1.10, "c": 1.03, "d": 1.0, "e": 1.0}
 

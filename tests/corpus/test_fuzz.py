@@ -43,6 +43,7 @@ program.main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("body", "words", "least", "hangs", "failed"),
     [

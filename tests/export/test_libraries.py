@@ -115,6 +115,7 @@ def test_accelerate_launches_a_script_with_it(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_deepspeed_takes_it(read):
     assert read("deepspeed") == {"micro_batch": 64, "autocast": [True, "torch.bfloat16"], "bf16": False}
 

@@ -25,6 +25,7 @@ from autotune.search.study import begin_study
 from autotune.studies import create
 from tests.faults.disks import DiskInAFile, FaultyWrites, ended, fill, in_memory, remount
 from tests.faults.quick_study import PROGRAM, QuickStudy, measured
+from tests.support.rows import more
 from tests.support.studies import make_study
 
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
@@ -88,7 +89,7 @@ def goes_on(study, before):
 # Used up -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ["nr_inodes=1", "nr_inodes=2", "nr_inodes=3"])
+@pytest.mark.parametrize("limit", ["nr_inodes=2", *more("nr_inodes=1", "nr_inodes=3")])
 def test_disk_without_room_for_a_study_leaves_no_trace_of_it(tmp_path, limit):
     with in_memory(tmp_path / "runs", f"size=1m,{limit}") as runs:
         study = QuickStudy(tmp_path)

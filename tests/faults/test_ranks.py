@@ -34,7 +34,11 @@ def ended(faults, folder_of):
     for fault in faults:
         folder = folder_of(fault.replace(" ", "_")) / "runs" / "study" / "trials" / "0007"
         folder.parent.mkdir(parents=True)
-        env, limits = {"FAULT": fault, "OMP_NUM_THREADS": "1"}, Deadlines(start_s=60, step_s=3)
+        # On a busy machine, torchrun needs some seconds to end the other ranks.
+        env, limits = (
+            {"FAULT": fault, "OMP_NUM_THREADS": "1"},
+            Deadlines(start_s=60, step_s=3 if fault.startswith("waits") else 30),
+        )
         launches[fault] = a_launch(folder, COMMAND, env=env, deadlines=limits)
         launches[fault].spec.device = "cpu"
         running[fault] = launcher.start(launches[fault])

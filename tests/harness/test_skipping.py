@@ -30,6 +30,7 @@ from autotune.harness.explain.skipping import (
     skip_functions,
 )
 from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
+from tests.support.rows import more
 
 PROGRAM = "stages.py"
 CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions that are called once a step
@@ -45,12 +46,12 @@ def ran(run: Run) -> dict[str, int]:
     return {stage: file.stat().st_size if file.exists() else 0 for stage, file in files.items()}
 
 
-@pytest.mark.parametrize("words", [(), ("workers",)])
+@pytest.mark.parametrize("words", [("workers",), pytest.param((), marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("skipped", "fewer", "most"),
     [
         ("transform: Halve", ("halve",), KEPT),
-        ("collate", ("collate",), KEPT_BATCHES),
+        *more(("collate", ("collate",), KEPT_BATCHES)),
         ("item", ("item", "halve", "tensor"), KEPT),
     ],
 )
@@ -71,10 +72,7 @@ def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
     ("name", "skipped"),
     [
         ("Log.write", "write"),
-        ("Log.static", "static"),
-        ("Log.of_class", "of_class"),
-        ("Log.Inner.write", "inner"),
-        ("cached", "cached"),
+        *more(("Log.static", "static"), ("Log.of_class", "of_class"), ("Log.Inner.write", "inner"), ("cached", "cached")),
     ],
 )
 def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: str) -> None:
@@ -88,7 +86,7 @@ def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: 
 
 @pytest.mark.parametrize(
     ("skipped", "stage", "most"),
-    [("transform: Halve", "halve", KEPT), ("collate", "collate", KEPT_BATCHES), ("item", "item", KEPT)],
+    [("transform: Halve", "halve", KEPT), *more(("collate", "collate", KEPT_BATCHES), ("item", "item", KEPT))],
 )
 def test_workers_of_later_epochs_begin_with_the_results_of_earlier_ones(
     trial: Trial, skipped: str, stage: str, most: int
@@ -100,7 +98,7 @@ def test_workers_of_later_epochs_begin_with_the_results_of_earlier_ones(
     assert 0 < counts[stage] <= most * 2  # of two workers in the first epoch
 
 
-@pytest.mark.parametrize("words", [("valid",), ("valid", "workers")])
+@pytest.mark.parametrize("words", [("valid", "workers"), pytest.param(("valid",), marks=pytest.mark.thorough)])
 def test_only_samples_of_the_loader_that_trains_are_skipped(trial: Trial, words: tuple[str, ...]) -> None:
     baseline = trial(PROGRAM, *words, mode="inspect").result()
     run = trial(PROGRAM, *words, skipped=["item"], target=baseline.target)
@@ -112,9 +110,8 @@ def test_only_samples_of_the_loader_that_trains_are_skipped(trial: Trial, words:
     ("name", "said"),
     [
         ("loss_of", "whose result is part of the model's graph"),
-        ("gone", "gone cannot be skipped"),
         ("stepping", "stepping cannot be skipped, because it calls the optimizer"),
-        ("main", "main cannot be skipped, because it calls the optimizer"),
+        *more(("gone", "gone cannot be skipped"), ("main", "main cannot be skipped, because it calls the optimizer")),
     ],
 )
 def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: str, said: str) -> None:
@@ -123,6 +120,7 @@ def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: s
     assert said in run.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["moved", "Log.decorated"])  # called at several places; inside a decorator
 def test_functions_of_other_kinds_are_skipped(trial: Trial, name: str) -> None:
     run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
@@ -160,15 +158,14 @@ def test_a_function_that_is_never_skipped_fails_the_trial(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("skipped", ["item", "collate"])
-@pytest.mark.parametrize("words", [("two",), ("dicts",), ("dicts", "workers")])
-def test_stages_are_skipped_whatever_the_program_does_with_loaders_and_samples(
-    trial: Trial, words: tuple[str, ...], skipped: str
-) -> None:
-    run = trial(PROGRAM, *words, skipped=[skipped])
+@pytest.mark.parametrize("words", ["dicts workers", *more("two", "dicts")])
+def test_stages_are_skipped_whatever_the_program_does_with_loaders_and_samples(trial: Trial, words: str, skipped: str) -> None:
+    run = trial(PROGRAM, *words.split(), skipped=[skipped])
     assert run.result().status == "measured", run.stderr
     assert 0 < ran(run)[skipped] <= (KEPT + BATCH) * 2
 
 
+@pytest.mark.thorough
 def test_samples_that_a_data_set_makes_together_are_skipped_too(trial: Trial) -> None:
     run = trial(PROGRAM, "many", skipped=["item"])
     assert run.result().status == "measured", run.stderr
@@ -188,7 +185,7 @@ def test_samples_of_a_stream_cannot_be_skipped_and_the_trial_fails(trial: Trial)
     assert "samples of a stream cannot be skipped" in run.stderr
 
 
-@pytest.mark.parametrize(("words", "is_stream"), [((), False), (("stream",), True), (("valid",), False)])
+@pytest.mark.parametrize(("words", "is_stream"), [(("stream",), True), *more(((), False), (("valid",), False))])
 def test_whether_the_loader_that_trains_reads_a_stream_is_known_before(
     trial: Trial, words: tuple[str, ...], is_stream: bool
 ) -> None:

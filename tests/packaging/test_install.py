@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rows import more
+
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(file.name for folder in ("conf", "search_spaces") for file in (ROOT / folder).rglob("*.yaml"))
 
@@ -32,7 +34,7 @@ def build(hook: str, folder: Path) -> Path:
     return wheel
 
 
-@pytest.fixture(scope="module", params=["build_wheel", "build_editable"])
+@pytest.fixture(scope="module", params=["build_wheel", *more("build_editable")])
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the interpreter of a virtual environment with autotune, installed from a wheel or as editable."""
     folder = tmp_path_factory.mktemp(request.param)

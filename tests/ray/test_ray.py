@@ -162,6 +162,7 @@ def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
     ray.remove("apart")
 
 
+@pytest.mark.thorough
 def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "files"))

@@ -11,6 +11,7 @@ from autotune.report.page import page as page_of
 from autotune.report.picture import take
 from autotune.report.study import read
 from tests.report import made
+from tests.support.rows import more
 from tests.support.studies import make_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -81,12 +82,14 @@ def test_no_request_leaves_and_nothing_is_said(browser, reports, kind):
     assert [url for url in looked.requests if not url.startswith("data:")] == [reports[kind].as_uri()]
 
 
+BOTH = (("complete", "dark"), ("large", "light"))  # a page and a scheme that are always looked at
+
+
 @pytest.mark.parametrize(
     ("kind", "scheme"),
     [
-        *((kind, "light") for kind in KINDS),
-        *((kind, "dark") for kind in KINDS if kind != "large"),
-        pytest.param("large", "dark", marks=pytest.mark.thorough),
+        *BOTH,
+        *more(*((kind, scheme) for kind in KINDS for scheme in ("light", "dark") if (kind, scheme) not in BOTH)),
     ],
 )
 def test_it_is_accessible(browser, reports, kind, scheme):

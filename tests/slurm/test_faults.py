@@ -175,6 +175,7 @@ def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
     assert study.none_is_left()
 
 
+@pytest.mark.thorough
 def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=0.5)
     resume_after_a_killed_tuner(study, slurm.is_idle, "launcher=slurm", "launch.slurm.cpus=2")

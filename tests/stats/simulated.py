@@ -3,10 +3,8 @@
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pytest
 from scipy.signal import lfilter
 
 from autotune.clock import VirtualClock
@@ -20,11 +18,6 @@ from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
 from autotune.trials.session import Session
 from autotune.trials.trial_metrics import interval, why_no_interval
-
-
-def more(*rows: Any) -> list[Any]:
-    """Marks further rows of a simulation as thorough. One or two rows of each kind always run."""
-    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.thorough) for row in rows]
 
 
 def lognormal(state: np.ndarray, spread: float) -> np.ndarray:

@@ -15,7 +15,8 @@ from autotune import stats
 from autotune.compare.finals import LOOKS
 from autotune.compare.noise import OTHER_PROGRAM_FREEDOM
 from autotune.stats import Noise
-from tests.stats.simulated import Machine, Study, more
+from tests.stats.simulated import Machine, Study
+from tests.support.rows import more
 
 EQUAL, CLOSE = [100.0, 100.0], [100.0, 103.0]
 
@@ -115,6 +116,7 @@ def test_winners_that_are_faster_do_not_overstate_it_either(noise_frac):
     assert abs(said.ratio_bias) < 0.005, said
 
 
+@pytest.mark.thorough
 def test_three_percent_are_seen_in_eight_rounds_at_one_percent_noise():
     said = Said(CLOSE, 0.01, studies=400)
     assert said.verdicts["faster"] >= 0.95 * said.studies, said
@@ -127,7 +129,7 @@ def test_equal_ones_are_called_the_same_on_a_quiet_machine():
     assert said.verdicts["same"] >= 0.9 * said.studies, said
 
 
-@pytest.mark.parametrize("seconds", [80.0, *more(None, 170.0)])
+@pytest.mark.parametrize("seconds", more(80.0, None, 170.0))
 def test_three_percent_are_seldom_called_the_same_at_two_percent_noise(seconds):
     said = Said(CLOSE, 0.02, seconds=seconds)
     assert said.verdicts["same"] <= 0.05 * said.studies, said

@@ -42,7 +42,7 @@ def test_independent_steps(step_s, spread):
     holds(coverage(lambda rng: step_s * lognormal(rng.normal(size=count), spread), true_s=step_s), given=0.85)
 
 
-@pytest.mark.parametrize(("step_s", "spread"), [(0.01, 0.1), (0.06, 0.05), *more((0.01, 0.05), (0.03, 0.05))])
+@pytest.mark.parametrize(("step_s", "spread"), [(0.06, 0.05), *more((0.01, 0.1), (0.01, 0.05), (0.03, 0.05))])
 def test_autocorrelated_steps(step_s, spread):
     count = int(60 / step_s)
     holds(coverage(lambda rng: step_s * lognormal(autocorrelated(rng, count, 0.7), spread), true_s=step_s))
@@ -56,7 +56,7 @@ def test_autocorrelated_steps_of_a_tenth_of_a_second_claim_less_often_and_hold_w
     assert any("blocks of steps, 32 are needed" in reason for reason in found.refusals)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.7])
+@pytest.mark.parametrize("rho", [0.7, *more(0.0)])
 def test_the_finals_stricter_rules(rho):
     steps = coverage(lambda rng: 0.03 * lognormal(autocorrelated(rng, 1500, rho), 0.03), true_s=0.03, rules=FINALS, trials=400)
     holds(steps)
