@@ -76,7 +76,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     from autotune.study.explaining import explainable
 
     # Called only because it raises BadInput for a wrong trial, before anything slow begins.
-    explainable(asked.trial, _records(folder), summary, folder.name, call(folder))
+    explainable(asked.trial, _records(folder), summary, folder)
 
     facts = host_facts()
     inputs = _inputs(_study(folder), folder, facts)

@@ -27,6 +27,7 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.records import SKIPPED, Kind, Knobs, Outcome, Summary, Tier, TrialRecord
+from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace, resolve
 from autotune.studies import call
 from autotune.trials.budget import without_window_s
@@ -86,7 +87,7 @@ OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials
 
 
 def explainable(
-    number: int | None, records: Sequence[TrialRecord], summary: Summary, study: str, typed: str = ""
+    number: int | None, records: Sequence[TrialRecord], summary: Summary, folder: StudyFolder
 ) -> tuple[TrialRecord, str]:
     """Returns the trial to explain, and its role in the study.
 
@@ -94,8 +95,7 @@ def explainable(
         number: the trial's; None for the best.
         records: the study's trials.
         summary: the study's summary.
-        study: the study's name.
-        typed: what to type for the study on a command line; "" for its name.
+        folder: the study's folder.
 
     Raises:
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
@@ -104,8 +104,8 @@ def explainable(
     able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
     if number is None and not able:
         raise BadInput(
-            f"STUDY: none of its trials has a measurement to explain, got {study!r}. Continue it: "
-            f"autotune resume {typed or study}"
+            f"STUDY: none of its trials has a measurement to explain, got {folder.name!r}. "
+            f"Continue it: autotune resume {call(folder)}"
         )
     number = best if number is None else number
     if number in able:
@@ -115,7 +115,7 @@ def explainable(
     shown = ", ".join(map(str, list(able)[:MAX_SHOWN])) + (" and others" if len(able) > MAX_SHOWN else "")
     can = f"Can be explained: {shown}." if able else "None of its trials can be explained."
     if number not in there:
-        raise BadInput(f"--trial: no such trial of {study!r}, got {number}. {can}")
+        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {can}")
     one = there[number]
     if one.repeats is not None and one.repeats in able:
         raise BadInput(f"--trial: trial {number} only repeats trial {one.repeats}. Explain that trial: --trial {one.repeats}.")
@@ -385,7 +385,7 @@ class Explaining:
             BadInput: the trial was not explained, or has no finding with this number.
         """
         session = self._session
-        finding = _chosen(entry_of(self.document, record.number), wanted, session.folder.name)
+        finding = _chosen(entry_of(self.document, record.number), wanted, session.folder)
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
             Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
@@ -412,14 +412,16 @@ def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
     return [checks.without_setting(finding)] if finding.code else []
 
 
-def _chosen(entry: dict[str, Any] | None, wanted: Wanted, study: str) -> Finding:
+def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
     """Returns the finding that a fixed program is meant to confirm.
 
     Raises:
         BadInput: there is no such finding.
     """
     if entry is None:
-        raise BadInput(f"--fixed: this trial of study {study!r} was not explained yet. Run autotune explain {study} first.")
+        raise BadInput(
+            f"--fixed: this trial of study {folder.name!r} was not explained yet. Run autotune explain {call(folder)} first."
+        )
     if not 1 <= wanted.finding <= len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")

@@ -227,7 +227,7 @@ class _Study:
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.current_summary()
-        record, role = explainable(wanted.trial, session.records, summary, self._folder.name, call(self._folder))
+        record, role = explainable(wanted.trial, session.records, summary, self._folder)
         session.after_trial = lambda: self._amend(summary)
         try:
             self._explaining.run_asked(wanted, record, role)

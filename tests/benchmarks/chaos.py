@@ -40,6 +40,7 @@ from pathlib import Path
 
 import psutil
 
+from autotune.errors import NotMeasured
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import own_environment
 from autotune.records import Kind, Outcome, TrialRecord
@@ -111,7 +112,6 @@ BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
 STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
 NUM_SIGTERM = 5
 FIRST_PORT = 5601  # of `autotune ui`
-DISAGREES = 4  # exit status of `autotune verify` if the claim does not hold any more
 DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
 ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
@@ -132,8 +132,8 @@ class Toll:
         segments: names in /dev/shm that were left behind.
         spoiled: checkpoints of the user or of the other program that were changed.
         verdicts: verdicts of the completed studies.
-        wrong: claims that `autotune verify` did not find again.
-        num_verified: number of claims that it measured again.
+        wrong: claims that `autotune verify` did not find again, or failed to check.
+        num_verified: number of claims that it checked. It may also lack the time to measure one.
         num_trials: number of finished trials.
     """
 
@@ -330,8 +330,9 @@ class Victimized:
 
     def _close(self) -> None:
         """Counts what the study has left behind."""
-        trials, toll = list(self._finished.values()), self._toll
-        toll.num_trials += len(trials)
+        toll = self._toll
+        toll.num_trials += len(self._finished)
+        trials = [one for one in self._finished.values() if not one.outcome.is_no_answer]  # others may be tried again
         searched = Counter(tuple(sorted(r.changed.items())) for r in trials if r.kind in (Kind.baseline, Kind.search))
         finals = Counter((r.round, r.repeats) for r in trials if r.kind is Kind.final)
         toll.repeated += [f"{self._cwd.name}: {key}" for counts in (searched, finals) for key, n in counts.items() if n > 1]
@@ -352,9 +353,12 @@ class Victimized:
     def _verify(self) -> None:
         """Measures the study's claim again, undisturbed."""
         ended = self._autotune("verify", "chaos", "--rounds", "2", "--minutes", "1", "--", *self._command)
-        self._toll.num_verified += ended.returncode in (0, DISAGREES)
-        if ended.returncode == DISAGREES:
-            self._toll.wrong.append(f"{self._cwd.name}: {ended.stdout[-400:]}")
+        if ended.returncode == NotMeasured.exit_code:  # there was no time for a single round
+            return
+        self._toll.num_verified += 1
+        if ended.returncode:
+            said = f"{ended.stdout}{ended.stderr}"[-400:]
+            self._toll.wrong.append(f"{self._cwd.name}: verify, exit status {ended.returncode}: {said}")
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the study's living processes, found by the mark of its trials, its folder or their working directory."""

@@ -99,10 +99,22 @@ def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gp
         ("score = compute_accuracy(outputs, labels)", "metrics in the step"),
         ("time.sleep(0.01)", "Python in the step"),
         ("digest = hashlib.sha256(data).hexdigest()", "Python in the step"),
+        ("table = preprocess(symmetric(rows))", "Python in the step"),  # neither "roc" nor "metric"
+        ("score = BinaryAUROC()(outputs, labels) + roc_auc_score(labels, outputs)", "metrics in the step"),
+        ("self.log('loss', loss)", "logging in the step"),
     ],
 )
 def test_what_else_the_training_thread_does_is_told_by_its_line(text, cause):
     assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train"), BACKWARD_LINE))) == [cause]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = self.logits(x)", "return torch.log(x)", "x = F.log_softmax(x, -1)", "x = x.log()", "x = self.prior.log_prob(x)"],
+)
+def test_logarithms_are_not_logging(text):
+    line = made.line(text, 0.02, function="Net.forward", phase=FORWARD)
+    assert causes(made.evidence(made.lines(line, BACKWARD_LINE))) == []
 
 
 def test_lines_of_one_function_are_one_finding():
@@ -672,6 +684,12 @@ def test_a_few_lines_that_log_do_not_say_what_a_function_is_for():
 def test_waiting_in_a_function_that_logs_by_its_name_is_logging(function):
     line = made.line("time.sleep(0.03)", 0.02, function=function)
     assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["logging in the step"]
+
+
+@pytest.mark.parametrize("function", ["Flow.log_prob", "_log_softmax", "log_sum_exp"])
+def test_a_function_that_is_called_after_a_logarithm_does_not_log(function):
+    line = made.line("time.sleep(0.03)", 0.02, function=function)
+    assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
 
 
 @pytest.mark.parametrize("function", ["main.<locals>.log", "<locals>.log", "<lambda>"])

@@ -1,10 +1,13 @@
 """The short version of `python -m tests.benchmarks.chaos`: whatever is killed, nothing is lost, repeated or left behind."""
 
 import json
+import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.records import Kind, Outcome, TrialRecord
 from tests.benchmarks import chaos
 
 
@@ -42,3 +45,40 @@ def test_the_results_of_several_calls_are_summed(tmp_path):
         kills=Counter(tuner=3, trial=4), verdicts=["faster", ""], num_trials=11, orphans=["01: process 7"]
     )
     assert not total.is_clean
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study under attack that starts nothing; `answers` are the exit statuses of its commands."""
+    made = chaos.Victimized(tmp_path, 0, random.Random(0), toll=chaos.Toll(), deadline_s=0.0)
+    made.answers = {"show": 0, "verify": 0}
+
+    def answered(*words):
+        summary = {"status": "complete", "speedup": {"verdict": "faster"}, "trials": []}
+        return SimpleNamespace(returncode=made.answers[words[0]], stdout=json.dumps(summary), stderr="why")
+
+    monkeypatch.setattr(made, "_autotune", answered)
+    monkeypatch.setattr(made, "_processes", list)
+    return made
+
+
+@pytest.mark.parametrize(("status", "is_counted", "is_wrong"), [(0, 1, 0), (4, 1, 1), (1, 1, 1), (-9, 1, 1), (5, 0, 0)])
+def test_a_claim_that_verify_does_not_find_or_fails_to_check_is_wrong(study, status, is_counted, is_wrong):
+    study.answers["verify"] = status
+    study._close()
+    assert (study._toll.num_verified, len(study._toll.wrong)) == (is_counted, is_wrong)
+    assert study._toll.is_clean is not bool(is_wrong)
+
+
+@pytest.mark.parametrize(("first", "is_repeated"), [(Outcome.ok, True), (Outcome.crash, True), (Outcome.disturbed, False)])
+def test_a_disturbed_trial_may_be_repeated_and_others_may_not(study, first, is_repeated):
+    outcomes = (Outcome.ok, first, Outcome.ok)
+    changes = ({}, {"loader.num_workers": 1}, {"loader.num_workers": 1})
+    kinds = (Kind.baseline, Kind.search, Kind.search)
+    study._finished = {
+        number: TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=outcome, value=1.0)
+        for number, (kind, changed, outcome) in enumerate(zip(kinds, changes, outcomes, strict=True))
+    }
+    study._close()
+    assert bool(study._toll.repeated) is is_repeated
+    assert study._toll.num_trials == 3

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections import UserDict
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,16 @@ def test_later_workers_begin_with_what_several_have_left(tmp_path: Path) -> None
     assert taken.next().equal(torch.zeros(2))
 
 
+def test_results_are_sent_to_workers_that_are_not_forked_without_shared_memory_or_open_files(tmp_path: Path) -> None:
+    again = Again(list_of)
+    again.keep(torch.ones(3))
+    left = Left(str(tmp_path / "left"))
+    leave(left.prefix, {("item", 0): again})
+    sent = ForkingPickler.dumps(left.read())
+    assert not left.known["item", 0].next().is_shared()
+    assert pickle.loads(sent)["item", 0].next().equal(torch.ones(3))
+
+
 def test_what_cannot_be_pickled_or_is_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "LEFT_BYTES", 1 << 16)
     known = {(name, 0): Again(list_of) for name in ("thread", "large", "row", "pixels")}
@@ -339,6 +350,8 @@ def test_results_of_data_sets_that_are_made_again_and_again_do_not_add_up() -> N
             torch.empty(2**28, dtype=torch.uint8)
         )  # pages that nothing writes take no memory
     assert len(stages._again) <= MOST_BYTES // 2**28 + 1
+    assert list(stages.by_place.values()) == list(stages._again.values())  # nothing else keeps what was dropped
+    assert list(stages.by_place)[-1] == ("item", 11)
 
 
 def test_a_data_set_that_makes_whole_batches_cannot_be_skipped() -> None:

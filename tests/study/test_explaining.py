@@ -16,6 +16,7 @@ from autotune.explained import gain_text, size_text
 from autotune.failures import LOSS
 from autotune.harness.explain.documents import MAIN
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import MAX_CHECKS, explainable
@@ -489,22 +490,23 @@ def test_a_trial_without_a_measurement_is_refused_with_those_that_have_one(bench
         explain(made_bench, trial=2)
 
 
-def test_a_winner_that_the_attribution_measured_first_is_explained():
+def test_a_winner_that_the_attribution_measured_first_is_explained(tmp_path):
     kinds = [Kind.baseline, Kind.search, Kind.attribution, Kind.final, Kind.parity]
     records = [
         TrialRecord(number=n, kind=kind, knobs={}, changed={}, outcome=Outcome.ok, value=10.0, repeats=2 if n == 3 else None)
         for n, kind in enumerate(kinds)
     ]
-    summary = {"best": {"trial": 2}}
-    assert explainable(None, records, summary, "s") == (records[2], "best")
+    summary, folder = {"best": {"trial": 2}}, StudyFolder(tmp_path / "s")
+    assert explainable(None, records, summary, folder) == (records[2], "best")
     with pytest.raises(BadInput, match="trial 3 only repeats trial 2"):
-        explainable(3, records, summary, "s")
+        explainable(3, records, summary, folder)
     with pytest.raises(BadInput, match="trial 4 is of kind parity, which has no configuration of its own"):
-        explainable(4, records, summary, "s")
-    with pytest.raises(BadInput, match=r"^STUDY: none of its trials has a measurement to explain, got 's'\. Continue it: "):
-        explainable(None, records[3:], {}, "s")
-    with pytest.raises(BadInput, match=r"Continue it: autotune resume runs/s --runs-dir runs$"):
-        explainable(None, records[3:], {}, "s", "runs/s --runs-dir runs")
+        explainable(4, records, summary, folder)
+    with pytest.raises(
+        BadInput, match=r"^STUDY: none of its trials has a measurement to explain, got 's'\. Continue it: "
+    ) as told:
+        explainable(None, records[3:], {}, folder)
+    assert str(told.value).endswith(call(folder))
 
 
 def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):

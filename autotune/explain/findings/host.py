@@ -18,14 +18,26 @@ ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
     "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
 )  # fmt: skip
 NUMBERS = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bint\(|\bbool\(|\.nonzero\(|synchronize\(")
+# How names of mathematical functions go on after "log": log1p, logits, log_softmax.
+LOGARITHMS = (
+    r"(1p|2|10|its?|in|istic|sumexp|addexp|space|normal"
+    r"|_?(softmax|sigmoid|probs?|sum_?exp|likelihood|lik|det|var|std|cosh|density|odds|normal))"
+)
 LOGS = re.compile(
-    r"fsync|\.flush\(|\.write\(|\bprint\(|\blogg?(er|ing)?\.\w+\(|\blog_?\w*\(|add_scalar|add_histogram|wandb\.|mlflow\."
-    r"|json\.dump|pickle\.dump|torch\.save|\bopen\(",
+    r"fsync|\.flush\(|\.write\(|\bprint\(|\blogg?(er|ing)?\.\w+\("
+    r"|(?<!\btorch\.)(?<!\bmath\.)(?<!\bnp\.)(?<!\bnumpy\.)(?<!\bF\.)\blog(?!\(\)|" + LOGARITHMS + r"(_|\())\w*\("
+    r"|add_scalar|add_histogram|wandb\.|mlflow\.|json\.dump|pickle\.dump|torch\.save|\bopen\(",
     re.IGNORECASE,
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
-LOGGERS = re.compile(r"(^|[._])(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE)  # names of functions
-SCORES = re.compile(r"metric|accuracy|topk|confusion|f1_score|roc|auc\b|argmax|argsort|bincount|sklearn", re.IGNORECASE)
+LOGGERS = re.compile(  # names of functions
+    r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
+)
+SCORES = re.compile(  # not "symmetric", nor "process"
+    r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b|argmax|argsort"
+    r"|bincount|sklearn",
+    re.IGNORECASE,
+)
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
 NOISE_TIMES = 2.0  # the error of a sampled share may be this many standard errors ...

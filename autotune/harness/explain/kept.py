@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 KEPT = 16  # results of a stage that are kept in each process
 KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
 LEFT_BYTES = 64 << 20  # a worker leaves no more than this
+SENT_BYTES = KEPT_BYTES  # no more than this is sent to a worker that is not forked
 
 # A stage in each worker of a loader: its name, what else its results depend on, and how many of this name came before it.
 Place = Tuple[Any, ...]
@@ -106,6 +107,25 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
     return Pixels(Image.frombytes(mode, size, raw))
 
 
+class Known(Dict[Place, Again]):
+    """Results that workers begin with.
+
+    They are sent to a worker that is not forked as plain bytes. Otherwise torch would move each tensor to shared memory, of
+    which a container has little, and send it as an open file, of which a fork server passes on fewer than 256.
+    """
+
+    def __reduce__(self) -> Any:
+        return _unpacked, (dict(_packed(self, SENT_BYTES)),)
+
+
+def _unpacked(known: Dict[Place, bytes]) -> Known:
+    found = Known()
+    for place, raw in known.items():
+        with contextlib.suppress(Exception):  # of a class that cannot be unpickled here
+            found[place] = pickle.loads(raw)
+    return found
+
+
 class Left:
     """What the workers of one loader have left so far, in the training process.
 
@@ -115,9 +135,9 @@ class Left:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.known: Dict[Place, Again] = {}
+        self.known = Known()
 
-    def read(self) -> Dict[Place, Again]:
+    def read(self) -> Known:
         """Returns the results that later workers can begin with, and removes the files."""
         for path in glob.glob(f"{glob.escape(self.prefix)}.*"):
             with contextlib.suppress(Exception), open(path, "rb") as file:  # it may be cut short
@@ -140,18 +160,17 @@ class Left:
 
 def leave(prefix: str, known: Dict[Place, Again]) -> None:
     """Leaves this worker's new results for later workers. What cannot be pickled is left out."""
-    written = dict(_pickled(known))
+    written = dict(_packed({place: again for place, again in known.items() if again.new()}, LEFT_BYTES))
     with contextlib.suppress(OSError):  # the trial is over, or the disk is full
         if written:
             with open(os.open(f"{prefix}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 pickle.dump(written, file)
 
 
-def _pickled(known: Dict[Place, Again]) -> Iterator[Tuple[Place, bytes]]:
-    left = LEFT_BYTES
+def _packed(known: Dict[Place, Again], most: int) -> Iterator[Tuple[Place, bytes]]:
+    """Yields the results that can be pickled, in at most so many bytes."""
+    left = most
     for place, again in known.items():
-        if not again.new():
-            continue
         with contextlib.suppress(Exception):  # too large, or raised by the program's classes
             buffer = _Buffer(left)
             _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(again)

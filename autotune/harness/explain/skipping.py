@@ -65,7 +65,7 @@ class SkippedStages(Stages):
 
     Attributes:
         is_training: tells whether the loader that makes a batch is the one that trains; samples of others are left alone.
-        by_place: in a worker, the results of each stage.
+        by_place: the results of each stage that began in this process, unless they were dropped.
 
     Args:
         names: the stages, as in `Stage.name`; ITEM stands for a whole sample of a map-style data set.
@@ -77,6 +77,7 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
+        self._begun_of: Dict[Place, int] = {}  # how many stages of each name began in this process
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
@@ -108,18 +109,23 @@ class SkippedStages(Stages):
         known = self._again
         if key not in known:
             while known and (len(known) >= MOST_STAGES or sum(each.num_bytes for each in known.values()) >= MOST_BYTES):
-                del known[next(iter(known))]
+                self._drop(known.pop(next(iter(known))))
             known[key] = self._begun(stage, place, most)
         return known[key]
 
+    def _drop(self, dropped: Again) -> None:
+        for place in [place for place, each in self.by_place.items() if each is dropped]:
+            del self.by_place[place]
+
     def _begun(self, stage: Any, place: Place, most: int) -> Again:
         """Returns results to begin with: those that earlier workers have left of the same stage, or none."""
-        place = (*place, sum(each[:-1] == place for each in self.by_place))
+        number = self._begun_of.get(place, 0)
+        self._begun_of[place] = number + 1
+        place = (*place, number)
         before = self._before.get(place)
         is_same = before is not None and before.kind == kept.kind_of(stage)
         made = before.taken_over(stage) if before is not None and is_same else Again(stage, most)
-        if len(self.by_place) < MOST_STAGES:
-            self.by_place[place] = made
+        self.by_place[place] = made
         return made
 
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
@@ -167,7 +173,7 @@ class SkippedStages(Stages):
         self._thread = threading.get_ident()
         self._patch_libraries()  # those that the program has imported since
         self.num_fetches = 0  # the first batch of this process may import more
-        self.is_training, self._before, self.by_place = is_training, before, {}
+        self.is_training, self._before, self.by_place, self._begun_of = is_training, before, {}, {}
 
 
 def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
