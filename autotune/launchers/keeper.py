@@ -29,6 +29,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -51,7 +52,9 @@ from autotune.launchers.writers import (
 )
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
-LOGS = (".csv", ".tsv", ".json", ".jsonl", ".log", ".txt")  # text in which programs keep metrics, and which they begin anew
+LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text in which programs keep metrics, and which they begin anew
+# Other text is often a configuration that one rank writes and all read, so it is guarded only if it is named as a log is.
+MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
 STDIN = 0
 READ_BYTES = 1 << 16
 # Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
@@ -66,6 +69,11 @@ ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials 
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
 # keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
+
+
+def is_log(name: str) -> bool:
+    """Whether a file is named as text files are in which programs keep metrics."""
+    return name.endswith(LOGS) or (name.endswith(MAY_BE_LOGS) and bool(LOG_NAMES.search(name)))
 
 
 class Trial:
@@ -155,16 +163,16 @@ class Trial:
     def _guard(self, path: Path) -> None:
         if path in self._wrote:
             return
-        if path.name.endswith(LOGS):
+        if is_log(path.name):
             self._guard_log(path)
-        elif sum(not other.name.endswith(LOGS) for other in self._guarded) >= MAX_GUARDED:
+        elif sum(not is_log(other.name) for other in self._guarded) >= MAX_GUARDED:
             self._refused.add(path)
         else:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _guard_log(self, path: Path) -> None:
         """Guards a log, unless another program is writing it: a log may stay open for as long as the study runs."""
-        if sum(other.name.endswith(LOGS) for other in self._guarded) >= MAX_LOGS:
+        if sum(is_log(other.name) for other in self._guarded) >= MAX_LOGS:
             return
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:

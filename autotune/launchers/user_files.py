@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
-from autotune.launchers.keeper import CHECKPOINTS, LOGS, MAX_LOGS
+from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
 from autotune.studies import RESERVED_NAMES
 
@@ -198,8 +198,8 @@ class Folders:
 
     def logs(self) -> list[Path]:
         """Returns the text files to guard that are named like logs of metrics, newest first."""
-        named = [path for path in self._files if path.name.endswith(LOGS)]
-        by_folder = [[folder / name for name in names if name.endswith(LOGS)] for folder, names in self._names.items()]
+        named = [path for path in self._files if is_log(path.name)]
+        by_folder = [[folder / name for name in names if is_log(name)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
         return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # a trial's own logs lie there
 

@@ -434,6 +434,14 @@ def test_a_log_stays_as_it_is(files, cwd, code, file):
     assert path.read_bytes() == PRECIOUS
 
 
+def test_a_configuration_that_a_program_writes_and_reads_again_is_its_own(files, cwd):
+    """As ds_config.json, which one rank writes and all read."""
+    (cwd / "ds_config.json").write_bytes(b"old")
+    code = "open('ds_config.json', 'w').write('new'); assert open('ds_config.json').read() == 'new'; print('read')"
+    assert "ds_config.json" not in str(trial(files, cwd, code, "x").kept)
+    assert (cwd / "ds_config.json").read_bytes() == b"new"
+
+
 def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
     for folder in (cwd, cwd / "out"):
         (folder / "log.txt").write_bytes(PRECIOUS)
@@ -486,7 +494,7 @@ def test_a_log_that_cannot_be_guarded_is_named_only_if_it_changes(cwd, monkeypat
         raise OSError(errno.EINVAL, "no leases here")
 
     monkeypatch.setattr("autotune.launchers.guarded.Lease", refuse)
-    paths = [cwd / name for name in ("one.csv", "requirements.txt", "best.pt")]
+    paths = [cwd / name for name in ("one.csv", "log.txt", "best.pt")]
     for path in paths:
         path.write_bytes(PRECIOUS)
     message = {"files": list(map(str, paths)), "folders": [], "own": [], "place": str(place_of(cwd))}
