@@ -53,6 +53,7 @@ def test_trials_are_records_and_a_table(study):
     assert set(table["outcome"]) == {"ok"}
 
 
+@pytest.mark.thorough
 def test_the_winner_is_exported_as_on_the_command_line(study):
     assert 'amp: "bf16"' in study.export()
     assert "autocast" in study.export("python")
@@ -60,6 +61,7 @@ def test_the_winner_is_exported_as_on_the_command_line(study):
         study.export(tier="everything")
 
 
+@pytest.mark.thorough
 def test_a_study_is_found_by_name_by_folder_and_in_another_runs_folder(study, tmp_path):
     assert autotune.Study("s").path == study.path
     assert autotune.Study("runs/s").path == study.path

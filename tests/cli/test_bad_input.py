@@ -114,6 +114,7 @@ def test_runs_folder_that_cannot_be_written_is_refused(cli, runs_dir):
     assert "runs_dir: cannot be written" in message
 
 
+@pytest.mark.thorough
 def test_script_that_does_not_exist_is_refused(cli):
     assert "nope.py" in cli.refused("run", "--", "python", "nope.py")
     assert not (cli.cwd / "runs").exists()
@@ -127,6 +128,7 @@ def test_nothing_to_tune_is_refused(cli):
     assert "autotune run -- python train.py" in cli.refused("run")
 
 
+@pytest.mark.thorough
 def test_all_problems_of_one_input_come_at_once(cli):
     message = cli.refused("run", "model=resnet19", "loader.num_wrokers=4", "study.name=a/b")
     assert "resnet19" in message

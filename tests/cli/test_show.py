@@ -63,6 +63,7 @@ def test_show_without_a_name_is_the_study_that_started_last(cli, study):
     assert cli("show").stdout.startswith("aaa")
 
 
+@pytest.mark.thorough
 def test_show_of_a_default_name_is_the_latest_of_that_name(cli, study):
     make_study(cli.cwd / "runs")
     assert cli("show", "resnet18").stdout.startswith("resnet18-2")
@@ -97,6 +98,7 @@ def test_show_of_a_study_that_runs_has_no_verdict_yet(cli):
     assert "autotune export" not in said
 
 
+@pytest.mark.thorough
 def test_next_commands_name_another_runs_folder(cli):
     make_study(cli.cwd / "elsewhere")
     assert "autotune ui --runs-dir elsewhere" in cli("show", "--runs-dir", "elsewhere").stdout

@@ -58,6 +58,7 @@ def test_words(place: Path, words: list[str]) -> None:
 
 @often
 @given(document=DOCUMENTS)
+@pytest.mark.thorough
 def test_documents(place: Path, document: Any) -> None:
     text = yaml.safe_dump(document, allow_unicode=True)
     (place / "mine" / "made.yaml").write_text(f"# @package _global_\n{text}", encoding="utf-8", errors="surrogatepass")
@@ -69,6 +70,7 @@ def test_documents(place: Path, document: Any) -> None:
 @given(
     content=st.binary(max_size=200) | st.text(alphabet=LETTERS, max_size=200).map(lambda text: text.encode("utf-8", "replace"))
 )
+@pytest.mark.thorough
 def test_bytes_as_files(place: Path, content: bytes) -> None:
     (place / "mine" / "made.yaml").write_bytes(content)
     is_taken("run", "--cfg", "--config-dir", ".", "+mine=made", "model=resnet18")

@@ -17,6 +17,11 @@ from tests.slurm.private import PrivateSlurm, why_not
 
 # Tests of the contract with many rows. The first row always runs; the others are thorough.
 ROWS = ("process_can_be_given", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
+# Tests of the contract whose result could depend on Slurm. They always run; the others are thorough.
+ALWAYS = (
+    "hostile_paths", "cannot_be_started", "whole_tree", "all_ranks", "exit_without", "signal_is_named", "ignore_sigterm",
+    "stop_ends", "newest_whole_line", "short_tail", "masked",
+)  # fmt: skip
 Make = Callable[..., SlurmLauncher]
 
 
@@ -72,4 +77,8 @@ def meeting(slurm: PrivateSlurm) -> dict[str, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks slow tests that show nothing more about Slurm as thorough."""
-    mark_later_rows(items, Path(__file__).parent, ROWS)
+    here = Path(__file__).parent
+    mark_later_rows(items, here, ROWS)
+    for item in items:
+        if item.path == here / "test_contract.py" and not any(words in item.name for words in ALWAYS):
+            item.add_marker(pytest.mark.thorough)

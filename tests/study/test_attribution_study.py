@@ -173,6 +173,7 @@ def test_a_knob_without_which_memory_runs_out_is_needed(planted):
     assert set(summary["best"]["overrides"]) == {"env.A", "env.B", "env.D"}
 
 
+@pytest.mark.thorough
 def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted):
     def failures(number, _):
         return Failure(raises=KeyboardInterrupt) if number == 12 and not study.seen else None
@@ -192,6 +193,7 @@ def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted)
     assert [trial.round for trial in attributed(study) if trial.changed == ALL].count(1) == 1
 
 
+@pytest.mark.thorough
 def test_a_study_killed_while_it_reported_a_part_goes_on_reporting_it(planted, tmp_path):
     study = planted(0.01, minutes=12)
     whole = study.run()
@@ -225,6 +227,7 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
+@pytest.mark.thorough
 def test_without_a_time_limit_it_takes_at_most_twice_as_long_as_the_search(planted):
     study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)
     assert study.run()["status"] == "complete"

@@ -97,6 +97,7 @@ def test_several_objectives_end_in_a_pareto_front(bench, only_modes):
     assert frugal["objectives_ci"]["energy_per_sample"]
 
 
+@pytest.mark.thorough
 def test_a_large_space_with_two_objectives_is_searched_and_proven(bench):
     gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
     power_w = {True: 600.0, False: 200.0}

@@ -134,6 +134,7 @@ def test_a_batch_size_is_said_to_change_the_training_and_one_that_explodes_is_ou
     assert outcomes[256]["reason"].startswith("the loss exploded: 2 at first")
 
 
+@pytest.mark.thorough
 def test_the_search_s_second_half_leaves_out_what_failed(bench):
     surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), compile_s=5.0)
     one = bench(surface, minutes=12)

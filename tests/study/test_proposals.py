@@ -163,6 +163,7 @@ def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
     assert not any("alone on the best" in why for why in whys)
 
 
+@pytest.mark.thorough
 def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch(bench):
     def num_seeds_with_bf16(factor):
         study = bench(

@@ -104,6 +104,7 @@ def by_round(study):
     return rounds
 
 
+@pytest.mark.thorough
 def test_with_many_slots_all_run_in_the_first_pair_and_two_machines_in_the_others(bench):
     budget = ["search.sampler=random", "study.budget.trials=34"]
     study = bench(Surface(**QUIET), *budget, minutes=60, num_slots=32, slots_per_host=8)
@@ -213,6 +214,7 @@ def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
     assert [trial.changed["precision.amp"] for trial in fast] == ["bf16"]
 
 
+@pytest.mark.thorough
 def test_a_budget_in_trials_counts_those_that_run(bench):
     study = bench(Surface(**QUIET), "search.sampler=random", "study.budget.trials=23", minutes=60, num_slots=4)
     study.run()

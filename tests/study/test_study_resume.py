@@ -112,6 +112,7 @@ def test_what_was_cut_off_is_recorded_as_such_and_tried_again_first(bench, tmp_p
     assert "again: trial 4 was not finished" in trials[5].why
 
 
+@pytest.mark.thorough
 def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 3)
@@ -189,6 +190,7 @@ def test_a_complete_study_goes_on_when_it_is_given_more(bench):
     assert "minutes: 12" in study.folder.config_file.read_text()
 
 
+@pytest.mark.thorough
 def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4, why=REPORTED)
@@ -291,6 +293,7 @@ def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, 
     assert resume(study, folder)["status"] == "complete"
 
 
+@pytest.mark.thorough
 def test_a_study_of_a_version_that_did_not_note_the_script_goes_on(bench, tmp_path, script):
     study = script_study(bench, script)
     folder = killed(study, tmp_path)
@@ -325,6 +328,7 @@ def test_another_space_is_refused_and_named(bench, tmp_path):
         resume(study, folder)
 
 
+@pytest.mark.thorough
 def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 1)
@@ -360,6 +364,7 @@ def test_what_the_user_stopped_may_be_tried_again_as_often_as_it_takes(bench):
     assert study.trials[5].outcome is Outcome.ok
 
 
+@pytest.mark.thorough
 def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4)

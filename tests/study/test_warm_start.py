@@ -103,6 +103,7 @@ def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_sil
     assert any("nothing was reused from s: " in notice for notice in study.listener.named("notice"))
 
 
+@pytest.mark.thorough
 def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     terms = ("objective=time_for_samples", "study.samples=1e6")
@@ -173,6 +174,7 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
     assert [source["study"] for source in summary["warm_start"]["sources"]] == ["s"]  # its trials are still readable
 
 
+@pytest.mark.thorough
 def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
     first = bench(Surface(gains=FAST), *tiny)
     first.run()
