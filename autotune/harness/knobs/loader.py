@@ -131,7 +131,7 @@ class LoaderKnobs(KnobHandler):
         return {key: report for key, report in reports.items() if report is not None}
 
     def _report_forked(self) -> Optional[KnobReport]:
-        # Nobody asked for it, but a script that sets the other knobs in its own code needs it, too.
+        # The study did not ask for forked workers. But a script that sets the study's loader knobs in its own code needs them, too.
         training = self._context.loaders.training
         is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
         return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None
