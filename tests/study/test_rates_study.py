@@ -111,3 +111,15 @@ def test_each_part_can_be_left_out(bench, part):
     summary = bench(Surface(gains=FAST), f"search.{part}=false", "study.budget.trials=12", minutes=30).run()
     assert summary["status"] == "complete"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_parallel_trials_do_not_ask_the_same_of_a_failure_twice(bench):
+    def failures(_, knobs):
+        return Failure(error={"type": "RuntimeError", "message": "no bf16"}) if knobs.get("precision.amp") == "bf16" else None
+
+    quiet = Surface(gains=FAST, noise_frac=0.003, half_batch=0.1, loader_per_s=1e4, failures=failures)
+    study = bench(quiet, "study.budget.trials=24", "launch.slots=4", minutes=120, num_slots=4)
+    study.run()
+    assert study.folder.read_study().slots["num"] == 4
+    asking = [trial for trial in study.trials if trial.why.startswith("does bf16 fail?")]
+    assert len(asking) == 1

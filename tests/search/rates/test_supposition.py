@@ -1,0 +1,75 @@
+"""Proposals while trials run: what the running trials are supposed to show."""
+
+import pytest
+
+from autotune.search.rates import Machine, Rules, SamplerOptions, supposition
+from autotune.search.rates.sampler import STOP_AFTER
+from tests.search.rates.test_sampler import (
+    AMP,
+    BATCH,
+    SOME,
+    WORKERS,
+    active,
+    all_configurations,
+    asked,
+    new_study,
+    proposal,
+    rates_of,
+    tell,
+    with_,
+)
+
+BEST = max(rates_of(one)[2] for one in all_configurations())
+
+
+def asked_at_once(study, num):
+    return [asked(study)[1] for _ in range(num)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixteen_trials_at_once_combine_what_is_expected_to_help(seed):
+    """One change at a time reaches at most 0.3 of the optimum here."""
+    first = asked_at_once(new_study([with_()], seed=seed), 16)
+    assert len({tuple(one.items()) for one in first}) == 16
+    assert max(rates_of(one)[2] for one in first) > 0.9 * BEST
+
+
+def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatch):
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 0.0)
+    expert = with_(workers=8, batch=64, amp="bf16")
+    params, found = proposal(new_study([with_()], rules=Rules(active=active, running=lambda: [expert])))
+    assert params != expert
+    assert (params[WORKERS], params[AMP]) == (8, "bf16")
+    assert "workers" not in found.why
+    assert "bf16" not in found.why
+
+
+def test_what_may_run_out_of_memory_is_not_tried_twice_at_once():
+    """A trial of 128 samples needs 1.28 times the memory, but after the smallest batches alone that is not certain."""
+    machine, risky = Machine(num_cores=16, memory_bytes=3e6 * 100), with_(batch=128, workers=8)
+    study = new_study([with_(), with_(batch=16)], machine=machine, rules=Rules(active=active, running=lambda: [risky]))
+    assert 0.01 < study.sampler._memory(study.sampler._history.seen(study), machine).chance(risky) < 0.75
+    first = asked_at_once(study, 6)
+    assert not any(params[BATCH] == 128 and params[AMP] == "off" for params in first)
+    assert any(params[BATCH] == 64 for params in first)
+
+
+def test_some_proposals_avoid_each_new_value_that_runs_in_case_it_fails(monkeypatch):
+    running = [with_(amp="bf16"), with_(amp="bf16", workers=8)]
+    study = new_study([with_()], rules=Rules(active=active, running=lambda: running))
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 1.0)
+    assert {params[AMP] for params in asked_at_once(study, 4)} == {"off"}
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 0.0)
+    assert "bf16" in {params[AMP] for params in asked_at_once(new_study([with_()], rules=study.sampler.rules), 4)}
+
+
+def test_search_does_not_end_because_of_results_that_are_only_supposed():
+    study = new_study([*SOME, with_(batch=128, workers=8, amp="bf16")], options=SamplerOptions())
+    running = [asked(study) for _ in range(4 * STOP_AFTER)]
+    assert not study.sampler.has_nothing_more
+    assert study.sampler.is_provisional
+    for trial, params in running:
+        tell(study, trial, params)
+        if params[WORKERS] and not study.sampler.has_nothing_more:
+            asked(study)
+    assert study.sampler.has_nothing_more, "results came in between"
