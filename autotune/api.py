@@ -204,7 +204,8 @@ def run(
 
     Raises:
         autotune.errors.BadInput: the request is invalid; says why.
-        autotune.errors.NothingWorked: the program does not train, either unchanged or with the settings that are tried first.
+        autotune.errors.NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in
+            the same way.
         autotune.errors.Interrupted: Ctrl-C, or the kernel was interrupted. All measurements are kept: `Study(name)` reads them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """

@@ -134,7 +134,10 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
 
 
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
-    """Returns the knob of one variable, which NCCL_ and the key's last part name; AUTO and UNSET leave the variable unset."""
+    """Returns the knob of one variable.
+
+    Unless `variable` is given, its name is NCCL_ plus the last part of the key. AUTO and UNSET leave the variable unset.
+    """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"
     unless = default if default in (AUTO, UNSET) and not isinstance(default, bool) else None

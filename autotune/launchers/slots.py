@@ -65,7 +65,10 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 
 
 def _turns(gpus: Sequence[str]) -> list[int]:
-    """Returns at which turn each slot gets its cores: in the order of its GPU's NUMA node, if that of every GPU is known."""
+    """Returns each slot's place in the order in which cores are handed out.
+
+    Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known.
+    """
     nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
     order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))
     return [list(order).index(index) for index in range(len(gpus))]

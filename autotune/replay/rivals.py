@@ -167,7 +167,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. For a configuration that is measured already, it reports the result at once."""
+        """Yields the sampler's new proposals. If a configuration is measured already, the sampler gets the result at once."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

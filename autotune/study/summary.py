@@ -225,7 +225,8 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
     """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
 
-    One slow step may dominate a measurement without an interval. So such measurements are used only if none has an interval.
+    One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
+    others.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []

@@ -98,7 +98,7 @@ def _share_text(seconds: float, step_s: float) -> str:
 
 
 def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
-    """Returns rows with their seconds, the most first, from the first of the columns that has values."""
+    """Returns rows with their seconds, longest first. The seconds are from the first of the named columns that has values."""
     name = next((name for name in names if any(row.get(name) for row in rows)), names[-1])
     return sorted(((row, float(row[name] or 0.0)) for row in rows), key=lambda pair: -pair[1])
 
