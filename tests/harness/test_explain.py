@@ -155,7 +155,7 @@ def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[st
     seconds = (trace.steps()[:, 1] - trace.steps()[:, 0]).tolist()
     assert len(all_steps) > len(seconds) == found["steps"] >= MIN_STEPS
     assert max(seconds) < 0.04 < (all_steps[:, 1] - all_steps[:, 0]).max()  # evaluations take 40 ms
-    assert sum(seconds) / len(seconds) <= found["step_s"] < 0.01
+    assert sum(seconds) / len(seconds) <= found["step_s"] < 0.04
 
 
 def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:
