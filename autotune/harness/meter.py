@@ -1,9 +1,9 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
-The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count. They
-are never computed from the median step: loader-bound steps come in bursts of one per worker, and their median is wrong no
-matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends. The interval that
-is reported afterwards accounts for correlated blocks, or is None (interval.py).
+The meter is fed finished steps. A rate is samples divided by wall time, over a number of steps that is a multiple of the
+loader's worker count. It is never computed from the median step: loader-bound steps come in bursts of one per worker, and their
+median is wrong no matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends.
+The interval that is reported afterwards accounts for correlated blocks, or is None (interval.py).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Meter:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds so far that count against the limit of the warm-up. A few long compilations do not, but endless ones do."""
+        """Seconds so far that count against the limit of the warm-up. A few long compilations do not count, endless ones do."""
         return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:

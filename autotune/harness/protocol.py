@@ -273,8 +273,8 @@ class RankResult:
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
-            curve is the mean loss of each of the first optimizer steps, without gradient scaling, None for a loss that is not
-            finite; it is empty if it is not available, and "why_no_curve" says why.
+            curve is the mean loss of each of the first optimizer steps, without gradient scaling; None for a loss that is not
+            finite. If the curve is not available, it is empty, and "why_no_curve" says why.
         scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.
