@@ -38,7 +38,7 @@ class Tried:
     noise: Noise
 
     def gain(self, key: str, value: KnobValue) -> Gain | None:
-        """Returns what setting a knob gains.
+        """Returns the gain from setting a knob.
 
         The gain is measured if the study ran both configurations. Otherwise it is predicted from similar trials, or None if
         that is impossible.

@@ -1,6 +1,6 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
-A window with one and a half cycles has a biased rate. For 200 steps of 10 ms and a pause of a second, the rate was between 5 %
+A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
 too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that took many times
 as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one gap to the end of
 another.

@@ -74,7 +74,7 @@ class Loader:
 
     @property
     def given_batch_sampler(self) -> Any:
-        """The batch sampler it was constructed with; None when there was none or it is gone."""
+        """The batch sampler with which the loader was constructed; None if there was none or it no longer exists."""
         return self._given_batch_sampler()
 
     def made(self, loader: Any) -> None:

@@ -256,7 +256,7 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """Returns the half-width at which to stop; until `promoted_max_s`, a smaller one if the rate may be the best so far."""
+        """Returns the half-width at which to stop. If the rate may be the best so far, it is smaller until `promoted_max_s`."""
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
