@@ -205,8 +205,8 @@ def missing(message: Message) -> list[str]:
     """Returns a problem for each file or folder that the study needs and this machine does not see.
 
     Args:
-        message: "cwd", "program" (the first word of the command), "runs_dir", and "token", a file that the tuner has made
-            in it.
+        message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
+            tuner has made).
     """
     cwd, program, runs_dir = (os.fspath(message[name]) for name in ("cwd", "program", "runs_dir"))
     host = platform.node()
