@@ -271,7 +271,7 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 
 def _answers(scratch: Path, until_s: float) -> list[Looked]:
-    """Returns the processes that have written their stacks to a file; waits for those that have announced it."""
+    """Returns the processes that have written their stacks to a file. Waits for processes whose file is still empty."""
     pattern = STACK_FILE.format(host="*", pid="*")
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Talks to the agent on a node: a transport, one for each engine, starts it; a `Node` exchanges questions and answers."""
+"""Talks to the agent on a node. The engine's transport starts it, and a `Node` exchanges questions and answers with it."""
 
 from __future__ import annotations
 
