@@ -133,7 +133,7 @@ def advice_of(summary: Summary) -> str:
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns why the rate of a baseline or best has no interval, unless `origin_text` says it, as for a single round."""
+    """Returns "no interval", with the reason unless `origin_text` gives it, as it does for a single round of the finals."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 

@@ -34,7 +34,7 @@ def baseline_findings(study: Study) -> Figure:
     """Returns what costs time in the unchanged program."""
     key, title = "baseline-findings", "What costs time in the unchanged program?"
     if study.best == BASELINE:
-        return Figure(key=key, title=title, absent="The best is the unchanged program: see what costs time.")
+        return Figure(key=key, title=title, absent='The best is the unchanged program: see "What costs time?".')
     return _findings(study, BASELINE, key, title)
 
 
