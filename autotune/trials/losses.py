@@ -126,7 +126,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
         reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps{half}"
     elif difference > tolerance_frac:
         above = f"{percent(difference)} above the baseline's loss over {len(own)} steps{half}"
-        reason = f"{above}, at most twice the difference between two runs of the baseline"
+        reason = f"{above}, which is at most twice the difference between two runs of the baseline"
     else:
         reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps{half}"
     return Comparison(
