@@ -40,9 +40,9 @@ class Speedup:
 
     Attributes:
         verdict: "faster", "same" or "ambiguous".
-        ratio: how many times as fast the winner is; None if they were not compared.
+        ratio: how many times as fast the winner is as the baseline; None if the two were not compared.
         low, high: 95 % interval of the ratio; None if there is none.
-        reason: why the verdict is not "faster", or what limits it; "" if there is nothing to say.
+        reason: why the verdict is not "faster", or a caveat; "" for neither.
     """
 
     verdict: str

@@ -178,8 +178,8 @@ MULTIPROCESSING_CONTEXT = Knob(
         "program once (forkserver), or as new interpreters (spawn). It needs loader.num_workers > 0."
     ),
     helps=(
-        "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
-        "keeps memory alive or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
+        "forkserver and spawn: a training process of many gigabytes or threads, where fork takes long to copy page tables, "
+        "holds on to memory or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
@@ -375,7 +375,7 @@ UINT8_TRANSFER = Knob(
         "The device does the arithmetic instead, a few passes over the batch. On a CPU the training process does it, between "
         "the steps; there the knob is tried only when you name its values. If anything else uses the floats before the batch "
         "is moved (RandomErasing after Normalize, MixUp in the collate function), the images are converted as before; if that "
-        "happens for most batches, the knob is not applicable. Images that NumPy converts to floats are not seen. Not measured "
+        "happens for most batches, the knob is not applicable. A conversion to floats by NumPy is not recognised. Not measured "
         "on a GPU yet."
     ),
 )

@@ -19,10 +19,11 @@ from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
 
-# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
-# nodes it only waits until standard input ends. srun passes the link to all tasks, so that happens when the link closes.
+# Shell script that starts the agent on a node. It first checks that the node sees the files, and reports a missing one with
+# the node's name. On a job's other nodes it only waits until standard input ends. srun passes the link to all tasks, so that
+# happens when the link closes.
 _AGENT = (
-    # After the message it waits: srun ends all tasks once one has failed, and may lose what that one has just printed.
+    # After the message, sleep: srun ends all tasks once one has failed, and may lose what the failed task has just printed.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'

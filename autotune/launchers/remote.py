@@ -119,7 +119,7 @@ class RemoteLauncher(Launcher):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left running on the node. See `Launcher.sweep`.
 
-        On other nodes, nothing of it runs any more after link.LEASE_S.
+        What it left on other nodes ends by itself after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:

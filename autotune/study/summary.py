@@ -30,7 +30,7 @@ from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the ratio is from the search, which overstates it"
-CONTRADICTORY = "its repeated measurements contradict each other, and none has an interval"
+CONTRADICTORY = "repeated measurements of one configuration contradict each other, and none of them has an interval"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "start", "spared_s",

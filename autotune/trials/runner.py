@@ -35,7 +35,7 @@ QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this shar
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it counts as another program
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class Request(TrialRequest):
 
     Attributes:
         rules: when to stop measuring.
-        target: loaders to change, from the baseline; None in the baseline itself.
+        target: loaders to change, as the baseline found them; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: a rate that may reach this is measured to a narrower interval; None for never.
         max_s: wall time that the trial may take; None for no limit besides the limits of the phases.
@@ -141,7 +141,7 @@ class TrialRunner:
         """Checks that a trial's files can be written. Waits a little if the disk is full.
 
         Raises:
-            FolderLost: they cannot, which may be why a trial failed.
+            FolderLost: they cannot be written, which may be why a trial failed.
         """
         self._folder.check()
 

@@ -52,7 +52,7 @@ class Explained:
             self._pass.begin()
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called if the program evaluated its model since the last step: when this step ends, or when the next epoch begins."""
+        """Called at the end of a step in which the program evaluated its model, or when an epoch begins after an evaluation."""
         if self._has_begun:
             self._pass.leave_out(samples, wait_s)
 

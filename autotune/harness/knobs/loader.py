@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
-OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if more workers would yield more data
+OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if each worker would yield the whole stream
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
 WITHOUT_WORKERS = {
@@ -212,7 +212,7 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 
 def start_method(context: Any) -> str:
-    """Returns how workers are started by a multiprocessing_context, None for the default: "fork", "forkserver" or "spawn"."""
+    """Returns "fork", "forkserver" or "spawn": how a multiprocessing_context (None for the default one) starts workers."""
     # Without allow_none, this would fix the default, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])

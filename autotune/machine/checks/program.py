@@ -90,7 +90,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels for each GPU's architecture, or for an older minor version of it, or PTX to compile."""
+    """Checks that torch can run on each GPU: with kernels for its architecture or an older minor version of it, or with PTX."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []

@@ -19,7 +19,7 @@ from autotune.report.study import Study
 MAX_SHOWN = 12  # rows of a chart; the table has more
 SECONDS, SHARE = "seconds", "share"  # placeholders for the columns with a row's seconds, and with their share of a whole step
 MAX_LABEL_CHARS = 90  # of a label in a chart; the table has the whole name
-MAX_KINDS = 6  # of operators that are named
+MAX_KINDS = 6  # the sentence names at most this many kinds of operators
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
 # Parts of a kernel's name that say little: C++ namespaces and casts, and the layout of cuDNN kernels.
 _OMITTED = re.compile(
@@ -104,7 +104,7 @@ def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
 
 
 def _chart(rows: _Ranked, name: str, step_s: float) -> Bars:
-    """Returns the chart. Rows with the same name but other shapes are combined; a kernel's operator is its note."""
+    """Returns the chart. Rows that differ only in shapes are combined. The note of a kernel names its operator."""
     seconds = defaultdict[str, float](float)
     launchers = {str(row[name]): str(row["operator"]) for row, _ in reversed(rows)} if name == "kernel" else {}
     for row, row_s in rows:

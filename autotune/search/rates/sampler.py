@@ -37,8 +37,8 @@ RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number 
 REFIT_TIMES = 1.01
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
-MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
-MOST_EXAMINED = 5  # a forecast without the trial is made for this many trials, those furthest below the forecast
+MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
+MOST_EXAMINED = 5  # this many trials, those furthest below their forecast, get a second forecast from the other trials alone
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = self._told_alone = ""
         self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
         self.is_exhausted = self.is_held_back = False
-        # The matrices are small, so several threads gain nothing, and while trials use the cores they wait for each other.
+        # The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
         self._blas = ThreadpoolController().select(user_api="blas")
 
     @property
@@ -259,7 +259,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
         coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
-        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else the last one has its tables already
+        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else reuse the last one with its tables
             self._last_coding = coding
         return self._last_coding
 
