@@ -14,7 +14,6 @@ from optuna.distributions import BaseDistribution
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from threadpoolctl import ThreadpoolController
 
 from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
@@ -108,8 +107,6 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = self._told_alone = ""
         self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
         self.is_exhausted = self.is_held_back = False
-        # The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
-        self._blas = ThreadpoolController().select(user_api="blas")
 
     @property
     def has_nothing_more(self) -> bool:
@@ -155,8 +152,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns the proposal's knobs."""
         why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
         if not why and search_space:
-            with self._blas.limit(limits=1):
-                found = self._keep(trial.number, self._propose(study, trial, search_space))
+            found = self._keep(trial.number, self._propose(study, trial, search_space))
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)
