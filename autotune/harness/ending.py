@@ -231,7 +231,7 @@ def _end_daemons() -> None:
 
 
 def _fork_server() -> List[int]:
-    # It ends by itself, but its socket is in this process's folder.
+    # The fork server ends by itself, but its socket is in this process's folder.
     module = sys.modules.get("multiprocessing.forkserver")
     pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
     return [] if pid is None else [pid]

@@ -87,8 +87,8 @@ MKL = Knob(
     ),
     helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores together with torch's own threads.",
     hurts=(
-        "torch built with MKL also uses this number for all of its operators. It has precedence over threads.omp, and "
-        "threads.intra over both: tune one of the three."
+        "torch built with MKL also uses this number for all of its operators. Of the three knobs, threads.intra has "
+        "precedence, then threads.mkl, then threads.omp: tune only one of them."
     ),
 )
 

@@ -1,7 +1,7 @@
 """Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
-time. This process guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
+time. The keeper guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
 trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the
 lease is released. It also records which files the trial's processes write. It is a separate process, so that files stay
 guarded if the tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the

@@ -286,7 +286,7 @@ class LocalRunning(Running):
                 self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
-        """Ends the trial without the supervisor if that was killed or does not end the trial in time."""
+        """Ends the trial without the supervisor if the supervisor was killed or does not end the trial in time."""
         graces = self._graces
         patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
         if self._cause is not None and now_s - self._cause_s > patience_s:

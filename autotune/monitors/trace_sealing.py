@@ -61,7 +61,7 @@ def _text_of(path: Path) -> tuple[str, bool]:
 
 
 def _masked(mask: Mask, string: str) -> str:
-    """Returns a JSON string with its content masked; both include the quotes."""
+    """Returns a JSON string with its content masked. Argument and result include the quotes."""
     try:
         text = str(json.loads(string, strict=False))
     except ValueError:

@@ -51,8 +51,8 @@ class Request(TrialRequest):
         ends_s: moment on the study's clock at which the trial must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
-        first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. A comparison of losses has
-            mode, seed, max_steps and max_s; a pass of explain has mode and explain.
+        first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. They are
+            `mode`, `seed`, `max_steps` and `max_s` for a comparison of losses, `mode` and `explain` for a pass of explain.
         skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
         is_fixed: whether a fixed version of the study's program runs, see `explain --fixed`.
     """
@@ -209,7 +209,7 @@ class TrialRunner:
         self.leave_s = min(LEAVE_S + leave_s(baseline), LEAVE_MAX_S)
 
     def _most_s(self, request: Request, earlier: TrialRecord | None) -> float | None:
-        """Returns the launcher's wall-time limit for a trial. This process enforces earlier deadlines."""
+        """Returns the wall-time limit that the launcher enforces. The tuner itself ends the trial at `request.ends_s`."""
         if request.max_s is None:
             return None
         if request.ends_s is None:  # the baseline: both attempts share its time
@@ -276,7 +276,7 @@ class TrialRunner:
         """Checks that the program runs with the same torch and on the same device as the study's other trials."""
         found = finished.results[0].facts if finished.results else {}
         changes = [
-            f"{name} was {self.program[name]!r}, is {found[name]!r}"
+            f"{name} {found[name]!r} instead of {self.program[name]!r}"
             for name in MADE_OF
             if self.program.get(name) and found.get(name) and self.program[name] != found[name]
         ]

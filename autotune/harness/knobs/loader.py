@@ -150,13 +150,13 @@ class LoaderKnobs(KnobHandler):
         if observed != value:
             is_known = self._context.spec.target is not None
             missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
-            why = f"the training loader{missed} has {observed!r}, {value!r} was requested"
+            why = f"{value!r} was requested, but the training loader{missed} has {observed!r}"
             return KnobReport(OVERRIDDEN, why, observed)
         if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
             return KnobReport(NOT_APPLICABLE, UNSHARED, observed)
         if key == PREFIX + "batch_size" and not _yields(training, value):
             seen = int(training.largest_batch)
-            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was requested"
+            why = f"{value!r} was requested, but the program's own batch sampler yields batches of {seen}"
             return KnobReport(OVERRIDDEN, why, seen)
         return KnobReport(APPLIED, "", observed)
 
