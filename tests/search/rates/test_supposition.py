@@ -1,8 +1,13 @@
 """Proposals while trials run: what the running trials are supposed to show."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from autotune.search.rates import Machine, Rules, SamplerOptions, supposition
+from autotune.search.rates import Rules, SamplerOptions, supposition
+from autotune.search.rates.failure_model import Proven
+from autotune.search.rates.history import Seen
 from autotune.search.rates.sampler import STOP_AFTER
 from tests.search.rates.test_sampler import (
     AMP,
@@ -28,7 +33,6 @@ def asked_at_once(study, num):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sixteen_trials_at_once_combine_what_is_expected_to_help(seed):
-    """One change at a time reaches at most 0.3 of the optimum here."""
     first = asked_at_once(new_study([with_()], seed=seed), 16)
     assert len({tuple(one.items()) for one in first}) == 16
     assert max(rates_of(one)[2] for one in first) > 0.9 * BEST
@@ -44,14 +48,15 @@ def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatc
     assert "bf16" not in found.why
 
 
-def test_what_may_run_out_of_memory_is_not_tried_twice_at_once():
-    """A trial of 128 samples needs 1.28 times the memory, but after the smallest batches alone that is not certain."""
-    machine, risky = Machine(num_cores=16, memory_bytes=3e6 * 100), with_(batch=128, workers=8)
-    study = new_study([with_(), with_(batch=16)], machine=machine, rules=Rules(active=active, running=lambda: [risky]))
-    assert 0.01 < study.sampler._memory(study.sampler._history.seen(study), machine).chance(risky) < 0.75
-    first = asked_at_once(study, 6)
-    assert not any(params[BATCH] == 128 and params[AMP] == "off" for params in first)
-    assert any(params[BATCH] == 64 for params in first)
+def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
+    safe, risky = with_(batch=64), with_(batch=128)
+    forecast = SimpleNamespace(supposed=lambda some: [Seen(params=params, rate=1.0) for params in some])
+    memory = SimpleNamespace(fits=lambda params: params[BATCH] < 128)
+    found = supposition.supposition(
+        [safe, risky], SimpleNamespace(knobs=[]), forecast, memory, Proven([safe]), np.random.default_rng(0)
+    )
+    assert [one.params for one in found.ended] == [safe]
+    assert [(one.params, one.is_out) for one in found.out] == [(risky, True)]
 
 
 def test_some_proposals_avoid_each_new_value_that_runs_in_case_it_fails(monkeypatch):
