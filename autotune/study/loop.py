@@ -299,6 +299,7 @@ class _Study:
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = space.baseline  # only now is it known what the program sets by itself
+        session.recount()
         self._take_over()
         self._budget.reserve(record)
         if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
@@ -333,7 +334,7 @@ class _Study:
     def _take_over(self) -> None:
         """Reuses results of earlier studies before the search begins. A resumed study keeps the results that it began with."""
         session, inputs = self._session, self._inputs
-        is_new = not session.about.warm_start and len(session.searched) <= 1
+        is_new = not session.about.warm_start and session.num_searched <= 0
         if is_new and not inputs.is_recording:
             session.about.noise = noise.as_json(earlier_noise(session)) or {}
         session.earlier_noise = noise.from_json(session.about.noise)

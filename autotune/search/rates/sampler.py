@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
-from autotune.search.rates.history import History, Seen, thinned
+from autotune.search.rates.history import History, Known, Seen
 from autotune.search.rates.memory import MemoryModel
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
@@ -51,10 +51,9 @@ class _Recent(Generic[T]):
         self._key: tuple[Any, ...] = ()
         self._num = 0
 
-    def get(self, known: Sequence[Seen], fit: Callable[[], T], **key: Any) -> T:
+    def get(self, known: Known, fit: Callable[[], T], **key: Any) -> T:
         """Returns the model, fitted anew if a trial has run out of memory since, or if anything in `key` has changed."""
-        num, num_out = sum(not one.is_running for one in known), sum(one.is_out for one in known)
-        now = (num_out, known[:1], key)
+        num, now = known.num_finished, (known.num_out, known.earliest, key)
         if self._model is None or now != self._key or not self._num <= num < REFIT_TIMES * self._num - 1:
             self._model, self._num, self._key = fit(), num, now
         return self._model
@@ -106,7 +105,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._memory_model: _Recent[MemoryModel] = _Recent()
         self._supposing: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
-        self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
+        self._asked: tuple[int, str, Known] = -1, "", Known([])  # number of the last trial, why not to propose, all trials
         self.is_exhausted = self.is_held_back = False
         # The matrices are small, so several threads gain nothing, and while trials use the cores they wait for each other.
         self._blas = ThreadpoolController().select(user_api="blas")
@@ -143,7 +142,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns the search space, or the fallback's if the fallback proposes."""
-        self._asked = trial.number, self._why_not(study)
+        self._asked = self._read(study, trial)
         if why := self._asked[1]:
             self._keep(trial.number, Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True))
             return self._fallback.infer_relative_search_space(study, trial)
@@ -153,10 +152,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Returns the proposal's knobs."""
-        why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
+        _, why, known = self._asked if self._asked[0] == trial.number else self._read(study, trial)
         if not why and search_space:
             with self._blas.limit(limits=1):
-                found = self._keep(trial.number, self._propose(study, trial, search_space))
+                found = self._keep(trial.number, self._propose(study, known, search_space))
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)
@@ -184,11 +183,15 @@ class RatesSampler(optuna.samplers.BaseSampler):
             del self._proposed[next(iter(self._proposed))]
         return found
 
+    def _read(self, study: optuna.Study, trial: FrozenTrial) -> tuple[int, str, Known]:
+        """Returns a trial's number, why this sampler cannot propose it ("" if it can), and the other trials."""
+        known = self._history.seen(study, without=trial.number)
+        return trial.number, self._why_not(study), known
+
     def _why_not(self, study: optuna.Study) -> str:
-        """Returns why this sampler cannot propose; "" if it can."""
+        """Returns why this sampler cannot propose, judging by the trials that were read last; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
-        self._history.seen(study)
         if not self._history.num_rates or study.direction is not StudyDirection.MAXIMIZE:
             return "no rates are known"
         ratios = self._history.ratios
@@ -196,11 +199,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return "the objective is not the rate"
         return ""
 
-    def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
-        known = self._history.seen(study, without=trial.number)
-        within = {names for names in {one.names for one in known} if names <= distributions.keys()}
-        known = [one for one in known if one.names in within]
-        machine = self._machine(study)
+    def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
+        known, machine = known.within(distributions.keys()), self._machine(study)
         coding = self._coding(distributions, known)
         forecast = self._forecast(coding, known, machine)
         step = Step(
@@ -232,21 +232,21 @@ class RatesSampler(optuna.samplers.BaseSampler):
         highest forecast is returned; None if there is none.
         """
         space = self._shared(study)
-        known = [one for one in self._history.seen(study) if one.rate is not None and one.params.keys() <= space.keys()]
+        known = self._history.seen(study).within(space.keys()).rated
         if self._why_not(study) or len(known) < MIN_SPREAD_TRIALS:
             return None
-        machine, coding = self._machine(study), self._coding(space, known)
+        machine, coding = self._machine(study), self._coding(space, Known(known))
         codes = coding.encode([one.params for one in known])
         rates = np.log([one.rate or 1.0 for one in known])
         winners = [place for place, one in enumerate(known) if one.may_win and self.rules.may_win(one.params)]
         if not winners:
             return None
-        means = self._forecast(coding, known, machine).expected(codes, codes[:1]).mean
+        means = self._forecast(coding, Known(known), machine).expected(codes, codes[:1]).mean
         times = Counter(map(bytes, codes))
         suspects = [place for place in winners if times[bytes(codes[place])] == 1 and rates[place] < max(rates[winners])]
         found: tuple[float, Params] | None = None
         for place in sorted(suspects, key=lambda place: rates[place] - means[place])[:MOST_EXAMINED]:
-            others = self._forecast(coding, [*known[:place], *known[place + 1 :]], machine)
+            others = self._forecast(coding, Known([*known[:place], *known[place + 1 :]]), machine)
             expected = others.expected(codes[[place]], codes[[place]])
             mean, spread = float(expected.mean[0]), math.hypot(float(expected.own_spread[0]), others.spread)
             is_far = mean - rates[place] > max(MIN_DOUBTED, DOUBTED * spread)
@@ -257,8 +257,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _shared(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         return dict(self._distributions or self._shared_space.calculate(study))
 
-    def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
-        coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
+    def _coding(self, distributions: Mapping[str, BaseDistribution], known: Known) -> Coding:
+        coding = Coding(distributions, known.values, self.rules.ladders)
         if self._last_coding is None or coding.levels != self._last_coding.levels:  # else the last one has its tables already
             self._last_coding = coding
         return self._last_coding
@@ -273,33 +273,32 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _machine(self, study: optuna.Study) -> Machine:
         return from_json(study.user_attrs.get(MACHINE) or {}, Machine)
 
-    def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
+    def _memory(self, known: Known, machine: Machine) -> MemoryModel:
         def fitted() -> MemoryModel:
-            return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
+            return MemoryModel(known.peaks, capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
 
         return self._memory_model.get(known, fitted, machine=machine)
 
-    def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
+    def _forecast(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast. Running trials count as if they had ended as expected, so that they are not proposed again."""
-        running = [one.params for one in known if one.is_running]
-        if not running:
+        if not known.running:
             return self._fitting(coding, known, machine)
         is_due = len(known) >= RESCALE_TIMES * self._num_scaled
         first = self._supposing.get(
             known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
         )
-        return self._fitted(coding, [*known, *first.supposed(running)], machine, may_decompose=first.is_decomposed)
+        supposed = first.supposed([one.params for one in known.running])
+        return self._fitted(coding, known, machine, supposed=supposed, may_decompose=first.is_decomposed)
 
-    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
+    def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
-        num_rates = sum(one.rate is not None for one in known)
         if not forecast.is_decomposed:
             is_wanted = self.options.decomposition
             self._why_alone = "too little is known of device and loader" if is_wanted else "search.decomposition=false"
             return forecast
         self._why_alone = ""
-        if num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
+        if len(known.rated) < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
             return forecast
         alone = self._fitted(coding, known, machine, may_decompose=False)
         if alone.spread >= forecast.spread:
@@ -307,19 +306,21 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = "device and loader do not explain them"
         return alone
 
-    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> AveragedForecast:
-        kept = thinned([one for one in known if one.rate is not None], most=MOST_TRIALS)
+    def _fitted(
+        self, coding: Coding, known: Known, machine: Machine, *, may_decompose: bool, supposed: Sequence[Seen] = ()
+    ) -> AveragedForecast:
+        num = len(known) + len(supposed)
         fitted = AveragedForecast(
             coding,
-            kept,
+            known.measured(supposed, most=MOST_TRIALS),
             machine,
             may_decompose=may_decompose,
             gains=self.rules.gains,
             spreads=self.rules.spreads,
-            scales=self._scales if len(known) < RESCALE_TIMES * self._num_scaled else None,
+            scales=self._scales if num < RESCALE_TIMES * self._num_scaled else None,
         )
-        if len(known) >= RESCALE_TIMES * self._num_scaled:
-            self._num_scaled, self._scales = len(known), {}
+        if num >= RESCALE_TIMES * self._num_scaled:
+            self._num_scaled, self._scales = num, {}
         for waiting, found in fitted.scales.items():
             self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
         return fitted

@@ -13,9 +13,8 @@ from scipy.special import ndtr
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, scale
-from autotune.search.rates.history import Seen
+from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
@@ -92,21 +91,19 @@ class Step:
         pool: Pool,
         forecast: AveragedForecast,
         memory: MemoryModel | None,
-        known: Sequence[Seen],
+        known: Known,
         rules: Rules,
         options: SamplerOptions,
         rng: np.random.Generator,
     ) -> None:
         self._coding, self._pool, self._forecast, self._memory = coding, pool, forecast, memory
         self._rules, self._options, self._rng = rules, options, rng
-        measured = sorted((one for one in known if one.rate is not None), key=lambda one: -(one.rate or 0.0))
-        able = (one for one in measured if one.may_win and rules.may_win(one.params))
-        winners = list(itertools.islice(able, MOST_WINNERS)) or measured[:MOST_WINNERS]
+        able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
+        winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
         self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
-        self._tried, proven = pool.tried(known)
-        failed = [one for one in known if one.rate is None and not one.is_out and not one.is_running]
-        self._failed = coding.encode([one.params for one in failed[-MOST_FAILED:]])
-        self._failure_model = FailureModel(proven, [one.suspected for one in failed])
+        self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
+        pool.read(known)
+        self._failure_model = pool.failure_model(known)
         self.is_held_back = False  # whether candidates were left out because of memory
 
     def propose(self) -> Proposed | None:
@@ -161,8 +158,8 @@ class Step:
     def _wanted(self, best: Codes) -> Codes:
         """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
-        is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
-        return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
+        may_work = self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)
+        return np.asarray(codes[self._pool.are_new(codes) & may_work])
 
     def _promising_failures(self, best: Codes) -> Codes:
         """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
