@@ -49,7 +49,7 @@ class Pool:
         for one in new:
             if one.rate is not None:
                 self._proven.add(one.params)
-        self._running = {id(one): self._running.get(id(one)) or (one, *self._bytes([one])) for one in known.running}
+        self._running = {id(one): self._running.get(id(one)) or (one, self._bytes([one])[0]) for one in known.running}
         self._codes_running = {code for _, code in self._running.values()}
 
     def failure_model(self, known: Known) -> FailureModel:

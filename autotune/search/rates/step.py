@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.search.rates import explain
@@ -207,7 +208,7 @@ class Step:
             return np.ones(len(codes))
         return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
 
-    def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
+    def _is_worth_compiling(self, codes: Codes, best: Codes) -> NDArray[np.bool_]:
         """Whether each configuration is worth a compilation, or needs none.
 
         A configuration without costly values needs no compilation. A configuration is worth a compilation if it equals one of
@@ -229,7 +230,7 @@ class Step:
         return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
 
 
-def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> Array:
+def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> NDArray[np.bool_]:
     """Returns whether each configuration equals one of the others in the given columns."""
     known = {row.tobytes() for row in others[:, columns]}
     return np.array([row.tobytes() in known for row in codes[:, columns]], dtype=bool)
