@@ -6,9 +6,10 @@
 
 Victims, blows and moments are random. A victim is a trial's first process, one of its ranks or loader workers, the warm
 server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
-With --slurm it may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are
-started again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or
-send it five SIGTERMs at once.
+"everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. With --slurm,
+a victim may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are started
+again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or send it
+five SIGTERMs at once.
 
 With --stub, trials take less than a second and hardly any CPU. So there is no warm server, but everything else is the same.
 The stub's speed is known, so a verdict other than that bf16 is 1.5 times as fast is wrong, too.
@@ -66,7 +67,8 @@ OPTIONS = [
 ]  # fmt: skip
 STUB_OPTIONS = ["study.budget.trials=40", "search.stop=false", "explain.auto=false"]  # a stub has no steps to explain
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
-VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui")
+EVERYTHING = "everything"
+VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui", EVERYTHING)
 BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
 STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
 NUM_SIGTERM = 5
@@ -246,7 +248,7 @@ class Victimized:
             if not self._kills or not from_s <= now_s < self._deadline_s or not self.folder.study_file.exists():
                 continue
             if self._hit(drawn, blow, tuner):
-                if drawn == "tuner" and blow != "SIGSTOP":
+                if drawn == EVERYTHING or (drawn == "tuner" and blow != "SIGSTOP"):
                     tuner.wait()
                     return False
                 drawn, blow, from_s = self._draw()
@@ -264,6 +266,10 @@ class Victimized:
             self._note(f"SIGKILL for {name}")
             self._slurm.kill(DAEMONS[name], for_s=self._rng.uniform(*DOWN_S))
             blow = "SIGKILL"
+        elif name == EVERYTHING:
+            self._note("SIGKILL for everything")
+            self._kill_everything(tuner)
+            blow = "SIGKILL"
         else:
             try:
                 victim = self._rng.choice(self._victims(tuner)[name])
@@ -280,6 +286,16 @@ class Victimized:
         self._kills -= 1
         self._toll.kills[name if blow == "SIGKILL" else f"{name} ({blow})"] += 1
         return True
+
+    def _kill_everything(self, tuner: subprocess.Popen[bytes]) -> None:
+        """Kills the tuner and all processes below it and the agents, as good as at once: they are stopped before."""
+        roots = [psutil.Process(tuner.pid), *self._agents()]
+        for send in (psutil.Process.suspend, psutil.Process.suspend, psutil.Process.kill):  # twice: children may be new
+            for root in roots:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for process in (root, *root.children(recursive=True)):
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            send(process)
 
     def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
         """Returns {kind of victim: its processes}: only processes that this tuner has started, directly or indirectly."""
@@ -350,13 +366,12 @@ class Victimized:
 
     def _temporary(self) -> list[Path]:
         """Returns the temporary files that autotune has left."""
-        left = [path for path in (self._cwd / "tmp").iterdir() if not path.name.startswith(OF_LIBRARIES)]
-        return [
-            *left,
-            *self._cwd.glob(".*.tmp"),
-            *self.folder.path.rglob("*.tmp"),
-            *self.folder.path.parent.glob(".mlflow.db.*"),
-        ]
+        left, runs = (
+            [path for path in (self._cwd / "tmp").iterdir() if not path.name.startswith(OF_LIBRARIES)],
+            self.folder.path.parent,
+        )
+        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *runs.glob(".autotune-*"))
+        return [*left, *self._cwd.glob(".*.tmp"), *of_study, *of_runs]
 
     def _verify(self) -> None:
         """Measures the study's claim again, undisturbed."""
