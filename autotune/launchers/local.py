@@ -105,6 +105,7 @@ class LocalLauncher(Launcher):
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
         _end_and_clean(lambda: _left_by(study, name), self._graces)
+        shared_memory.remove_left(study)
         return lines
 
     def close(self) -> None:
@@ -225,6 +226,7 @@ class LocalRunning(Running):
             if not self._is_gone:
                 self._look_after_supervisor(now_s)
             if self._cause is not None and self._is_gone:
+                shared_memory.forget(self._folder)
                 self._ended = self._report()
         return self._ended
 
@@ -250,6 +252,7 @@ class LocalRunning(Running):
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
+                shared_memory.note(self._folder, message["processes"])
             case "exited":
                 self._exited_s = now_s
                 self._own_exit = message["status"] if message["is_own"] else None

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.errors import AutotuneError
 from autotune.failures import classify
-from autotune.launchers import local
+from autotune.launchers import local, shared_memory
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.records import Outcome
 from tests.launchers.test_local import TUNER
@@ -94,6 +94,22 @@ def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launc
         time.sleep(0.02)
     wait(running)
     assert not (SHM / f"torch_{pid}_4711_0").exists()
+
+
+def test_processes_are_listed_while_they_run_for_when_supervisor_and_tuner_are_killed(launcher, folder, study):
+    running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
+    listed = folder / shared_memory.LIST_FILE
+    while not listed.exists():
+        assert running.poll() is None
+    supervisor_of(study).kill()
+    for _ in range(500):
+        if not is_alive(pid):
+            break
+        time.sleep(0.02)
+    launcher.sweep(study)  # as a resumed study does; this tuner has not polled yet
+    assert not (SHM / f"torch_{pid}_4711_0").exists()
+    wait(running)
+    assert not listed.exists()
 
 
 def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher, folder, study):
