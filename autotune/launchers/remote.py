@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import os
+import platform
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ from autotune.launchers.link import LinkLost, Message
 from autotune.launchers.local import Graces, signals_held
 from autotune.launchers.messages import Watched, from_launch, to_ended, to_watched
 from autotune.launchers.node_watch import NodeWatch
+from autotune.launchers.process_tree import is_taken
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
 from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
@@ -334,10 +337,18 @@ def _check_version(hello: Message) -> None:
 
 @contextlib.contextmanager
 def _token(runs_dir: Path) -> Iterator[str]:
-    """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields its name."""
+    """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields its name.
+
+    Removes the files of killed processes of this host.
+    """
+    prefix = f".autotune-{platform.node()}-"
     try:
         runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=".autotune-") as file:
+        for left in runs_dir.glob(f"{glob.escape(prefix)}*-*"):
+            pid = left.name.removeprefix(prefix).partition("-")[0]
+            if pid.isdecimal() and not is_taken(int(pid)):
+                left.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=f"{prefix}{os.getpid()}-") as file:
             yield Path(file.name).name
     except OSError as error:
         raise BadInput(
