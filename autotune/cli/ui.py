@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -113,7 +113,7 @@ def _bring_up_to_date(runs: Path) -> None:
     # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with(os.getpid())
     )
     try:
         child.wait()
@@ -134,7 +134,7 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,  # so that the server can be ended as one group, and Ctrl-C reaches only autotune
-        preexec_fn=_die_with_parent,
+        preexec_fn=_die_with(os.getpid()),
         umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
     )
 
@@ -143,8 +143,16 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGTERM)
+def _die_with(parent: int) -> Callable[[], None]:
+    """Returns what a forked child calls first, so that it ends with this process, whose id is `parent`."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the call
+            os._exit(1)
+
+    return prepare
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -1,8 +1,10 @@
 """Runs the real `autotune ui`, and reads a study's pages in a browser."""
 
 import json
+import os
 import re
 import signal
+import subprocess
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.cli.ui import _die_with
 from autotune.report.writing import write_report
 from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
@@ -138,3 +141,10 @@ def test_a_servers_address_is_named_not_served_again(cli):
     assert ended.returncode == 0
     assert "http://***@server:5000" in ended.stdout
     assert not Path(cli.cwd / "runs").exists()
+
+
+def test_a_server_whose_parent_died_before_it_could_look_ends_at_once():
+    with subprocess.Popen(["sleep", "600"], preexec_fn=_die_with(os.getppid())) as orphan:
+        assert orphan.wait(10) == 1
+    with subprocess.Popen(["true"], preexec_fn=_die_with(os.getpid())) as child:
+        assert child.wait(10) == 0
