@@ -532,3 +532,10 @@ def test_copies_that_a_killed_keeper_left_are_removed(files, cwd):
     files.end()
     left = {entry.name for entry in cwd.iterdir() if entry.is_file()}
     assert left == {"best.pt", f".best.pt.{os.getpid()}.tmp", f".mine.pt.{dead.pid}.tmp"}
+
+
+def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    monkeypatch.setattr("autotune.launchers.user_files.Keeper.ask", lambda *_: None)
+    files.begin([], str(cwd), place_of(cwd))
+    assert list(files.end().unguarded) == [str(cwd / "best.pt")]
