@@ -76,9 +76,11 @@ UI_EVERY_S = 15.0  # shortest time between two starts of `autotune ui`, which ea
 DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
 ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
+SELDOM, SELDOM_WEIGHT = ("tuner", EVERYTHING), 0.5  # after these, it takes seconds until a trial runs again
 PAUSE_S, STUB_PAUSE_S = (0.2, 3.0), (0.1, 1.0)  # shortest and longest pause between two kills
 LOOK_S = 0.05  # between two looks for the drawn victim, which read the whole process list
-PATIENCE_S, STUB_PATIENCE_S = 4.0, 1.0  # how long to wait for the drawn victim to exist: no trial runs while the tuner starts
+# How long to wait for the drawn victim to exist. Trials come back when the tuner has started, but the tracker may not.
+PATIENCE_S, LASTING, LASTING_PATIENCE_S = 20.0, ("warm server", "tracker", "ui"), 1.0
 LAST_PROCESS_S = LAST_S + 20.0  # time for the last processes to exit after a study, including the tracker
 MAX_STARTS_WITHOUT_A_KILL = 5  # after this many studies in a row without a kill, the benchmark gives up
 # Temporary files that torch and Python leave behind if they are killed by SIGKILL, in a real run as well.
@@ -184,9 +186,10 @@ class Victimized:
         own = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
         self._environment = {**own, "TMPDIR": str(temporary)}
         self._slurm, self._is_stub, self._options = slurm, is_stub, [*OPTIONS, *(STUB_OPTIONS if is_stub else [])]
-        self._pause_s, self._patience_s = (STUB_PAUSE_S, STUB_PATIENCE_S) if is_stub else (PAUSE_S, PATIENCE_S)
+        self._pause_s = STUB_PAUSE_S if is_stub else PAUSE_S
         missing = {*(["rank"] if ranks == 1 else []), *(["warm server"] if ranks > 1 or is_stub or slurm else [])}
         self._kinds = [name for name in VICTIMS if name not in missing]
+        self._tuner: subprocess.Popen[bytes] | None = None
         self._ui: subprocess.Popen[bytes] | None = None
         self._next_ui_s = 0.0
         if slurm:
@@ -215,11 +218,11 @@ class Victimized:
         try:
             self._attack_all(budget)
         finally:
+            for process in filter(None, (self._tuner, self._ui)):
+                process.terminate()
+                process.wait()
             other.kill()
             other.wait()
-            if self._ui:
-                self._ui.terminate()
-                self._ui.wait()
         self._toll.spoiled += (self._cwd / "other.log").read_text().splitlines()
         self._close()
         return self._kills
@@ -239,6 +242,7 @@ class Victimized:
 
     def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
         """Kills processes of the study until the tuner has ended; returns whether the tuner ended by itself."""
+        self._tuner = tuner
         drawn, blow, from_s = self._draw()
         while tuner.poll() is None:
             time.sleep(LOOK_S)
@@ -252,13 +256,18 @@ class Victimized:
                     tuner.wait()
                     return False
                 drawn, blow, from_s = self._draw()
-            elif now_s > from_s + self._patience_s:
+            elif now_s > from_s + (LASTING_PATIENCE_S if drawn in LASTING else PATIENCE_S):
                 drawn, blow, from_s = self._draw()
         return True
 
     def _draw(self) -> tuple[str, str, float]:
         """Returns the next victim and blow, and the earliest moment for it."""
-        return self._rng.choice(self._kinds), self._rng.choice(BLOWS), time.monotonic() + self._rng.uniform(*self._pause_s)
+        weights = [SELDOM_WEIGHT if kind in SELDOM else 1.0 for kind in self._kinds]
+        return (
+            self._rng.choices(self._kinds, weights)[0],
+            self._rng.choice(BLOWS),
+            time.monotonic() + self._rng.uniform(*self._pause_s),
+        )
 
     def _hit(self, name: str, blow: str, tuner: subprocess.Popen[bytes]) -> bool:
         """Hits a process of this kind; returns whether there was one."""
@@ -531,6 +540,7 @@ def main() -> int:
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
     parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the study, too
     earlier = read(asked.file)
     before = sum(earlier, Toll())
     kills_left, seed, made = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier), Toll()

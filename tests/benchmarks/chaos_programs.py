@@ -88,8 +88,8 @@ save()
 time.sleep(0.1 + 0.4 * int.from_bytes(os.urandom(1), "big") / 256)
 rate = 300.0 * ({RATIO} if spec["knobs"].get("precision.amp") == "bf16" else 1.0)
 wobble = [1.0, 0.99, 1.01, 0.995, 1.005, 1.0]
-window = {{"steps": 20, "seconds": 2.0, "samples": 2.0 * rate, "rate_per_s": rate, "block_rates_per_s": [rate * w for w in wobble],
-          "half_width_frac": 0.01, "is_steady": True, "reason": ""}}
+window = {{"steps": 20, "seconds": 2.0, "samples": 2.0 * rate, "rate_per_s": rate,
+          "block_rates_per_s": [rate * w for w in wobble], "half_width_frac": 0.01, "is_steady": True, "reason": ""}}
 observed = {{"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "layout.channels_last": False,
             "threads.intra": 2}}
 worker.kill()
