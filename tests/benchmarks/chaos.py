@@ -65,14 +65,14 @@ OPTIONS = [
     "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8", "measure.quiet=false",
     *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
 ]  # fmt: skip
-STUB_OPTIONS = ["study.budget.trials=40", "search.stop=false", "explain.auto=false"]  # a stub has no steps to explain
+STUB_OPTIONS = ["study.budget.trials=100", "search.stop=false", "explain.auto=false"]  # a stub has no steps to explain
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
 EVERYTHING = "everything"
 VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui", EVERYTHING)
 BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
 STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
 NUM_SIGTERM = 5
-UI_EVERY_S = 15.0  # shortest time between two starts of `autotune ui`, which each take seconds of CPU
+UI_EVERY_S = 40.0  # shortest time between two starts of `autotune ui`, which each take seconds of CPU
 DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
 ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
