@@ -36,6 +36,7 @@ from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS_BYTES = 256 << 10  # size of the end of the log that is searched for reports of torchrun
 LOG_S = 2.0  # between two looks into a running trial's log
+MAX_SUPERVISORS = 5  # supervisors that may be killed in a row while a trial is started
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as hanging
 
 
@@ -125,7 +126,7 @@ class LocalLauncher(Launcher):
 
     def _start(self, launch: Launch) -> Running:
         study = study_of(launch.folder)
-        for _ in range(2):  # the supervisor may have been killed since the last trial
+        for _ in range(MAX_SUPERVISORS):  # it may have been killed since the last trial, or just now
             supervisor = self._supervisor_of(study)
             with contextlib.suppress(SupervisorLost):
                 server = self._server if launch.warm else None

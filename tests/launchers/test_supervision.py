@@ -13,6 +13,7 @@ from autotune.errors import AutotuneError
 from autotune.failures import classify
 from autotune.launchers import local, shared_memory
 from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.supervision import SupervisorLost
 from autotune.records import Outcome
 from tests.launchers.test_local import TUNER
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
@@ -82,6 +83,26 @@ def test_supervisor_killed_between_trials_is_replaced_unnoticed(launcher, folder
     wait(launcher.start(a_launch(folder, program("result()"))))
     supervisor_of(study).kill()
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
+
+
+@pytest.mark.parametrize(("num_kills", "is_started"), [(3, True), (5, False)])
+def test_supervisor_killed_again_and_again_while_it_starts_a_trial(launcher, folder, monkeypatch, num_kills, is_started):
+    killed, start = [], local.SupervisorProcess.start
+
+    def start_and_kill(supervisor, *words, **more):
+        if len(killed) < num_kills:
+            supervisor.kill()
+            killed.append(supervisor)
+            raise SupervisorLost(supervisor.end)
+        start(supervisor, *words, **more)
+
+    monkeypatch.setattr(local.SupervisorProcess, "start", start_and_kill)
+    launch = a_launch(folder, program("result()"))
+    if is_started:
+        assert wait(launcher.start(launch)).cause == "result"
+    else:
+        with pytest.raises(AutotuneError, match="cannot be kept running: it was killed by SIGKILL"):
+            launcher.start(launch)
 
 
 def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launcher, folder, study):
