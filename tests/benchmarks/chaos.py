@@ -315,8 +315,9 @@ class Victimized:
             if self._ui and self._is_ui_there:
                 found["ui"] = [psutil.Process(self._ui.pid), *psutil.Process(self._ui.pid).children(recursive=True)]
             for process in (child for root in (own, *there) for child in root.children(recursive=True)):
-                if (kind := kind_of(process)) in found:
-                    found[kind].append(process)
+                with contextlib.suppress(psutil.NoSuchProcess):  # the others are still there
+                    if (kind := kind_of(process)) in found:
+                        found[kind].append(process)
         except psutil.NoSuchProcess:  # it ended meanwhile
             pass
         return found
