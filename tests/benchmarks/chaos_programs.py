@@ -109,9 +109,14 @@ for rank in range(int(sys.argv[1])):
     ranks.append(subprocess.Popen(sys.argv[2:], env=here))
 
 def end(*_):
+    failed = next((rank.poll() for rank in ranks if rank.poll()), 1)
     for rank in ranks:
         rank.terminate()
-    sys.exit(max(rank.wait() != 0 for rank in ranks))
+    for rank in ranks:
+        rank.wait()
+    if failed == -signal.SIGKILL:  # torchrun says so in a report that autotune reads
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(1)
 
 signal.signal(signal.SIGTERM, end)
 while not any(rank.poll() for rank in ranks):
