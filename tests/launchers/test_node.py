@@ -256,9 +256,13 @@ def test_a_token_that_a_killed_tuner_left_is_removed(tmp_path):
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     host = platform.node()
-    for name in (f".autotune-{host}-{dead.pid}-x", f".autotune-{host}-{os.getpid()}-x", f".autotune-far-{dead.pid}-x"):
+    kept = {
+        f".autotune-{host}-{os.getpid()}-x.token",
+        f".autotune-far-{dead.pid}-x.token",
+        f".autotune-{host}-{dead.pid}-x.job",
+    }
+    for name in (*kept, f".autotune-{host}-{dead.pid}-x.token"):
         (tmp_path / name).touch()
     with remote._token(tmp_path) as token:
         assert (tmp_path / token).is_file()
-    left = {entry.name for entry in tmp_path.iterdir()}
-    assert left == {f".autotune-{host}-{os.getpid()}-x", f".autotune-far-{dead.pid}-x"}
+    assert {entry.name for entry in tmp_path.iterdir()} == kept
