@@ -173,7 +173,8 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
-    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
+    what = "did not start in time" if server.poll() is None else f"ended with status {server.returncode} while it started"
+    raise AutotuneError("\n  ".join([f"the MLflow server {what}", *map(without_credentials, tail)]))
 
 
 def _page(url: str, runs: Path, *, charts: bool = False) -> str:

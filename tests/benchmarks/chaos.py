@@ -368,6 +368,9 @@ class Victimized:
             self._verify()
         deadline_s = time.monotonic() + LAST_PROCESS_S
         while (left := self._processes()) and time.monotonic() < deadline_s:
+            for process in left:  # trackers give way to all other programs, so on a busy machine they would take minutes
+                with contextlib.suppress(psutil.Error):
+                    process.nice(0)
             time.sleep(0.2)
         for process in left:
             toll.orphans.append(f"{self._cwd.name}: process {process.pid} {' '.join(process.cmdline())[:100]}")
