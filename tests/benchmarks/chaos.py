@@ -469,6 +469,7 @@ def run(
     seed: int,
     minutes: float,
     study_minutes: float = 2.0,
+    each: int | None = None,
     ranks: Sequence[int] = (1,),
     slurm: PrivateSlurm | None = None,
     is_stub: bool = False,
@@ -481,6 +482,7 @@ def run(
         seed: seed of victims and moments. The state of a study at a kill still depends on the machine.
         minutes: time after which nothing is killed.
         study_minutes: budget of each study.
+        each: kills of a study, which then runs on to its verdict; None for no limit.
         ranks: numbers of processes of a trial; the studies take turns.
         slurm: where the trials run; None for this host.
         is_stub: whether the trials run a program without torch.
@@ -495,8 +497,8 @@ def run(
         cwd, toll, before = place / f"{number:02d}", Toll(), _segments()
         cwd.mkdir()
         how = {"deadline_s": deadline_s, "ranks": ranks[number % len(ranks)], "slurm": slurm, "is_stub": is_stub}
-        study = Victimized(cwd, kills_left, rng, toll=toll, **how)
-        kills_left = study.run(study_minutes)
+        kills_left -= (num := min(each or kills_left, kills_left))
+        kills_left += Victimized(cwd, num, rng, toll=toll, **how).run(study_minutes)
         toll.segments = sorted(_segments() - before)
         if slurm and not slurm.is_idle():
             toll.orphans += [f"job {job}" for job in slurm.jobs()]
@@ -539,6 +541,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--study-minutes", type=float, default=2.0, help="budget of each study")
+    parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
     parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
@@ -555,10 +558,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
         with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
             slurm = PrivateSlurm(Path(place)) if asked.slurm else None
-            how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "is_stub": asked.stub}
+            how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "each": asked.each}
             try:
                 for number, toll in enumerate(
-                    run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]], slurm=slurm)
+                    run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]], slurm=slurm, is_stub=asked.stub)
                 ):
                     made += toll
                     if asked.file:
