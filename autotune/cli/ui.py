@@ -28,6 +28,7 @@ from autotune.studies import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100
+SYNCS = 2  # a first one may be killed before it has made the store
 START_S = 60.0  # MLflow imports 400 MB, which is slow from a cold disk
 END_S = 5.0
 PDEATHSIG = 1  # prctl: signal the child when its parent dies
@@ -110,7 +111,18 @@ def _bring_up_to_date(runs: Path) -> None:
     if elsewhere:
         how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
-    # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
+    for _ in range(SYNCS):
+        _sync(runs, here)
+        if store.store_file(runs).exists():
+            return
+    # The server must not make the store: if it were killed meanwhile, the store would be half made for ever.
+    raise AutotuneError(
+        f"the tracking store {here} could not be made: `autotune sync --all` did not get that far. Start it again."
+    )
+
+
+def _sync(runs: Path, here: str) -> None:
+    """Mirrors all studies, in a subprocess: once imported, MLflow would stay in this process, which only waits from now on."""
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with(os.getpid())
