@@ -97,6 +97,7 @@ class Toll:
         orphans: descriptions of the processes that were left behind.
         segments: names in /dev/shm that were left behind.
         files: temporary files that were left behind: in the temporary folder, next to the user's files, or in the study.
+        untracked: why studies could not be copied to MLflow after their end.
         spoiled: checkpoints of the user or of the other program that were changed.
         verdicts: verdicts of the completed studies.
         wrong: verdicts that contradict what is known of the program, and claims that `autotune verify` did not find again or
@@ -112,6 +113,7 @@ class Toll:
     segments: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)
+    untracked: list[str] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     num_verified: int = 0
@@ -125,7 +127,8 @@ class Toll:
     @property
     def harm(self) -> list[str]:
         """Everything that went wrong."""
-        return [*self.lost, *self.repeated, *self.orphans, *self.segments, *self.files, *self.spoiled, *self.wrong]
+        left = [*self.orphans, *self.segments, *self.files]
+        return [*self.lost, *self.repeated, *left, *self.spoiled, *self.untracked, *self.wrong]
 
     def __add__(self, other: Toll) -> Toll:
         """Returns the result of both."""
@@ -143,6 +146,7 @@ class Toll:
             ("leaked shared-memory segments", len(self.segments)),
             ("leaked temporary files", len(self.files)),
             ("checkpoints spoiled", len(self.spoiled)),
+            ("studies that MLflow does not take", len(self.untracked)),
             ("studies with a verdict", f"{sum(map(bool, self.verdicts))} of {len(self.verdicts)}"),
             (
                 "wrong verdicts, or claims that did not hold",
@@ -375,6 +379,9 @@ class Victimized:
         for process in left:
             toll.orphans.append(f"{self._cwd.name}: process {process.pid} {' '.join(process.cmdline())[:100]}")
             process.kill()
+        tracked = self._autotune("sync", "chaos")
+        if tracked.returncode:
+            toll.untracked.append(f"{self._cwd.name}: {tracked.stderr[-400:]}")
         toll.files += [f"{self._cwd.name}: {path.relative_to(self._cwd)}" for path in self._temporary()]
 
     def _temporary(self) -> list[Path]:
@@ -452,8 +459,10 @@ def why_wrong(summary: dict[str, Any]) -> str:
     verdict, ratio, changed = speedup["verdict"], speedup["ratio"], speedup.get("overrides", {})
     if verdict == "faster":
         is_right = AMP in changed and abs(ratio - RATIO) < 0.05
-    else:  # bf16 may have failed each time that it was tried
-        is_right = verdict == "ambiguous" or not any(AMP in trial["changed"] and trial["value"] for trial in summary["trials"])
+    else:  # each configuration with bf16 may have failed, in the search or later, because its processes were killed
+        tried = [(json.dumps(trial["changed"]), trial) for trial in summary["trials"] if AMP in trial["changed"]]
+        failed = {key for key, trial in tried if not trial["value"] and trial["outcome"] != Outcome.interrupted}
+        is_right = verdict == "ambiguous" or failed >= {key for key, trial in tried if trial["value"]}
     return "" if is_right else f"{verdict}, {ratio} with {changed}, but {AMP}=bf16 is {RATIO} times as fast"
 
 
