@@ -109,6 +109,11 @@ class MlflowTracker(Tracker):
             if state.pending or not self._is_study_there(contents):
                 raise _Unreachable("MLflow does not have all that was written")
 
+    def make_store(self) -> None:
+        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet."""
+        if self._is_embedded:
+            store.ensure_store(self._runs, self._make_store)
+
     def _connect(self) -> None:
         if self._client is not None:
             return
@@ -117,8 +122,7 @@ class MlflowTracker(Tracker):
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
-        if self._is_embedded:
-            store.ensure_store(self._runs, self._make_store)
+        self.make_store()
         try:
             client = mlflow.MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._experiment(client)
