@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.torch_versions 2.4.1 2.6.0 2.9.1 [--tests tests/programs ...] [--minutes 90] [--logs DIR]
 
-An environment has this interpreter's Python, autotune with its extra `dev`, torch in the requested version, the torchvision that
-belongs to it, and all other packages as in constraints.txt. All come from the package index that pip is configured for. On Linux,
-an environment takes about 7 GB, because torch's wheels bring CUDA. It is removed before the next one is made.
+An environment has this interpreter's Python, autotune with its extra `dev`, torch in the requested version, the torchvision
+that belongs to it, and all other packages as in constraints.txt. All come from the package index that pip is configured for. On
+Linux, an environment takes about 7 GB, because torch's wheels bring CUDA. It is removed before the next one is made.
 
 Failed tests are run once more, alone, because some have limits of time that a busy machine exceeds. What failed in each run is
 printed, and why tests were skipped. The complete output is in DIR. The exit status is 1 if a test failed in both runs, or if an
