@@ -3,8 +3,9 @@
     python -m tests.benchmarks.torch_versions 2.4.1 2.6.0 2.9.1 [--tests tests/programs ...] [--minutes 90] [--logs DIR]
 
 An environment has this interpreter's Python, autotune with its extra `dev`, torch in the requested version, the torchvision
-that belongs to it, and all other packages as in constraints.txt. All come from the package index that pip is configured for. On
-Linux, an environment takes about 7 GB, because torch's wheels bring CUDA. It is removed before the next one is made.
+that belongs to it, and all other packages as in constraints.txt, but transformers 4 before torch 2.6. All come from the package
+index that pip is configured for. On Linux, an environment takes about 7 GB, because torch's wheels bring CUDA. It is removed
+before the next one is made.
 
 Failed tests are run once more, alone, because some have limits of time that a busy machine exceeds. What failed in each run is
 printed, and why tests were skipped. The complete output is in DIR. The exit status is 1 if a test failed in both runs, or if an
@@ -28,6 +29,7 @@ from autotune.machine import host_facts
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/programs", "tests/harness")
 FOLLOWS_TORCH = re.compile(r"(torch|torchvision|torchao|triton|sympy|nvidia-(?!ml-py)[\w-]+|cuda-[\w-]+)==")
+TRANSFORMERS_4 = re.compile(r"(transformers|tokenizers|huggingface-hub)==")  # transformers 5 needs torch 2.6
 VERSIONS = "import numpy, torch, torchvision; print(f'with torchvision {torchvision.__version__}, numpy {numpy.__version__}')"
 NOTED = ("FAILED ", "ERROR ", "SKIPPED ")  # how lines of pytest's summary begin
 TAIL_CHARS = 2000
@@ -82,6 +84,8 @@ def install(version: str, folder: Path) -> Path:
     venv.create(folder / "env", symlinks=True)
     python = folder / "env" / "bin" / "python"
     pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not FOLLOWS_TORCH.match(line)]
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 6):
+        pinned = [*(line for line in pinned if not TRANSFORMERS_4.match(line)), "transformers<5"]
     (folder / "constraints.txt").write_text("\n".join(pinned) + "\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "-c", str(folder / "constraints.txt")]
     for command in ([*pip, f"torch=={version}", "-e", f"{ROOT}[dev]"], [str(python), "-c", VERSIONS]):
