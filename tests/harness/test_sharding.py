@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import fsdp
 
 from autotune.harness.knobs.sharding import ShardingKnobs
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
@@ -15,7 +14,7 @@ from tests.harness.contexts import context
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
-SHARDS = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="before torch 2.6, FSDP2 needs a GPU")
+SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
 KEPT, AGAIN = 4, 7  # all-gathers in a step: three blocks and the rest, once each, or the blocks twice
 
 
