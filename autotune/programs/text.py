@@ -231,7 +231,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # torch before 2.6
-        from torch.distributed._composable.fsdp import fully_shard
+        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
