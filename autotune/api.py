@@ -40,9 +40,9 @@ class Speedup:
 
     Attributes:
         verdict: "faster", "same" or "ambiguous".
-        ratio: how many times as fast the winner is; None if they were not compared.
+        ratio: how many times as fast the winner is as the baseline; None if the two were not compared.
         low, high: 95 % interval of the ratio; None if there is none.
-        reason: why the verdict is not "faster", or what limits it; "" if there is nothing to say.
+        reason: why the verdict is not "faster", or a caveat; "" for neither.
     """
 
     verdict: str
@@ -204,7 +204,8 @@ def run(
 
     Raises:
         autotune.errors.BadInput: the request is invalid; says why.
-        autotune.errors.NothingWorked: the program does not train, either unchanged or with the settings that are tried first.
+        autotune.errors.NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in
+            the same way.
         autotune.errors.Interrupted: Ctrl-C, or the kernel was interrupted. All measurements are kept: `Study(name)` reads them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """

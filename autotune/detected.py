@@ -140,7 +140,7 @@ def _step(result: RankResult) -> str:
     what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counts as one: the number of samples is unknown"
     if result.world_size > 1:
         what += " in each process"
-    batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead shows 1.2 after five steps
+    batches = round(result.detected.get("batches_per_step") or 1)  # 1.2 after five steps if the loader is one batch ahead
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
         parts.append(f"{batches} batches each")

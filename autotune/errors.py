@@ -4,8 +4,8 @@
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
     │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; says why in a line
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
-    ├── NothingWorked        exit code 3: the program does not train, either unchanged or with the settings tried first
-    ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
+    ├── NothingWorked        exit code 3: the unchanged program does not train, or the first settings all fail alike
+    ├── ClaimBroken          exit code 4: `verify` found less speed-up than the file claims
     ├── NotMeasured          exit code 5: `verify` could not measure what it had to compare
     └── Interrupted          exit code 130: stopped by the user; everything measured is kept
 

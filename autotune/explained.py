@@ -36,7 +36,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns what was measured, if it is something else than what the finding's gain predicts: "without it"; else ""."""
+    """Returns "" if the check measured the change whose gain the finding predicts; otherwise what it measured: "without it"."""
     return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 
@@ -112,7 +112,7 @@ def why_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def limit_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns what limits the best trial: where its time goes, if no finding is large, and the findings.
+    """Returns what limits the best trial: its findings, preceded by where its time goes if no finding is large.
 
     If the trial was not explained, its own rates say what limits it.
     """

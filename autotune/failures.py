@@ -266,7 +266,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 
 def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
-    """Whether host memory could not be pinned, although the device had memory left for the context that pinning may make."""
+    """Whether host memory for pinning ran out: the device still had room for the context that pinning may create."""
     error = result.error or {}
     is_pinning = PINNING.search(f"{error.get('message', '')}\n{error.get('traceback', '')}")
     is_full = (facts.device_used_frac or 0.0) > NEAR_CAP_FRAC
@@ -361,7 +361,7 @@ def _of_status(facts: Facts) -> Verdict:
 
 
 def _last_printed(facts: Facts) -> str:
-    """Returns what a program without a word on standard error printed last: some write their errors to standard output."""
+    """For a program silent on standard error, returns its last line on standard output, where some programs write errors."""
     lines = [line.strip() for line in plain(facts.stdout_tail).splitlines() if line.strip()]
     return "nothing on standard error" + (f"; last on standard output: {lines[-1]}" if lines else "")
 

@@ -1,4 +1,4 @@
-"""Reads known messages: the outcome that a message in a log or in an exception stands for, given the other facts of the end."""
+"""Tells what outcome a known message in a log or an exception stands for, given the other facts about a trial's end."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Facts:
         mode: the spec's mode; only "measure" must yield a rate.
         device_used_frac: largest share of device memory seen in use; None when unknown.
         memory_limit_bytes: the user's memory cap for one process; None for none.
-        excused: which of failures.LOSS and failures.SCALING are not finite in the unchanged program either; no trial fails
-            because of these.
+        excused: those of failures.LOSS and failures.SCALING that are not finite in the unchanged program. No trial fails
+            because of them.
     """
 
     exit_code: int | None = None
@@ -109,7 +109,7 @@ def _of_suspicion(line: str, facts: Facts) -> Verdict:
 
 
 def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
-    """Returns the known peak shares of memory or of a process's limit, each with the outcome of exhausting it."""
+    """Returns each known peak use of memory, as a share of the memory or the limit, with the outcome of running out of it."""
     shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")

@@ -116,7 +116,7 @@ class Secrets:
         return _cut(text, [*_places(text), *self._values(text)])
 
     def message(self, text: str) -> str:
-        """Masks only URLs and known values, for autotune's own messages: "env.HF_TOKEN: is not set" contains no secret."""
+        """Masks only credentials in URLs and known values: autotune's message "env.HF_TOKEN: is not set" contains no secret."""
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def words(self, words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ def from_json(raw: Any, kind: type[_Made]) -> _Made:
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.
-        ValueError: a key of a dict of integers is no integer, or a value is not among the allowed ones.
+        ValueError: a key is no integer in a dict with integer keys, or a value is not among the allowed ones.
     """
     return typing.cast(_Made, _value(raw, kind))
 

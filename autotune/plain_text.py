@@ -54,7 +54,7 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns a text with each letter that cannot be printed as its escape: a line feed as a backslash and n."""
+    """Returns a text with each unprintable letter replaced by its escape: a line feed by a backslash and n."""
     return text if text.isprintable() else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

@@ -35,7 +35,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Its low end is cut at 0: few blocks can make it negative."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. A low end below 0, as after few blocks, becomes 0."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 

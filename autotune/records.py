@@ -99,7 +99,7 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
-# Keys in the evidence of checks that say nothing about their configuration in the study's program.
+# Keys that mark a check as a run of a changed program. It says nothing about its configuration in the study's own program.
 SKIPPED = "skipped"  # stages and functions that were skipped
 FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
@@ -126,7 +126,7 @@ class TrialRequest:
     schema: int = SCHEMA
 
     def shared(self) -> dict[str, Any]:
-        """Returns the fields that the trial's record has, too, all but `started_at`."""
+        """Returns the fields that a request shares with the trial's record, except `started_at`."""
         names = ("number", "kind", "knobs", "changed", "tier", "why", "origin", "repeats", "round")
         return {name: getattr(self, name) for name in names}
 
@@ -155,9 +155,9 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (a costly value or a lower tier), "again" (its only rate is doubted); "attribution N" for the ablation of
-            trial N; for kind explain, the pass; for kind check, the cause that it tries to remove; "" for the baseline and the
-            finals.
+            "late" (the best with a costly value, without needless changes, or within a lower tier), "again" (the
+            configuration's only rate is in doubt); "attribution N" for the ablation of trial N; for kind explain, the pass; for
+            kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -308,8 +308,8 @@ class StudyRecord:
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
-            alone), "ci", "num_pairs", "why_one"}, and "num_sampled", the number of slots that ran in every pair, if not all
-            did; {} on a machine with one slot.
+            alone), "ci", "num_pairs", "why_one"}. If only some slots took part, "num_sampled" is their number. {} on a machine
+            with one slot.
     """
 
     name: str

@@ -22,7 +22,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # pauses between retries on a full disk, during which another program may free space
 PROBE_BYTES = 1 << 20  # about as much as a trial writes
-LONG = ('"trials": ', '"explanation": ')  # entries of summary.json, one on a line, that grow with the trials
+LONG = ('"trials": ', '"explanation": ')  # entries of summary.json that may become large; each is on a line of its own
 CUT_OFF = "autotune was ended before the study was over"
 
 Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # records by file, with the time, size and inode of the file
@@ -214,7 +214,7 @@ class StudyFolder:
         return {**summary, "study": self.name, "num_trials": summary.get("num_trials", len(summary["trials"]))}
 
     def current_summary(self, *, is_outline: bool = False) -> Summary:
-        """Returns summary.json, corrected: a "running" study that no process is working on was killed.
+        """Returns summary.json. A "running" study that no process is working on was killed: its status becomes "interrupted".
 
         Args:
             is_outline: return only what `read_outline` does.

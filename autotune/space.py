@@ -220,7 +220,10 @@ class ResolvedSpace:
         plans = [
             ("expert's choice at the program's batch size", expert),
             ("expert's choice at a larger batch", {**expert, **larger}),
-            ("expert's choice without loader workers, which take cores from the step", {**alone, **self._value(workers, 0)}),
+            (
+                "expert's choice without loader workers, because they take cores from the step",
+                {**alone, **self._value(workers, 0)},
+            ),
             ("expert's choice at a larger batch without loader workers", {**alone, **self._value(workers, 0), **larger}),
             ("expert's choice at a far larger batch", {**expert, **largest}),
         ]

@@ -1,7 +1,7 @@
 """Describes the document summary.json, which `autotune show --json` prints, and checks one that was read from disk.
 
 Values of trials are those of TrialRecord; terms, identity, pinned, settings, placeholders, detected, target, warm_start and
-slots those of StudyRecord. Explanations of the shapes below:
+slots are those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
 - why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.

@@ -237,7 +237,7 @@ def warm_start_text(found: dict[str, Any]) -> str:
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
-        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that need as much")
+        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that need as much memory")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 

@@ -182,7 +182,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
-    """Whether an override leaves what was measured as it is: it sets the training's length, or repeats the file's value."""
+    """Whether an override leaves the file's claim valid: it sets only the training's length, or repeats the file's value."""
     key, _, value = word.partition("=")
     measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
     return key == LENGTH or (measured is not None and value == value_text(measured))
@@ -199,7 +199,7 @@ def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder's text. If it has no value but best.yaml sets its knob, adds the file's value: {key=value}."""
+    """Returns a placeholder's text. If the placeholder has no value but best.yaml has one, adds it: {key=value}."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 

@@ -59,7 +59,7 @@ class Steps(Quiet):
 
 
 def explain(asked: Asked, *, as_json: bool) -> int:
-    """Explains a trial of a study, or measures a fixed program against it, and prints the result.
+    """Explains a trial, or compares a corrected version of the study's program with the program itself; prints the result.
 
     Raises:
         BadInput: the study, the trial, a pass or the command cannot be used.

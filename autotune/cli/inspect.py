@@ -150,7 +150,7 @@ def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) ->
 def _save(aside: dict[str, str], place: Path) -> None:
     """Moves the copies of overwritten files (file -> copy) to a folder that stays, and names them on standard error.
 
-    The folder is made in `place`, on the copies' own file system, so that this needs no space.
+    The folder is made in `place`, on the copies' own file system, so that moving them needs no space.
     """
     if not aside:
         return

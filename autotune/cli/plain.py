@@ -155,7 +155,7 @@ def plan_text(outlook: Outlook) -> str:
     needed_s = outlook.num_trials * outlook.trial_s
     if outlook.search_s is None or outlook.left_s is None:
         return f"{trials} at most in about {seconds_text(needed_s)}, {each}, then the finals"
-    is_only = outlook.num_trials == 1 and not outlook.num_searched  # then it may use the finals' reserve
+    is_only = outlook.num_trials == 1 and not outlook.num_searched  # a single trial may use the finals' reserve
     search_s = needed_s if is_only else min(needed_s, outlook.search_s)
     rest_s = max(0.0, outlook.left_s - outlook.explain_s - max(search_s, outlook.search_s))
     time = f"{seconds_text(search_s)}, {each}"

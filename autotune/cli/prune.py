@@ -41,7 +41,7 @@ OF_TRIAL = {  # of trials that are over
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
 REMOVED = ".removed"  # end of the name that a study has while it is being removed
-STALE_S = 86_400.0  # age of temporary files that no process uses any more
+STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
@@ -102,7 +102,7 @@ def prune(asked: Asked, *, as_json: bool) -> int:
     """Prints what can be removed, and removes it with --yes.
 
     Raises:
-        BadInput: no such study or age, or a named study is a link or in use.
+        BadInput: there is no such study, it is a link or in use, or the age is malformed.
     """
     kept: dict[str, str] = {}
     places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
@@ -226,7 +226,7 @@ def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tu
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, links left out; none if it is a link itself."""
+    """Returns the folders in a folder, without links; [] for a folder "trials" that is a link itself."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
         return there if folder.name != "trials" or not folder.is_symlink() else []

@@ -122,7 +122,7 @@ def _progress(asked: Any) -> Any:
 def _about(table: dict[str, Any]) -> list[str]:
     """Returns lines on a table: its size, noise and optimum, and whether it separates good searches from random ones."""
     best, memory = table["optimum"], table["memory"]
-    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the others form no full grid)"
+    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (those that form a full grid)"
     over = f", {best['over_baseline']:.2f}x the baseline" if best["over_baseline"] else ""
     lines = [
         f"  {table['configurations']} configurations{left_out} x {table['repeats']:g} repeats, "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
-    """Resumes a study and prints the verdict. A complete study without a new budget is only printed.
+    """Resumes a study and prints the verdict. Only prints it if the study is complete and no new budget is given.
 
     Raises:
         BadInput: the study does not exist, another tuner is working on it, it cannot be read, machine or program have

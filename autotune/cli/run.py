@@ -65,7 +65,7 @@ def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
 
     Raises:
         BadInput: the request is invalid.
-        NothingWorked: the program does not train, either unchanged or with the settings that are tried first.
+        NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in the same way.
         Interrupted: by the user; all measurements are kept.
         FolderLost: the study's folder cannot be written any more.
     """

@@ -92,7 +92,7 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
         if key in record.changed:
             value = f"{value_text(baseline.knobs.get(key))} -> {value}"
         elif report.get("status") == APPLIED and report.get("observed") is not None:
-            value = value_text(report["observed"])  # of workers that the harness had to fork
+            value = value_text(report["observed"])  # differs from the setting if the harness had to fork the workers
         made.add_row(key, value, ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name)))
     return made
 

@@ -1,4 +1,4 @@
-"""Renders the table of trials, with the same columns in `show` and in the live view, and the table of the best's ranks."""
+"""Renders the table of trials, with the same columns in `show` and in the live view, and the ranks of the best trial."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PDEATHSIG = 1  # prctl: signal the child when its parent dies
 # One process is enough for one user. By default MLflow starts ten, including a job queue that autotune does not use.
 SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill`, closing the terminal; Python turns Ctrl-C into KeyboardInterrupt itself
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
 
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
@@ -44,8 +44,8 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
         runs: the runs folder.
         host: address to listen on.
         port: port; None for 5000 or the next free one.
-        uri: store to show instead of the one in the runs folder. A tracking server has its own UI, so only the address of the
-            page is printed.
+        uri: store to show instead of the one in the runs folder. If it is a tracking server, which has its own UI, only the
+            address of the page is printed.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:

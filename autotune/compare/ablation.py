@@ -48,7 +48,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds. It leaves more once more is known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. The more is known, the more it leaves.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -351,7 +351,11 @@ class AblationResults:
         return gain > FAR * self._spread * math.sqrt(1 / len(own) + 1 / len(other))
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the next round's parts if there is time to revert `knobs` one by one; [] once everything is decided."""
+        """Returns the parts to measure in the next round; [] once everything is decided.
+
+        Args:
+            knobs: the knobs that there is time to revert one by one.
+        """
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]

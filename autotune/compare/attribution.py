@@ -40,7 +40,7 @@ UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: a
 # studies of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum
 # with 1, and .986 and 1.000 with 2; studies took 20 % longer with 2.
 UNTIMED_FRAC = 2.0
-VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; if it is wider, one more trial is run
+VAGUE = 0.1  # an estimate is vague, and gets one more trial, if its interval's half-width is larger (log scale)
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured next to the winner in this many rounds
 ROUNDS_IN_MIND = 4  # measurement windows are short enough for this many rounds over all knobs
@@ -120,7 +120,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial for each unknown effect is more useful than a second round for some
+        if skipped and unknown:  # one trial for each unknown effect is more useful than a second round for some of them
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -190,8 +190,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures the winner without its ineffective changes, once.
 
-        Does nothing if every change has an effect, if a configuration with no more changes would be exported anyway, or if
-        there is no time.
+        Does nothing if every change has an effect, if a configuration with at most as many changes would be exported anyway,
+        or if there is no time.
         """
         evidence = self._evidence(winner)
         idle, minimal = evidence.idle(), evidence.minimal()
@@ -225,7 +225,7 @@ class Attributor:
         self.found = self._attribution(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
-        """Returns the leading configurations that there is time to measure in `num_rounds` rounds."""
+        """Returns the first of the configurations: as many as there is time to measure in `num_rounds` rounds."""
         spare_s = self._left_s(kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
@@ -298,7 +298,7 @@ class Attributor:
                 done.append(knob)
                 spare_s -= costs_s[knob]
             elif knob not in done and not evidence.is_clear(knob):
-                break  # single trials of this doubtful change are more useful than rounds of the clear ones
+                break  # single trials of this doubtful change are more useful than rounds for the clear changes
         return done
 
     def _rules(self, knobs: Collection[str], kept_s: float) -> MeasureRules:

@@ -19,9 +19,10 @@ MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns N, the number of samples after which a slower start pays off, and related numbers; None if it is not slower.
+    """Returns N, the number of samples after which a slower start pays off, and related numbers.
 
-    T(N) = start + compile + N / throughput is the time to train on N samples. For the returned N, it equals the baseline's.
+    T(N) = start + compile + N / throughput is the time to train on N samples. At the returned N, the configuration and the
+    baseline take equally long. Returns None if the configuration does not start more slowly than the baseline.
 
     Args:
         records: all trials; search trials show what compiling costs without a cache.

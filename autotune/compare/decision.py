@@ -17,11 +17,11 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The same limit for a configuration that was no faster than another one with only some of its changes. In replays, a limit of
-# 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
+# The stricter limit for a configuration that is no faster than another one whose changes are a part of its own. In replays, a
+# limit of 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # if one trial's compile phase takes this many times as long as another's, only the first trial compiles
+DEAR_FACTOR = 5.0  # a trial counts as compiling if its compile phase takes this many times as long as that of another trial
 DEAR_GAIN_FRAC = 0.03  # minimum gain in the search that justifies a compilation in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval: three standard deviations of the difference between two runs with

@@ -26,8 +26,9 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
-# Standard deviation of one measurement, on the log scale; their prior is `noise`. The large ones are for machines whose speed
-# changes while a study runs, as when another program ends: rates of the search may then differ by a factor of three.
+# Standard deviation of one measurement, on the log scale; `noise` determines their prior weights. The large ones are for
+# machines whose speed changes while a study runs, as when another program ends: rates of the search may then differ by a factor
+# of three.
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
@@ -46,7 +47,7 @@ def estimated(
     is_any: bool = False,
     before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
-    """Returns {knob: rate of a configuration over its rate without this knob's change}, for knobs that the trials determine.
+    """Returns {knob: ratio of a configuration's rate to its rate without this knob's change}, where the trials determine it.
 
     Args:
         changed: the configuration's changes to the baseline.
@@ -54,7 +55,7 @@ def estimated(
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
         is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
-        before: changes to the baseline; a reverted knob goes back to its value here instead of to the baseline's. If given,
+        before: values to which reverted knobs go back, as changes to the baseline; None for the baseline's values. If given,
             only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]

@@ -113,7 +113,8 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out, without configurations that failed too often in the finals.
 
-        The leader is compared now, the others only if they are chosen: a comparison may take as long as a pair of the finals.
+        The leader's losses are compared now, those of the others only if they are chosen: a comparison may take as long as a
+        pair of the finals.
         """
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
@@ -259,7 +260,7 @@ class Finals:
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # a baseline that violates one is not kept
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that violates a constraint is not kept
             decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 

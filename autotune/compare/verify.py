@@ -237,7 +237,7 @@ def _first_of(records: list[TrialRecord]) -> TrialRecord | None:
 
 
 def _rates(records: list[TrialRecord], number: int) -> list[float]:
-    """Returns the rates of a configuration in the rounds, in units per second even if the objective is another one."""
+    """Returns the rates of a configuration in the rounds, in units per second, whatever the objective is."""
     return [r.value for r in records if r.why == ROUND and r.repeats == number and r.value is not None]
 
 
@@ -250,7 +250,7 @@ def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, bes
 
 
 def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
-    """Returns the rates of long runs and rounds, in units per second even if the objective is another one; None without any."""
+    """Returns the rates of long runs and rounds, in units per second, whatever the objective is; None without a long run."""
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None

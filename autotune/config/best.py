@@ -24,7 +24,7 @@ from autotune.masking import MASK, is_masked, is_secret
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 
-MAX_WORDS = 200  # characters of the longest quotation of a file in a message
+MAX_WORDS = 200  # maximum number of characters that a message quotes from a file
 # A file made elsewhere may ask for more workers than this machine has cores. Such values are reported, not rejected.
 # Only values that no machine could use are rejected.
 ANYWHERE = HostContext(num_cores=2**20)

@@ -24,7 +24,7 @@ SRUN_FLAGS = (
     *("--multi-prog", "--no-kill", "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--pty", "--quiet"),
     *("--spread-job", "--unbuffered", "--verbose", "--whole"),
 )
-EXPORT, EVERYTHING = "--export", "ALL"  # names the variables that srun passes on to the tasks, by default all
+EXPORT, EVERYTHING = "--export", "ALL"  # the variables that srun passes on to the tasks; by default all
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
@@ -68,7 +68,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
             "-- srun python train.py."
         ]
     name = Path(command[0]).name
-    if not (PYTHON.fullmatch(name) or name in STARTERS):  # what a script of the user's starts is unknown
+    if not (PYTHON.fullmatch(name) or name in STARTERS):  # it is unknown what the user's own script starts
         return []
     return [
         f"launch.slurm.nodes: {name} starts processes on one node only, got {num}. Put srun before it: -- srun {name} ... If "
@@ -77,7 +77,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
 
 
 def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns a problem if the command is an srun that keeps the environment, and with it the settings, from the ranks."""
+    """Returns a problem if srun does not pass the environment on to the ranks, since the settings would not reach them."""
     if Path(command[0]).name != SRUN:
         return []
     options = _options(command[1:])
@@ -170,6 +170,6 @@ def _is_program(word: str) -> bool:
 
 
 def _exported(word: str) -> list[str]:
-    """Returns the value of the option --export, "" if it is the next word; [] if it is another word."""
+    """Returns [VALUE] for the word --export=VALUE, [""] for --export, whose value is the next word; [] for another word."""
     name, _, value = word.partition("=")
     return [value] if name == EXPORT else []

@@ -65,8 +65,8 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     """Returns the template of a command given after `--`.
 
     Raises:
-        BadInput: nothing to run, no such program or script, an srun that keeps the settings from its ranks, or unknown or
-            malformed placeholders; lists every problem.
+        BadInput: nothing to run, no such program or script, an srun that does not pass the settings on to its ranks, or unknown
+            or malformed placeholders; lists every problem.
     """
     folder = cwd or os.getcwd()
     if not command:

@@ -110,7 +110,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`, if the caller already has it.
         document: more configuration, which was already checked; overrides and files take precedence over it.
-        node: the same facts about the node, if trials run on another machine; None while the node is unknown.
+        node: facts about the node, in the same form, if trials run on another machine; None while the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -177,7 +177,7 @@ def compose(
 def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, Any] | None:
     """Returns the recipe that a chosen best.yaml was made for; None if there is none or the command line names a recipe.
 
-    Only plain values are taken from the file. Code of the user's own must be named on the command line.
+    Only plain values are taken from the file. The user's own code must be named on the command line.
     """
     if any(word.lstrip("+").startswith(("model=", "model.")) for word in overrides):
         return None

@@ -81,7 +81,7 @@ class HiddenValues:
         return {key: self.values.get(key, {}).get(str(value), value) for key, value in knobs.items()}
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Returns a trial's variables with the values of stand-ins, plus the digests with which the harness checks them."""
+        """Returns a trial's variables with the real values, plus the digests with which the harness checks secret values."""
         real = {name: self.values.get(f"{PREFIX}{name}", {}).get(value, value) for name, value in variables.items()}
         digests = {name: digest(real[name]) for name in variables if real[name] != variables[name]}
         return {**real, HIDDEN_VARIABLE: json.dumps(digests)} if digests else real

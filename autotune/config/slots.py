@@ -14,7 +14,7 @@ from autotune.knobs.values import shown
 from autotune.machine.visible import visible_devices, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Variables of a job of Slurm that has GPUs: their numbers, or how many there are.
+# Variables that Slurm sets in a job with GPUs: the indices of the GPUs, or how many there are.
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
 GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # srun reads it: a step of one task requests this many
 
@@ -46,7 +46,7 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
         return []
     if has_unknown(config, facts):
         return [
-            f"launch.slots: got {asked}, but NVML does not tell the GPUs apart that trials may use (as with slices of a GPU, "
+            f"launch.slots: got {asked}, but NVML does not tell apart the GPUs that trials may use (as with slices of a GPU, "
             "MIG), so trials would share one. Leave it out, or give device.kind=cpu."
         ]
     nproc, num_cores, gpus = config.launch.nproc, int(facts["num_cores"]), gpus_of(config, facts)
@@ -96,7 +96,7 @@ def has_unknown(config: StudyConfig, facts: Mapping[str, Any]) -> bool:
 
 
 def _takes_all_gpus(slurm: SlurmOptions) -> bool:
-    """Whether a step of this job gets all of its GPUs, because it requests none: then further steps wait for their end."""
+    """Whether a step of this job gets all of the job's GPUs because it requests none. Further steps then wait until it ends."""
     has_gpus = any(os.environ.get(name, "0") not in ("", "0") for name in GPUS_OF_JOB)
     words = (slurm.args or "").split()
     is_asked = any(word.startswith(("--gres", "--gpus", "-G")) or ("--tres" in word and "gpu" in word) for word in words)

@@ -87,7 +87,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the earlier check by pairs of a finding's remedy, with today's prediction; None if there was none."""
+    """Returns the check in which pairs tried a finding's remedy earlier, with today's prediction; None if there was none."""
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
     made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
@@ -108,12 +108,12 @@ def _setting(finding: Finding) -> str:
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
-    If the setting gains nothing but a change of the code may help, the finding stays without the setting, and its gain is a
-    bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause. If that is
-    less certain than the prediction, the prediction stays.
+    If the setting gains nothing, and a change of the code may help, the finding stays, but without the setting. Its gain is
+    then a bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause. If this
+    measurement is less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
-        basis = f"{check.num_pairs} pairs without it, in turn; what usually remains after a change of the code"
+        basis = f"{check.num_pairs} pairs without it, in turn, less what usually remains after a change of the code"
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
             basis = f"{finding.basis}; the pairs without it vary too much to tell more"
             return replace(finding, basis=basis, check=check.as_json())

@@ -36,13 +36,13 @@ class Operations:
     """The operators of a step in one rank's trace.
 
     Attributes:
-        count: calls of operators in a step outside its input, including those by other operators.
-        by_operator: rows of the table of operators, the most "seconds" per step first: on the GPU if the program uses one, else
-            on the host.
+        count: calls of operators in a step outside its input, including calls from inside other operators.
+        by_operator: rows of the table of operators, with their "seconds" per step, most first. These are seconds on the GPU if
+            the program uses one, else on the host.
         busy_s: seconds per step that the device computes; None on the CPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
-        is_distorted: whether the profiler slowed the step so much that shares of the step differ without it.
+        is_distorted: whether the profiler slowed the step so much that its shares do not hold for a step without the profiler.
     """
 
     count: float
@@ -148,7 +148,7 @@ class Evidence:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of a step under the pass "lines" over that in the trial; None if unknown."""
+        """Duration of a step under the pass "lines", divided by that in the trial; None if unknown."""
         plain_s = self._step_at_s(self.record.value)
         return self.step_s / plain_s if plain_s else None
 
@@ -229,7 +229,7 @@ class Evidence:
         return self.record.knobs.get(knob)
 
     def may_set(self, knob: str, value: KnobValue) -> bool:
-        """Returns whether a knob can be set to this value, is not set to it already, and was not refuted by trials."""
+        """Returns whether a knob can be set to this value, is not set to it already, and trials have not refuted the value."""
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 

@@ -45,7 +45,7 @@ BACKEND = re.compile(
 
 
 def flops_of(name: str, arguments: Mapping[str, Any]) -> float | None:
-    """Returns the FLOPs of a call with `Trace.arguments`; None if the operator has no formula, or its shapes are not known."""
+    """Returns the FLOPs of a call, given its `Trace.arguments`; None if there is no formula or the shapes are unknown."""
     formula = FORMULAS.get(name) or (_attention if _ATTENTION.search(name) else None)
     if formula is None:
         return None

@@ -78,7 +78,7 @@ def demand_per_s(lines: Lines) -> float | None:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns ceil(1.1 x D x service_s), at least 1: the workers for D samples per second; None if D is unknown."""
+    """Returns ceil(1.1 x D x service_s), at least 1: the workers that make D samples per second; None if D is unknown."""
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 

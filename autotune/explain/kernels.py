@@ -14,7 +14,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
-MOST_SHARED_BYTES = 48 << 10  # of a block, unless a kernel requests more, which Kineto's estimate of the occupancy ignores
+MOST_SHARED_BYTES = 48 << 10  # shared memory of a block; Kineto estimates the occupancy as if no kernel could request more
 
 COLUMNS = {
     "rank": "rank of the process",

@@ -38,7 +38,7 @@ _TENSOR_CORE = re.compile(
     r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|wgmma|nvjet|tcgen05|flash_fwd|flash_bwd|fmha_cutlass|"
     r"cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
 )  # fmt: skip
-# Matrix products and convolutions on CUDA cores, which Tensor Cores could do.
+# Matrix products and convolutions that run on CUDA cores although Tensor Cores could do them.
 _CUDA_CORES = re.compile(
     r"sgemm(?!.*(tensorop|1688))|dgemm|simt|ffma|scudnn|winograd|fft2d|_alg\d_engine|grad_engine|implicit_convolve_sgemm|"
     r"conv2d_grouped|(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
@@ -122,7 +122,7 @@ def width_of(kernel: str, types: tuple[str, ...] = ()) -> str:
 
 
 def converts_layout(kernel: str) -> bool:
-    """Returns whether a kernel only converts images between the layouts NCHW and NHWC, as cuDNN names it."""
+    """Whether a kernel only converts images between the layouts NCHW and NHWC, by cuDNN's names for such kernels."""
     return bool(_LAYOUT.search(kernel))
 
 

@@ -31,12 +31,12 @@ COLUMNS = {
     "count": "calls per step",
     "host_self_s": "host seconds per step in the operator itself",
     "host_total_s": "host seconds per step in the operator and all that it calls",
-    "device_self_s": "seconds a step of the kernels that it launches itself",
-    "device_total_s": "seconds a step of all kernels launched in it",
+    "device_self_s": "seconds per step of the kernels that it launches itself",
+    "device_total_s": "seconds per step of all kernels launched in it",
     "share_frac": "share of the device's busy time; on the CPU, share of the host's time in operators",
     "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "flops": "FLOPs per step",
-    "bytes": "minimum bytes a step that it reads and writes",
+    "bytes": "minimum bytes that it reads and writes per step",
     "flops_per_s": "FLOPs per second while it runs",
     "bound": "what bounds it: compute, memory or launch; empty if unknown",
     "roofline_frac": "minimum seconds that the device's peaks allow, divided by the measured seconds",
@@ -52,7 +52,7 @@ class Operators:
         groups: for each call, the number of its row in the table, shape (n,).
         flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted for another call.
         device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all launched in it.
-        is_tf32: whether each call launched a kernel that computes in TF32 itself.
+        is_tf32: whether each call itself launched a kernel that computes in TF32.
         num_steps: number of steps in the trace.
     """
 
@@ -66,7 +66,7 @@ class Operators:
     num_steps: int
 
     def a_step(self, work: Floats) -> float | None:
-        """Returns the sum over the calls of a step, of `flops` or `num_bytes`; None if it is unknown for all of them."""
+        """Returns the sum of `flops` or `num_bytes` over the calls of a step; None if all of them are unknown."""
         return float(np.nansum(work)) / self.num_steps if np.isfinite(work).any() else None
 
 

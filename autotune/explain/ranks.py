@@ -12,11 +12,11 @@ from autotune.harness.explain.documents import INPUT, STEP_PHASES
 
 COLUMNS = {
     "rank": "rank of the process", "step_s": "seconds of a step",
-    "exposed_communication_s": "seconds a step that it waits in collectives", "own_s": "step_s without that wait",
-    "input_s": "seconds a step that it waits for its next batch",
+    "exposed_communication_s": "seconds per step that it waits in collectives", "own_s": "step_s without that wait",
+    "input_s": "seconds per step that it waits for its next batch",
     **{f"{phase}_s": f"host seconds per step in {phase}" for phase in STEP_PHASES[1:]},
-    "behind_s": "own_s more than the fastest rank's", "is_slowest": "whether the others wait for it",
-    "collective_s": "seconds a step in collectives, exposed or not", "gradient_bytes": "that it reduces in a step",
+    "behind_s": "own_s minus that of the fastest rank", "is_slowest": "whether the others wait for it",
+    "collective_s": "seconds per step in collectives, exposed or not", "gradient_bytes": "bytes of gradients reduced per step",
     "measured_by": "lines (no profiler) or trace",
 }  # fmt: skip
 

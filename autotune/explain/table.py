@@ -1,4 +1,4 @@
-"""Defines a table: columns with units and rows, written as CSV and JSON. Numbers stay in SI units; None is unknown."""
+"""Defines a table: rows and columns with units, written as CSV and JSON. Numbers stay in SI units; None is unknown."""
 
 from __future__ import annotations
 

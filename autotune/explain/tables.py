@@ -32,7 +32,8 @@ from autotune.plain_json import from_json
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
-# Seconds of a step with the profiler over those without it. Above this ratio, shares of a trace do not hold without it.
+# Seconds of a step with the profiler over those without it. Above this ratio, the shares in a trace do not hold for a
+# step without the profiler.
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",

@@ -51,7 +51,7 @@ class Trace:
         categories: OPERATOR, ANNOTATION, ...
         names: index into `texts`.
         threads: index into `lanes`; for device events the lane is (device, stream).
-        correlations: number that a runtime call and the device event that it caused share; -1 for other events.
+        correlations: number shared by a runtime call and the device event that it caused; -1 for other events.
         details: index into `arguments`; -1 for events without arguments.
         texts: the distinct names, masked.
         lanes: the distinct (process, thread) pairs, as texts.
@@ -130,7 +130,7 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
     """Returns a trace, with its names masked. The JSON file may be compressed by gzip.
 
     Raises:
-        Unreadable: the file does not exist, is cut short or damaged, is not JSON or no trace, or exceeds the limits above.
+        Unreadable: the file does not exist, is cut short or damaged, is not JSON, is not a trace, or exceeds the limits above.
     """
     columns = _Columns()
     try:
@@ -194,7 +194,7 @@ class _Columns:
         """Takes all events of {"traceEvents": [...], ...} or of a bare list.
 
         Raises:
-            ValueError: it is not JSON or no trace, or has too many events.
+            ValueError: it is not JSON, is not a trace, or has too many events.
         """
         document = json.loads(text, strict=False, object_hook=self._take)
         events = document.get("traceEvents") if isinstance(document, dict) else document

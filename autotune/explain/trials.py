@@ -1,4 +1,4 @@
-"""Determines from a study's own trials what changing one knob of a configuration gains."""
+"""Determines how much a configuration gains if one knob is changed, from the study's own trials."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval, pooled
 from autotune.trials.session import configuration_key
 
-# Spread of a measurement in a fresh process that is assumed if no rounds have shown it. Measured: 3.9 % in six finals on an
+# Assumed spread of a measurement in a fresh process, as long as no rounds have shown it. Measured: 3.9 % in six finals on an
 # H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
-HALVED = 0.5  # below this share of the rate of the most similar trial, a trial refutes a value even if other knobs differ
+# A trial whose rate is below this share of the most similar trial's refutes a value even if the two differ in other knobs.
+HALVED = 0.5
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
@@ -37,7 +38,7 @@ class Tried:
     noise: Noise
 
     def gain(self, key: str, value: KnobValue) -> Gain | None:
-        """Returns what setting a knob gains.
+        """Returns the gain from setting a knob.
 
         The gain is measured if the study ran both configurations. Otherwise it is predicted from similar trials, or None if
         that is impossible.
@@ -56,8 +57,8 @@ class Tried:
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether trials with this value failed or were no faster than the most similar trials without it.
 
-        False if a trial with the value was faster, or if `gain` returns a measured gain. If two trials differ in other knobs,
-        too, these may cause the loss. So then a trial counts only if its rate is below HALVED times the other's.
+        False if a trial with the value was faster, or if `gain` returns a measured gain. If the two trials differ in other
+        knobs as well, those may cause the loss. So the trial then counts only if its rate is below HALVED times the other's.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
@@ -73,7 +74,7 @@ class Tried:
     def _results(
         self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
     ) -> list[tuple[float, int]]:
-        """Returns the result of `_compared` for a trial with the value; [] if nothing was measured next to it.
+        """Returns the result of `_compared` for a trial with the value; [] for a check without a rate to compare it with.
 
         A check is compared with the other side of its round: the machine may have been faster or slower during the search.
         """

@@ -51,10 +51,10 @@ class Claimed:
         """Why the entry changes nothing; "" if it changes something."""
         if self.entry["overrides"]:
             return ""
-        what = f"Nothing up to tier {self.tier}" if self.tier else "Nothing"
         if not self.is_compared:
-            return f"{what} was measured besides the baseline, the program as it was run: there is nothing to change."
-        measured = f"{what} that was measured" if self.tier else "Nothing measured"
+            only = f"Up to tier {self.tier}, only" if self.tier else "Only"
+            return f"{only} the baseline was measured, which is the program as it was run: there is nothing to change."
+        measured = f"Nothing measured up to tier {self.tier}" if self.tier else "Nothing measured"
         return f"{measured} was better than the program as it was run: there is nothing to change."
 
     @property
@@ -85,7 +85,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change, without the knobs in `dropped`."""
+        """Searched knobs that the entry does not change, except the knobs in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 
@@ -127,7 +127,7 @@ def worth_text(change: dict[str, Any] | None) -> str:
 def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None) -> dict[str, Any] | None:
     """Returns an entry's speedup over the baseline. The entry is the study's best, or with `tier` the best up to that tier.
 
-    If the baseline was kept, the entry's speedup is 1. The study's speedup then belongs to the configuration that lost.
+    If the baseline was kept, the entry's speedup is 1, and the summary's is that of the configuration that lost.
     """
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):

@@ -42,7 +42,9 @@ ROWS: dict[str, Row] = {
     "step.metrics_sync_interval": lambda value, _: {"logging_steps": value, "logging_nan_inf_filter": value == 1},
     "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
-CONTEXT = "Measured with workers by {0}: add dataloader_multiprocessing_context: {0}, which transformers 5.15 and later know."
+CONTEXT = (
+    "Measured with workers started by {0}: add dataloader_multiprocessing_context: {0}, which transformers 5.15 and later know."
+)
 USAGE = [
     'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',
     "      or copy the keys into your own file of arguments.",

@@ -126,7 +126,7 @@ def _amp(knobs: Knobs) -> str:
     if (value := knobs.get(AMP)) is None:
         return ""
     said = (
-        'Returns the context for the forward pass: `with autocast("cuda"): output = model(inputs)`; loss: use output.float().'
+        'Returns the context for a forward pass: `with autocast("cuda"): output = model(inputs)`; use output.float() in losses.'
     )
     dtype, enabled = ("float16" if value == "fp16" else "bfloat16"), ("" if value != "off" else ", enabled=False")
     body = ["# Scale the loss, too: torch.amp.GradScaler(device_type)."] if value == "fp16" else []

@@ -27,8 +27,8 @@ class Winner:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0. Includes
             `forced`.
-        forced: how the harness started the workers that the trial added, if it had to choose, as it does in trials and in
-            `autotune apply`: {"loader.multiprocessing_context": "fork"}; {} otherwise.
+        forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
+            the trial added; {} otherwise. In `autotune apply`, it chooses in the same way.
         full: the value of every known knob: from `knobs`, else the program's own.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
@@ -82,7 +82,7 @@ def _held(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
 
 
 def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
-    """Returns how the harness started the workers that the trial added, if it had to choose; {} otherwise.
+    """Returns the start method of the workers that the trial added, if the harness had to choose one; {} otherwise.
 
     From Python 3.14 on, workers are not forked by default. A trial forks those that cannot be started in the default way.
     """

@@ -104,7 +104,7 @@ class MetricReader(NamedTuple):
         method: its method that begins to train.
         interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
             reads.
-        seldom: makes an instance read at most once in a given number of steps; keeps a longer interval.
+        seldom: makes an instance read at most once in a given number of steps; a longer interval stays as it is.
         why_not: returns why an instance's interval cannot be set; "" if it can.
     """
 

@@ -1,7 +1,8 @@
 """Writes this process's stacks to a file if the tuner cannot request them by a signal.
 
-That is the case on another node, and if standard error is not the trial's log. The tuner requests the stacks by a file in the
-trial's folder. A thread checks for this file once a second, and does nothing else.
+A signal does not reach another node. And its handler writes the stacks to standard error, which may not be the trial's log. In
+both cases the tuner requests the stacks by a file in the trial's folder. A thread checks for this file once a second, and does
+nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ LOOK_S = 1.0
 
 
 def answer_by_file(spec: protocol.Spec) -> None:
-    """Starts the thread if the tuner needs it to reach this process. An empty file tells the tuner to wait for an answer."""
+    """Starts the thread if the tuner needs it to reach this process.
+
+    Also creates the file for the answer. While this file is empty, a tuner that has requested the stacks waits for them.
+    """
     scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return

@@ -169,8 +169,8 @@ class CallSizes:
     If the command line has a batch size, the number of samples is read from the dimension of the first input that has this
     size. Otherwise:
 
-    - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. An exception is a
-      matrix of a table's categories, next to a matrix of the table's numbers with the same number of rows.
+    - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
+      tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
     - A vector with as many numbers as the module's first layer takes is one sample.
     - Any other input counts by its leading dimension.
 

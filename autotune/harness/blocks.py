@@ -8,13 +8,13 @@ from .protocol import MeasureRules
 
 
 class Blocks:
-    """Groups steps into blocks of whole multiples of `width` steps, at least `min_s` long."""
+    """Groups steps into blocks. The number of steps in a block is a multiple of `width`; a block is at least `min_s` long."""
 
     def __init__(self, width: int, min_s: float) -> None:
         self.width, self.min_s = max(1, width), min_s
         self.rates_per_s: List[float] = []  # rate of each closed block
         self.block_s: List[float] = []  # length of each closed block
-        self.step_s: List[List[float]] = []  # steps of the last two closed blocks
+        self.step_s: List[List[float]] = []  # seconds of each step of the last two closed blocks
         self._open: List[float] = []
         self._open_s = self._open_samples = 0.0
         self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from .window import Window
     from .writes import Writes
 
-# Begins an argument of processes that multiprocessing has started by spawn, and of its fork server, whose forks inherit it.
+# Matches the beginning of an argument that multiprocessing gives to a process started by spawn, or to its fork server. The
+# server's forks inherit its arguments.
 _STARTED = re.compile(r"--multiprocessing-fork|(?:import sys; )?from multiprocessing\.forkserver import main;")
 
 
@@ -121,5 +122,5 @@ class TrialContext:
         raise NotImplementedError
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook for after a usual step; it leaves all other steps to `otherwise`, the harness's full hook."""
+        """Returns a short hook that runs after usual steps. After others, it calls `otherwise`, the harness's full hook."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
-A window with one and a half cycles has a biased rate. For 200 steps of 10 ms and a pause of a second, the rate was between 5 %
+A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
 too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that took many times
 as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one gap to the end of
 another.
@@ -15,7 +15,7 @@ LEAST_STEPS = 3  # that mean must be taken over at least this many steps
 # The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
 # gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest takes more than this many times as long
+SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
 # How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
 # is longer.
@@ -103,7 +103,7 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps of the longest recurring kind, which make cycles or may still make some; [] if there are none."""
+        """Returns the gaps of the longest kind that makes cycles, or may do so once the next gap comes; [] if there is none."""
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -120,7 +120,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # otherwise a single evaluation; rare ones are left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # not for a single evaluation: rare evaluations are left out
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -60,7 +60,10 @@ state = State()
 
 
 class Content:
-    """Bytes, never written to, and the operations to apply in order; or the floats, once computed. Shared by aliases."""
+    """The bytes of an image or batch, which are never written to, and the operations to apply to them, in order.
+
+    Once the floats are computed, it holds them too. Delayed tensors that are aliases share one content.
+    """
 
     __slots__ = ("data", "floats", "steps")
 

@@ -19,7 +19,7 @@ EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0  # how long rank 0 waits for the other ranks' results
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
-# A kernel fails after the call that queued it. So any later call may report this error, and the first may be the harness's.
+# A kernel fails after the call that queued it. So any later call may report it, and the call that does may be the harness's.
 FAULT_OF_A_KERNEL = re.compile(
     r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
     r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable)"
@@ -40,7 +40,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # closed at exit, so that a descriptor is free for the result even if the program uses all
+        if not context.is_applying:  # closed at exit: then a descriptor is free for the result even if the program has used all
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
@@ -231,7 +231,7 @@ def _end_daemons() -> None:
 
 
 def _fork_server() -> List[int]:
-    # It ends by itself, but its socket is in this process's folder.
+    # The fork server ends by itself, but its socket is in this process's folder.
     module = sys.modules.get("multiprocessing.forkserver")
     pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
     return [] if pid is None else [pid]

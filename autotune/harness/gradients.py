@@ -229,7 +229,7 @@ class Gradients:
             self.scaler.unscale_(self._own())
 
     def keeps(self, owner: Any) -> bool:
-        """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being accumulated."""
+        """Whether `zero_grad()` of an optimizer or a module must not clear gradients that are still being accumulated."""
         if not self.gathered or self.problem or not self._is_concerned(owner):
             return False
         if not self._is_dirty:

@@ -15,7 +15,7 @@ class Awaited(importlib.abc.MetaPathFinder):
 
     Args:
         name: dotted name of the module.
-        around: called with a function that executes the module, which `around` must call, and with the module.
+        around: called with a function that executes the module, and with the module. It must call the function.
     """
 
     def __init__(self, name: str, around: Callable[[Callable[[], None], Any], None]) -> None:

@@ -3,8 +3,8 @@
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
 55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
 for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
-Analysis). If too few effective blocks remain, no interval is given: it would be given mainly if correlated blocks looked
-independent by chance, and then it would be too narrow.
+Analysis). If too few effective blocks remain, no interval is given. With so few blocks, intervals would mostly come from
+correlated blocks that look independent by chance, and would be too narrow.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _correlation(errors: List[float], squares: float) -> float:
 
 
 def spread_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
-    """Returns the relative half-width by which a window ends (Student's t over merged blocks); None for too few blocks.
+    """Returns the relative half-width that decides when a window ends (Student's t over merged blocks); None for too few.
 
     This is not a confidence interval: it treats neighbouring blocks as independent, and is available from five blocks on.
     """

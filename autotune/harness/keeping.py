@@ -133,7 +133,7 @@ class Kept:
         return removed
 
     def removing_folders(self, remove: Call) -> Call:
-        """Returns an `os.rmdir` that only pretends to remove a folder if it contains only guarded files."""
+        """Returns an `os.rmdir` that pretends to remove a folder if everything in it is guarded."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             try:

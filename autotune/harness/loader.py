@@ -50,7 +50,7 @@ class Loader:
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
-        self._epoch_began = self.steps_per_epoch = 0  # number of steps at the beginning of this epoch, and in the last one
+        self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Loader:
 
     @property
     def given_batch_sampler(self) -> Any:
-        """The batch sampler it was constructed with; None when there was none or it is gone."""
+        """The batch sampler with which the loader was constructed; None if there was none or it no longer exists."""
         return self._given_batch_sampler()
 
     def made(self, loader: Any) -> None:
@@ -95,7 +95,10 @@ class Loader:
             self.began_lines.add(line)
 
     def begins_epoch(self, num_steps: int) -> None:
-        """Records that the program begins to iterate over it again, after `num_steps`. An evaluation on it is not an epoch."""
+        """Records that, after `num_steps` steps, the program begins to iterate over the loader again.
+
+        An iteration without steps, such as an evaluation, does not count as an epoch.
+        """
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
 
@@ -106,8 +109,8 @@ class Loader:
     def take(self) -> Tuple[float, float, int]:
         """Returns samples, seconds waited for input and number of batches since the last step.
 
-        Batches before a call in evaluation mode do not count, because they were evaluated, unless none came after it: then the
-        model was called in both modes on the same batch.
+        Batches before a call in evaluation mode do not count, because they were evaluated. But if no batch came after that
+        call, all count: the model was called in both modes on the same batch.
         """
         now, before = (self.samples, self.wait_s, self.num_yields), self._evaluated
         self.samples, self.wait_s, self.num_yields, self._evaluated = 0.0, 0.0, 0, (0.0, 0.0, 0)
@@ -132,7 +135,7 @@ class Loader:
         return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether `other` is this loader made again (each epoch, say), after it has trained: same site and arguments.
+        """Whether this loader has trained and `other` is the same loader made again (each epoch, say): same site and arguments.
 
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.

@@ -27,7 +27,7 @@ from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
-LEAST_STEPS = 3  # a loader that has fed only the first of so many steps, and is not iterated over any more, does not train
+LEAST_STEPS = 3  # after this many steps, a loader that fed only the first and is no longer iterated over does not train
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 
@@ -135,7 +135,7 @@ class LoaderWatch:
     def _begins_epoch(self, info: Loader) -> None:
         """Leaves out what came since the last step, if that was an evaluation and epochs are short.
 
-        The first step of an epoch is otherwise left out as a whole, together with the evaluation before it.
+        In long epochs, the first step is left out as a whole instead, together with the evaluation before it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps

@@ -1,9 +1,9 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
-The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count. They
-are never computed from the median step: loader-bound steps come in bursts of one per worker, and their median is wrong no
-matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends. The interval that
-is reported afterwards accounts for correlated blocks, or is None (interval.py).
+The meter is fed finished steps. A rate is samples divided by wall time, over a number of steps that is a multiple of the
+loader's worker count. It is never computed from the median step: loader-bound steps come in bursts of one per worker, and their
+median is wrong no matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends.
+The interval that is reported afterwards accounts for correlated blocks, or is None (interval.py).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Meter:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds so far that count against the limit of the warm-up. A few long compilations do not, but endless ones do."""
+        """Seconds so far that count against the limit of the warm-up. A few long compilations do not count, endless ones do."""
         return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:
@@ -256,7 +256,7 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """Returns the half-width at which to stop; until `promoted_max_s`, a smaller one if the rate may be the best so far."""
+        """Returns the half-width at which to stop. If the rate may be the best so far, it is smaller until `promoted_max_s`."""
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac

@@ -2,8 +2,8 @@
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer. A program may have
 several (GAN, encoder and decoder, the children of a module whose `training_step` is called directly). A root's class is swapped
-for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the
-original class, and no global patch remains to disturb the compiler.
+for a subclass that only overrides `__call__`. So `forward` keeps its signature; deepcopy, pickle and `state_dict` see the
+original class; and no global patch remains to disturb the compiler.
 """
 
 from __future__ import annotations
@@ -253,7 +253,8 @@ class ModuleWatch:
     def settle(self) -> None:
         """Stops intercepting the calls of idle roots. Called by `Session._look`, not at each call.
 
-        No root is idle while a pass marks the phases of a step: it replaces `run`.
+        While a pass of `explain` is active, no root counts as idle: the pass replaces `run` to mark the phases of a step, so
+        every call must go through `run`.
         """
         for root in self.roots:
             is_idle = root.around is None and self._parallel.is_due is None and self._context.explained is None
@@ -273,7 +274,10 @@ class ModuleWatch:
         return samples
 
     def give_samples(self, samples: float) -> None:
-        """Counts samples for the current step as if a root had been called with them; the replay of a graph calls none."""
+        """Counts samples for the current step as if a root had been called with them.
+
+        For the replay of a CUDA graph, which calls no root.
+        """
         for root in self.roots[:1]:
             root.samples = samples
 

@@ -81,7 +81,7 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
-            # The scaler gives its scale only to a fused optimizer, which unscales itself; others fail if they are given one.
+            # The scaler gives its scale only to a fused optimizer, which unscales itself; others fail if given a scale.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False

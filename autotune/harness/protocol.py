@@ -148,8 +148,8 @@ class Spec:
             from this and the program's batch size. None leaves the program's steps unchanged.
         seed: seed set for random, numpy and torch before the program runs; None leaves them unseeded.
         max_steps: in mode "parity", the number of optimizer steps.
-        max_s: in mode "parity", a time limit in seconds from the first step; after it, 8 steps are enough; None for no limit.
-            In mode "explain", seconds of the pass "lines"; None for 5.
+        max_s: in mode "parity", seconds from the first step after which the run ends as soon as it has made 8 steps; None for
+            no limit. In mode "explain", seconds of the pass "lines"; None for 5.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
@@ -273,8 +273,8 @@ class RankResult:
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
-            curve is the mean loss of each of the first optimizer steps, without gradient scaling, None for a loss that is not
-            finite; it is empty if it is not available, and "why_no_curve" says why.
+            curve is the mean loss of each of the first optimizer steps, without gradient scaling; None for a loss that is not
+            finite. If the curve is not available, it is empty, and "why_no_curve" says why.
         scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.

@@ -21,7 +21,7 @@ from . import members
 from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
-MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, besides those after the announcement of the last one
+MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, in addition to `num_ahead` (announcement.py)
 LOOK_S = 1.0  # about how many seconds to observe if steps are short
 MAX_PROBE_BYTES = 32 << 20  # largest all-reduce; beyond this, bandwidth hardly depends on the size
 PROBES = 4  # number of all-reduces; the first is discarded
@@ -39,11 +39,11 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to observe, besides those after the announcement of the last one; 0 without a wrapper."""
+        """Returns how many steps to observe, in addition to `num_ahead` (announcement.py); 0 without a wrapper."""
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:
-        """Starts the timers after the window. Buffers of a compiled program are not timed: graphs may contain the patch."""
+        """Starts the timers after the window. In a compiled program, buffers are not timed: graphs may contain the patch."""
         try:
             for wrapper in self._parallel.living:
                 Wrapped._set_ddp_runtime_logging_sample_rate(wrapper, 1)  # type: ignore[no-untyped-call]

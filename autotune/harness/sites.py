@@ -1,4 +1,4 @@
-"""Finds the training loader again in a real run, where the program may be edited, moved or trained for many epochs.
+"""Finds the training loader again in a real run. The program may have been edited or moved, and trains for many epochs.
 
 Within a study the program does not change, so file, line and ordinal identify a loader. A file of settings is used later: lines
 may have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So
@@ -77,7 +77,7 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
 
 
 class TargetSites:
-    """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps none alive once training runs."""
+    """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps no loader alive once training runs."""
 
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target

@@ -141,7 +141,7 @@ def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tup
     """Returns the seconds waited for a core and a clock's time at the same moment.
 
     The system often takes a core away during these calls. The wait would then count on only one of the two clocks: a worker on
-    busy cores seemed to be blocked for a fifth of its time. So after a wait in between, both are read again.
+    busy cores seemed to be blocked for a fifth of its time. So both are read again if there was a wait between the readings.
     """
     for _ in range(READINGS - 1):
         before_s, now = delay_s(), clock()

@@ -31,7 +31,7 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns the pairs of keys (env.NAME, another knob) in which both may set the same environment variable."""
+    """Returns pairs of keys, env.NAME and another knob, that may both set the same environment variable."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 

@@ -47,7 +47,10 @@ class Row:
 
 
 def overview(host_context: HostContext | None = None) -> dict[str, list[Row]]:
-    """Returns {family: a row for each knob}, in the catalogue's order, env.NAME last; without a machine, no knob is blocked."""
+    """Returns {family: a row for each knob} in the catalogue's order, with env.NAME last.
+
+    If no machine is given, no knob is blocked.
+    """
     families: dict[str, list[Row]] = {}
     for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
         blocked = None if host_context is None else found.blocked(host_context)

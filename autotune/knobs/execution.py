@@ -237,8 +237,8 @@ ACTIVATION_CHECKPOINTING = Knob(
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
         "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are modules directly in a Sequential or "
-        "ModuleList: the outermost ones of the most frequent class. In models of transformers, the library's own switch is "
-        "used."
+        "ModuleList: the outermost ones of the most frequent class. For models of the transformers library, the library's "
+        "own switch is used."
     ),
     helps=(
         "A device full of activations (long sequences, large images, deep models): only the activations of one block and those "
@@ -266,7 +266,7 @@ SDPA = Knob(
         "`mem_efficient` and `cudnn` each allow one fused kernel, and the unfused `math` for inputs that this kernel cannot "
         "take. `math` allows no fused kernel."
     ),
-    helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
+    helps="On a GPU: transformers whose head size, sequence length or mask suits another kernel than torch's first choice.",
     hurts=(
         "Each kernel accepts only some inputs (flash: 16 bits, no custom mask). If it accepts none of a program's inputs, "
         "`math` computes everything, with the whole matrix of scores in memory, and the value is not applicable. Sums are "

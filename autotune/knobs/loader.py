@@ -178,8 +178,8 @@ MULTIPROCESSING_CONTEXT = Knob(
         "program once (forkserver), or as new interpreters (spawn). It needs loader.num_workers > 0."
     ),
     helps=(
-        "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
-        "keeps memory alive or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
+        "forkserver and spawn: a training process of many gigabytes or threads, where fork takes long to copy page tables, "
+        "holds on to memory or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
@@ -187,7 +187,10 @@ MULTIPROCESSING_CONTEXT = Knob(
         "cannot be pickled, or importing the main module starts the training, workers can only be forked: the baseline checks "
         "this, and workers added to such a program are forked under every version of Python."
     ),
-    start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
+    start_cost=(
+        "the imports of the program: with forkserver once; with spawn in every worker, and again at every epoch unless the "
+        "workers are persistent"
+    ),
 )
 
 IN_ORDER = Knob(
@@ -210,7 +213,7 @@ IN_ORDER = Knob(
     ),
     hurts=(
         "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
-        "set to false only where the loader shuffles, since any other order may be intended. Needs torch 2.6."
+        "set to false only for a loader that shuffles: the order of another loader may be intended. Needs torch 2.6."
     ),
 )
 
@@ -328,8 +331,8 @@ DEVICE_PREFETCH = Knob(
         "for its copy."
     ),
     hurts=(
-        "The device holds one batch more. The program gets a batch only once the loader has made the next one, so it waits one "
-        "batch earlier for a slow loader. With loader.num_workers=0 the order of random numbers between data set and model "
+        "The device holds one batch more. The program gets a batch only after the loader has made the next one too, so it "
+        "waits longer for a slow loader. With loader.num_workers=0 the order of random numbers between data set and model "
         "changes. Not measured on a GPU yet."
     ),
 )
@@ -358,11 +361,11 @@ UINT8_TRANSFER = Knob(
         False: "convert and normalise in the data set's transforms",
     },
     summary=(
-        "Keeps images as they were decoded, one byte a value, until they are on the device. If the training "
-        "loader's data set ends with the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the "
-        "arithmetic per channel after it (Normalize), these operations are only recorded there, and carried out in the same "
-        "order where the program moves the batch. The program, its transforms and the other loaders stay as they are, and the "
-        "model sees the same float32 tensors."
+        "Keeps images as they were decoded, one byte a value, until they are on the device. The last transforms of the "
+        "training loader's data set must be the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and "
+        "arithmetic per channel (Normalize). The loader then only records these operations. They are carried out, in the same "
+        "order, when the program moves the batch to the device. The program, its transforms and the other loaders stay as "
+        "they are, and the model sees the same float32 tensors."
     ),
     helps=(
         "Only a quarter of the bytes goes from the workers to the training process, through page-locked memory and over the "
@@ -372,7 +375,7 @@ UINT8_TRANSFER = Knob(
         "The device does the arithmetic instead, a few passes over the batch. On a CPU the training process does it, between "
         "the steps; there the knob is tried only when you name its values. If anything else uses the floats before the batch "
         "is moved (RandomErasing after Normalize, MixUp in the collate function), the images are converted as before; if that "
-        "happens for most batches, the knob is not applicable. Images that NumPy converts to floats are not seen. Not measured "
+        "happens for most batches, the knob is not applicable. A conversion to floats by NumPy is not recognised. Not measured "
         "on a GPU yet."
     ),
 )

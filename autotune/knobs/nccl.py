@@ -1,10 +1,10 @@
 """Knobs of NCCL, which carries gradients between GPUs: environment variables that are set before the interpreter starts.
 
 Names, values and defaults follow NCCL's documentation, "Environment Variables"
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most variables under
-debugging: NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob
-is offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL
-version.
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). Most variables are listed
+there under debugging, since NCCL chooses values from a model of the machine, and a later version may choose better than a fixed
+value. So a knob is offered only if it can matter on this machine's topology, and a result holds only for the study's machine,
+model and NCCL version.
 
 NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.
 The knobs have not been measured on a GPU yet.
@@ -25,7 +25,7 @@ HOPPER = (9, 0)  # first compute capability with NVLink SHARP
 # First NCCL that accepts "allreduce:tree". From this version on, a bare "tree" fails for collectives without a tree.
 PER_COLLECTIVE = (2, 24)
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
-# NCCL's level -> kinds of path (as in `nvidia-smi topo -m`) that it adds to those of the level before; sorted from near to far.
+# NCCL's level -> kinds of path (as in `nvidia-smi topo -m`) that it allows besides those of the levels before it.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
 MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
@@ -129,12 +129,15 @@ def algorithms(host_context: HostContext) -> list[KnobValue]:
 
 
 def p2p_levels(host_context: HostContext) -> list[KnobValue]:
-    """Returns the levels that differ here: "LOC" (no direct reads), and each level that adds pairs of GPUs."""
+    """Returns the levels that make a difference here: "LOC" (no direct reads), and each level that adds pairs of GPUs."""
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
-    """Returns the knob of one variable, which NCCL_ and the key's last part name; AUTO and UNSET leave the variable unset."""
+    """Returns the knob of one variable.
+
+    Unless `variable` is given, its name is NCCL_ plus the last part of the key. AUTO and UNSET leave the variable unset.
+    """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"
     unless = default if default in (AUTO, UNSET) and not isinstance(default, bool) else None
@@ -169,7 +172,7 @@ ALGO = _nccl(
     ),
     helps=(
         "NCCL's model of the machine is wrong for these message sizes: trees have less latency over many ranks, rings more "
-        "bandwidth, NVLS adds up in the NVSwitches."
+        "bandwidth, and NVLS computes the sums in the NVSwitches."
     ),
     hurts=(
         "One algorithm for every size of message is rarely best. Since NCCL 2.24, a bare name ends the program at the first "

@@ -66,7 +66,7 @@ RESHARD_AFTER_FORWARD = Knob(
     helps="false saves one all-gather of all parameters a step, if the memory suffices; true is what makes large models fit.",
     hurts=(
         "false keeps the whole model on each rank between forward and backward pass, in addition to its shard. It has no "
-        "effect on a model that is sharded as a whole, or not at all."
+        "effect on a model that is sharded as a whole or that is not sharded."
     ),
 )
 
@@ -118,7 +118,7 @@ STATIC_GRAPH = Knob(
     ),
     hurts=(
         "A graph that changes with the data (branches, layers left out at random) trains wrongly or fails: losses are compared "
-        "with the baseline's before it may win. Without unused parameters it gains little."
+        "with the baseline's before `true` may win. Without unused parameters it gains little."
     ),
 )
 
@@ -138,7 +138,7 @@ GRADIENT_AS_BUCKET_VIEW = Knob(
         "DistributedDataParallel(gradient_as_bucket_view=True): `.grad` of a parameter is a view into the bucket that is sent, "
         "not a copy of it."
     ),
-    helps="Saves one copy of all gradients, in memory and in time; models whose gradients take much of the memory.",
+    helps="Models whose gradients take much of the memory: saves one copy of all gradients, in memory and in time.",
     hurts="A program that calls `detach_()` on gradients, or puts other tensors in their place, fails.",
 )
 

@@ -13,7 +13,7 @@ def thread_counts(host_context: HostContext) -> list[KnobValue]:
 
 
 def thread_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
-    """Returns the bounds of a thread count. Twice the cores are allowed since some machines report only half."""
+    """Returns the bounds of a thread count. Some machines report only half of their cores, so twice the number is allowed."""
     return 1, max(8, 2 * host_context.num_cores)
 
 
@@ -45,8 +45,8 @@ OMP = Knob(
     brief="OMP_NUM_THREADS",
     phrase="OMP {}",
     summary=(
-        "OMP_NUM_THREADS, read once when OpenMP loads: the initial thread count of torch, NumPy's and SciPy's OpenMP builds "
-        "and OpenCV, in the training process and in everything it starts."
+        "OMP_NUM_THREADS, read once when OpenMP loads: the initial thread count of torch, of NumPy and SciPy built with OpenMP "
+        "and of OpenCV, in the training process and in everything it starts."
     ),
     helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
@@ -87,8 +87,8 @@ MKL = Knob(
     ),
     helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores together with torch's own threads.",
     hurts=(
-        "torch built with MKL also uses this number for all of its operators. It has precedence over threads.omp, and "
-        "threads.intra over both: tune one of the three."
+        "torch built with MKL also uses this number for all of its operators. Of the three knobs, threads.intra has "
+        "precedence, then threads.mkl, then threads.omp: tune only one of them."
     ),
 )
 

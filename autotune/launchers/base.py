@@ -15,7 +15,7 @@ from autotune.clock import Clock
 from autotune.harness import protocol
 from autotune.known_messages import Facts
 
-if TYPE_CHECKING:  # psutil, which it imports, may be missing where `autotune.apply` runs
+if TYPE_CHECKING:  # psutil, which `watch` imports, may be missing where `autotune.apply` runs
     from autotune.monitors.watch import MachineWatch
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
@@ -221,7 +221,7 @@ class Launcher(ABC):
     def slots(self) -> list[Slot]:
         """Returns at once the slots on other machines that are ready now; the first call requests them.
 
-        A launcher that starts trials on this machine has none; the slots of this machine are `beside`.
+        A launcher that starts trials on this machine returns []; `beside` returns the slots of this machine.
 
         Raises:
             BadInput: no such machine is available, or it cannot run the study's trials.

@@ -18,11 +18,13 @@ from autotune.launchers.link import Link
 from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
+from autotune.quantities import seconds_text
 
-# Run by the node's shell before the agent, so that a missing interpreter is reported with the node's name. On a job's other
-# nodes it only waits until standard input ends. srun passes the link to all tasks, so that happens when the link closes.
+# Shell script that starts the agent on a node. It first checks that the node sees the files, and reports a missing one with
+# the node's name. On a job's other nodes it only waits until standard input ends. srun passes the link to all tasks as their
+# standard input, so these tasks end when the link closes.
 _AGENT = (
-    # After the message it waits: srun ends all tasks once one has failed, and may lose what that one has just printed.
+    # After the message, sleep: srun ends all tasks once one has failed, and may lose what the failed task has just printed.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
@@ -88,7 +90,7 @@ class ChildTransport(Transport):
 
 def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
     """Returns the error to raise if an engine provided no node within `launch.queue_minutes`; `why` is its reason."""
-    problem = f"{engine} had no node within that time ({why or 'it has not answered'}), got {waited_s / 60:.2g}"
+    problem = f"{engine} provided no node within {seconds_text(waited_s)} ({why or 'it has not answered'})"
     return BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
 

@@ -18,8 +18,8 @@ from autotune.launchers.writers import parent_of
 class Descendants:
     """The processes of all running trials.
 
-    `look` lists all process ids, but reads only the parents of new ones. That is cheap enough to do once a second while a trial
-    is measured.
+    `look` lists all process ids, but looks up the parents of new processes only. That is cheap enough to do once a second while
+    a trial is measured.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
 the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. Other programs do not wait and come before any waiting process of a trial, so what they
+and nothing has to be restored later. Other programs do not wait, and go before any waiting process of a trial, so what they
 write is kept.
 """
 
@@ -26,8 +26,8 @@ from autotune.launchers.leases import Lease
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
-MAX_AGAIN_BYTES = 256 << 20  # a file whose openings are limited is not copied again if the copies are larger than this in sum
-STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program's save
+MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
+STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
 LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
@@ -36,8 +36,8 @@ class Guarded:
     """A guarded file, until `end`.
 
     Args:
-        max_openings: how often the trial may open the file for writing before it gets the file itself; the original is then
-            copied aside. If other programs open it more often, it is no longer guarded. None for no limit.
+        max_openings: how often the trial may open the file for writing. After that, the trial gets the file itself, and the
+            original is copied aside. A file that other programs open more often is no longer guarded. None for no limit.
 
     Attributes:
         path: the file, resolved.
@@ -123,10 +123,10 @@ class Guarded:
             lease.close()  # this lets the waiting process continue
 
     def _count_opening(self, size: int) -> None:
-        """Counts an opening by the trial of the file, which has `size` bytes.
+        """Counts that the trial has opened the file, which has `size` bytes.
 
         Raises:
-            OSError: there were too many: each makes the trial wait for a copy, which would slow a log that each step opens.
+            OSError: it was opened too often. Each time, the trial waits for a copy: a log opened at each step would slow it.
         """
         self._num_openings += 1
         if self._max_openings is None:

@@ -19,7 +19,7 @@ from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, pla
 
 ANSWER_S = 0.5  # how long a process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes may take that are asked through a file, for which they check once a second
+AWAY_S = 4.0  # how long processes that are asked through a file may take; they check for the file once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -271,7 +271,7 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 
 def _answers(scratch: Path, until_s: float) -> list[Looked]:
-    """Returns the processes that have written their stacks to a file; waits for those that have announced it."""
+    """Returns the processes that have written their stacks to a file. Waits for processes whose file is still empty."""
     pattern = STACK_FILE.format(host="*", pid="*")
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)

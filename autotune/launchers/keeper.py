@@ -1,7 +1,7 @@
 """Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
-time. This process guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
+time. The keeper guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
 trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the
 lease is released. It also records which files the trial's processes write. It is a separate process, so that files stay
 guarded if the tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the
@@ -53,7 +53,7 @@ from autotune.launchers.writers import (
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text in which programs keep metrics, and which they begin anew
-# Other text is often a configuration that one rank writes and all read, so it is guarded only if it is named as a log is.
+# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
 STDIN = 0
 READ_BYTES = 1 << 16
@@ -72,7 +72,7 @@ ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
 def is_log(name: str) -> bool:
-    """Whether a file is named as text files are in which programs keep metrics."""
+    """Whether a file's name is typical of text files in which programs keep metrics."""
     return name.endswith(LOGS) or (name.endswith(MAY_BE_LOGS) and bool(LOG_NAMES.search(name)))
 
 
@@ -88,7 +88,7 @@ class Trial:
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # earliest and latest time of the next scan
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
-        self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version as the trial began
+        self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version when the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
         for path in message["files"]:
             self._guard(Path(path))
@@ -147,7 +147,7 @@ class Trial:
         kept = {guarded.path for guarded in there if guarded.is_kept} | spared & self._there
         return {
             "is": "ended",
-            "kept": sorted(map(str, kept - aside.keys())),  # what was kept for some time and then overwritten is not kept
+            "kept": sorted(map(str, kept - aside.keys())),  # a file that was overwritten in the end was not kept
             "aside": {str(path): str(copy) for path, copy in aside.items()},
             "open": {
                 **{
@@ -177,7 +177,8 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        if guarded.why_not:  # as on most network file systems: named only if it changes, since most text is no log
+        # Most network file systems have no leases. There, a file is reported only if it changes: most text files are no logs.
+        if guarded.why_not:
             self._unleased[path] = _version(path)
 
     def _watch(self, folder: Path) -> None:
@@ -229,7 +230,8 @@ class Trial:
             guarded.follow()
 
     def _publish(self) -> None:
-        text = "".join(f"{path}\0" for path in sorted(self._guarded) if not self._guarded[path].aside)  # else it is the trial's
+        # A file whose original was copied aside is the trial's.
+        text = "".join(f"{path}\0" for path in sorted(self._guarded) if not self._guarded[path].aside)
         if text != self._published:
             self._published = text
             temporary = self._place / f"{protocol.KEPT_FILE}.tmp"

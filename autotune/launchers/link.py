@@ -63,7 +63,7 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard, or since the link was opened.
 
-        Pieces of a long message count. Beats that arrive in the middle of a message do not: its length must have been wrong.
+        Pieces of a long message count. Beats in the middle of a message do not count: its announced length must be wrong.
         """
         return time.monotonic() - self._heard_s
 

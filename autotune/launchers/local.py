@@ -100,7 +100,7 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process that carries this study's mark, or that of the slot. See `Launcher.sweep`."""
+        """Ends every process that carries a mark of this study or, on a slot, a mark of the slot. See `Launcher.sweep`."""
         name = self.slot.name if self.slot else None
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
@@ -286,7 +286,7 @@ class LocalRunning(Running):
                 self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
-        """Ends the trial itself if the supervisor was killed or does not end the trial in time."""
+        """Ends the trial without the supervisor if the supervisor was killed or does not end the trial in time."""
         graces = self._graces
         patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
         if self._cause is not None and now_s - self._cause_s > patience_s:

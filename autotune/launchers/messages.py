@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """Observations of a node's monitor in a trial's window, with the names of `MachineWatch`."""
+    """Observations of a node's monitor in a trial's window, named as in `MachineWatch`."""
 
     disturbances: list[Disturbance] = dataclasses.field(default_factory=list)
     cpu_use: CpuUse | None = None

@@ -6,7 +6,7 @@ the node. It starts and ends processes with the same LocalLauncher that the tune
 or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
-           {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line each
+           {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
            {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
            {"do": "start", "launch"} answered when the first process runs, or by the problems of a launch that is bad input
            {"do": "progress"}        the newest progress of the running trial
@@ -205,8 +205,8 @@ def missing(message: Message) -> list[str]:
     """Returns a problem for each file or folder that the study needs and this machine does not see.
 
     Args:
-        message: "cwd", "program" (the first word of the command), "runs_dir", and "token", a file that the tuner has made
-            in it.
+        message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
+            tuner has made).
     """
     cwd, program, runs_dir = (os.fspath(message[name]) for name in ("cwd", "program", "runs_dir"))
     host = platform.node()

@@ -15,7 +15,7 @@ from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance
 from autotune.monitors.watch import MachineWatch
 
-ANSWER_S = 60.0  # longest wait for an answer, besides what the question itself may take
+ANSWER_S = 60.0  # longest wait for an answer, in addition to the time that the question itself may take
 
 
 class NodeWatch(MachineWatch):

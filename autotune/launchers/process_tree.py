@@ -45,7 +45,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns those of {id: seconds since the epoch when created} that still run, without processes that reuse an id."""
+    """Returns the processes that still run, of {id: seconds since the epoch when created}; skips ids that were reused."""
     found = []
     for pid, created_s in seen.items():
         with contextlib.suppress(psutil.Error):
@@ -112,7 +112,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def mark(process: psutil.Process) -> str:
-    """Returns a process's MARK_VARIABLE; "" if it has none, or if it is another user's, who may set it to anything."""
+    """Returns a process's MARK_VARIABLE; "" if it has none, or runs as another user, who may set any mark."""
     try:
         found = str(process.environ().get(MARK_VARIABLE, ""))
         return found if found and process.uids().real == os.getuid() else ""

@@ -53,7 +53,7 @@ class ProgressFile:
         try:
             raw = json.loads(line)
             progress = Progress(**{name: value for name, value in raw.items() if name in _FIELDS})
-            written_s = min(time.monotonic(), float(progress.time_s))  # if time_s is NaN, this order gives the time now
+            written_s = min(time.monotonic(), float(progress.time_s))  # if time_s is NaN, min() returns its first argument
             progress.step = int(progress.step)
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return

@@ -119,7 +119,7 @@ class RemoteLauncher(Launcher):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left running on the node. See `Launcher.sweep`.
 
-        On other nodes, nothing of it runs any more after link.LEASE_S.
+        What it left on other nodes ends by itself after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:
@@ -317,8 +317,8 @@ def unlike(first: Slot, slot: Slot) -> list[str]:
     """Returns a problem for each difference that makes the rates of two nodes incomparable."""
     one, other = comparable(first.facts), comparable(slot.facts)
     return [
-        f"launcher: node {slot.host} is unlike node {first.host}, on which the study began: {name} was {one[name]!r}, got "
-        f"{other[name]!r}. Resume the study when a node like the first is free: autotune resume."
+        f"launcher: node {slot.host} is unlike node {first.host}, on which the study began, got {name} {other[name]!r} "
+        f"instead of {one[name]!r}. Resume the study when a node like the first is free: autotune resume."
         for name in one
         if one[name] != other[name]
     ]

@@ -46,8 +46,8 @@ class SlotsLauncher(LocalLauncher):
 
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
-    """Returns slots of this machine, each with the same number of GPUs (UUIDs; none for trials on the CPU) and cores."""
-    # Sorted so that CPUs of one NUMA node are together, and in a node the threads of one core.
+    """Returns slots of this machine, each with as many cores and `gpus` (UUIDs; [] for trials on the CPU) as the others."""
+    # Sorted so that the CPUs of one NUMA node are together, and within a node the hardware threads of one core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)
@@ -65,7 +65,10 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 
 
 def _turns(gpus: Sequence[str]) -> list[int]:
-    """Returns at which turn each slot gets its cores: in the order of its GPU's NUMA node, if that of every GPU is known."""
+    """Returns each slot's place in the order in which cores are handed out.
+
+    Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known.
+    """
     nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
     order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))
     return [list(order).index(index) for index in range(len(gpus))]

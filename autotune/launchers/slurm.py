@@ -46,7 +46,7 @@ OPTIONS = {
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
-# What scancel prints about a job that is over; a newer Slurm forgets a job after MinJobAge, as if it had never been.
+# What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 JOIN = "--jobid"  # option of srun that starts a step in an existing job
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
@@ -111,7 +111,7 @@ class Srun(ChildTransport):
     ) -> None:
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
-        self._is_of_user = JOB in os.environ or any(word.startswith(JOIN) for word in self._words)  # srun starts a step only
+        self._is_of_user = JOB in os.environ or any(word.startswith(JOIN) for word in self._words)  # srun only starts a step
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
@@ -239,7 +239,7 @@ def has_steps(slurm: SlurmOptions, program: str) -> bool:
 def command(
     slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False, name: str = "autotune"
 ) -> list[str]:
-    """Returns srun with options that start the agent on a node; inside an allocation of the tuner, as a step of that job.
+    """Returns the srun command that starts the agent on a node; if the tuner runs in a job, as a step of that job.
 
     Args:
         slurm: `launch.slurm`.

@@ -1,4 +1,4 @@
-"""Talks to the agent on a node: a transport, one for each engine, starts it; a `Node` exchanges questions and answers."""
+"""Talks to the agent on a node. The engine's transport starts it, and a `Node` exchanges questions and answers with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.plain_text import shortened
 
 SILENT_S = 10.0  # after this time without a beat, the engine is asked whether the node is still there
 LOST_S = 32.0  # after this time the node counts as lost, whatever the engine says: its agent has exited by then (link.LEASE_S)
-LEAVE_S, KILL_S = 15.0, 3.0  # an agent that exits needs its grace periods to end a trial
+LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for an agent to end its trial and exit, and for the exit after a signal
 
 
 class NodeLost(Exception):
@@ -139,7 +139,7 @@ class Node:
 
 
 def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
-    """Closes the link and waits for the process at its other end to exit; ends it if it does not exit or cannot notice."""
+    """Closes the link and waits for the process at its other end to exit; ends it if it does not exit or cannot be reached."""
     is_reached = link.is_begun and not link.is_lost and link.silent_s < SILENT_S
     leave_s = LEAVE_S if is_reached else 1.0 if link.is_begun else 0.0
     link.close()

@@ -30,11 +30,11 @@ from autotune.studies import RESERVED_NAMES
 
 ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
-MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is ignored as a data set
-MAX_LEFT = 50  # maximum number of new files that a report lists as written by the trial, and maximum number of unknown origin
+MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
+MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
 MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
-MANY_LOGS = 100  # a folder with more files that are named like logs holds a data set
+MANY_LOGS = 100  # if more files of a folder are named like logs, they are taken for a data set
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
@@ -106,7 +106,7 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # made by a trial on another slot
         self.made.update(wrote)
         self.made.update(made)
-        self.made.update(map(Path, said.get("aside", {})))  # now a trial's: the user's content is the copy
+        self.made.update(map(Path, said.get("aside", {})))  # now a trial's: the copy has the user's content
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -190,7 +190,7 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
-        Other text files are left out: they are configuration files, which people edit while a study runs.
+        Text files are left out, since people edit configuration files while a study runs. For logs, see `logs`.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
@@ -233,7 +233,7 @@ class Folders:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
-        """Returns what else a trial made: folders anywhere, and files outside or deeper in the known folders.
+        """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
 
         Leaves out files in the study or in a temporary folder, and files in a folder that is returned.
         """

@@ -103,7 +103,7 @@ class WarmServer:
 
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
-    """Returns why a command cannot be started warm; "" if it can: `python SCRIPT ...` and `python -m MODULE ...`."""
+    """Returns why a command cannot be started warm; "" if it can. Only `python SCRIPT ...` and `python -m MODULE ...` can."""
     if not PYTHON.fullmatch(os.path.basename(argv[0])) or with_harness(argv) != list(argv):
         return "the command does not begin with an interpreter of Python"
     first = argv[1] if len(argv) > 1 else ""

@@ -94,7 +94,7 @@ class CpuUse:
     Attributes:
         seconds: between the two looks.
         num_cores: cores that the trial may use at most.
-        is_part: whether the machine has more cores than `num_cores`. Then `culprits` may have used other cores than the trial.
+        is_part: whether the machine has more cores than `num_cores`. Then `culprits` may also have used other cores.
         own_cores: used by this study. Here and below, 1.0 is one core all the time.
         tuner_cores: used on the trial's cores by autotune itself (tuner, supervisor, tracker).
         foreign_cores: used by foreign processes, without the kernel's own work.

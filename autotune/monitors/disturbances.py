@@ -93,7 +93,7 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 
 
 def own_share(use: CpuUse | None) -> str:
-    """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
+    """Returns a sentence if autotune itself took CPU time from a trial that lacked cores; "" if it did not, or if unknown.
 
     This time is reported but is no disturbance, because it slows all compared trials alike.
     """

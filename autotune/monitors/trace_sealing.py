@@ -1,7 +1,7 @@
 """Removes secrets from the traces that torch.profiler wrote: from names of operators and ranges, paths and arguments.
 
-All strings of the JSON document are masked, one by one. Outside of strings it can only have numbers and punctuation. A text
-that has anything else is no trace, and nothing of it is kept.
+All strings of the JSON document are masked, one by one. Outside of strings, JSON has only numbers, constants and punctuation. A
+text that has anything else is no trace, and nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Mask = Callable[[str], str]
 
 
 def seal_trace(path: Path, mask: Mask) -> None:
-    """Replaces a compressed trace with one without secrets, if it holds any. Whatever is not JSON is dropped.
+    """Masks the secrets in a compressed trace, and drops whatever is not JSON.
 
     If the disk has no room for the copy, the trace is removed.
     """
@@ -61,7 +61,7 @@ def _text_of(path: Path) -> tuple[str, bool]:
 
 
 def _masked(mask: Mask, string: str) -> str:
-    """Returns a JSON string with its content masked; both include the quotes."""
+    """Returns a JSON string with its content masked. Argument and result include the quotes."""
     try:
         text = str(json.loads(string, strict=False))
     except ValueError:

@@ -16,9 +16,9 @@ COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent i
 class WaitingWatch:
     """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    No other measure shows what foreign load costs a trial. This was measured while another program used one of two cores. A
-    trial with one thread ran at 1.07 times its usual speed, a trial with two threads at 0.06 times. A thread's counter
-    disappears with the thread, so looks are taken about once a second while the trial runs.
+    No other measure shows what foreign load costs a trial. While another program used one of two cores, a trial with one
+    thread ran at 1.07 times its usual speed, a trial with two threads at 0.06 times. A thread's counter disappears with the
+    thread, so looks are taken about once a second while the trial runs.
     """
 
     def __init__(self, proc: Path = PROC) -> None:

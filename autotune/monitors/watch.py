@@ -54,7 +54,7 @@ class MachineWatch:
         self.use(device)
 
     def use(self, device: DeviceMonitor) -> None:
-        """Watches this device from now on; the processes and memory on it now count as its idle state."""
+        """Watches this device from now on; its processes and memory use at this moment count as its idle state."""
         self._device = device
         self._residents = set(device.compute_processes())
         self._gate = MemoryGate(device, clock=self._clock.monotonic)

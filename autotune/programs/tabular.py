@@ -122,7 +122,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules with parameters in the model's outermost module lists, and in lists directly inside those."""
+    """Yields the modules that have parameters, from the model's outermost module lists and the lists directly inside those."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself

@@ -35,7 +35,7 @@ ENDLESS_SAMPLES = 100_000  # length of an epoch with the small data sets that st
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # models that return a plain tensor in training only without such heads
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training, these return a plain tensor only if built without such heads
 
 
 class Repeated(Dataset[Any]):
@@ -246,7 +246,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules with parameters in the model's outermost module lists, and in lists directly inside those."""
+    """Yields the modules that have parameters, from the model's outermost module lists and the lists directly inside those."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself

@@ -18,8 +18,8 @@ from autotune.replay.world import mean, optimum_of, worth
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
-TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
-WORTH_FRAC = 0.85  # a table cannot separate strategies if ten random trials reach a larger median fraction of the optimum
+TARGETS = (0.95, 0.98)  # fractions of the optimum; the time that a search takes to reach them is a figure
+WORTH_FRAC = 0.85  # if ten random trials reach more of the optimum than this, in the median, a table cannot separate strategies
 NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory than this, avoiding large configurations costs no rate
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds

@@ -13,7 +13,7 @@ from autotune.trials.finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
-    """Returns the end of a recorded trial as the answer to another trial."""
+    """Returns how a recorded trial ended, as if it were the trial with this number and nonce."""
     ended = measurement.ended
     return Ended(
         exit_code=ended.get("exit_code"),

@@ -13,9 +13,9 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # the space counts as used up after this many proposals in a row of known configurations
+MAX_REPEATED = 200  # after this many known configurations in a row are proposed, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
-# The order in which `Ladder` tries knobs one by one, from the experiment that it imitates. Knobs that are not listed come last.
+# The order in which `Ladder` tries knobs one by one, as in the experiment that it imitates. All other knobs come last.
 LADDER = (
     "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
     "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
@@ -35,7 +35,7 @@ class Rival:
         self._known = {configuration_key(record.changed): record for record in session.searched}
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields full configurations, each with Optuna's trial if its sampler proposed it."""
+        """Yields full configurations, each with Optuna's trial if a sampler of Optuna proposed it."""
         raise NotImplementedError  # every rival defines its own
 
     def run(self) -> str:
@@ -167,7 +167,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. For a configuration that is measured already, it reports the result at once."""
+        """Yields the sampler's new proposals. If a configuration is measured already, the sampler gets the result at once."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

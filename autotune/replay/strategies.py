@@ -1,6 +1,6 @@
 """Lists the strategies that a replay compares, by name. To add one, add a row to STRATEGIES.
 
-A strategy is the study's own search with some configuration keys (`search.*`), or a rival that replaces that search. Every
+A strategy is the study's own search with some configuration keys set (`search.*`), or a rival that replaces it. Every
 strategy can be varied on the command line as NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
 """
 

@@ -204,7 +204,7 @@ def replay(
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
         world: serves the measurements, for example those of a simulated machine; None for those of the table.
-        num_slots: how many search trials run in parallel, without a calibration. Only for searches of autotune.
+        num_slots: how many search trials run in parallel, without a calibration. More than 1 only for autotune's own search.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)

@@ -60,7 +60,7 @@ def dropped_lines(summary: Summary) -> list[str]:
 def tried_text(summary: Summary) -> str:
     """Returns a line on values that the search tried and the best does not have, the fastest first; "" if there are none.
 
-    "batch 64 0.98x, compile default timeout (the fastest trial with each, relative to the best)".
+    "batch 64 0.98x (the fastest single trial with each value, relative to the best configuration's first trial)".
     """
     if not summary.get("speedup") or summary.get("verification") or summary.get("recording"):
         return ""
@@ -68,12 +68,13 @@ def tried_text(summary: Summary) -> str:
     ranked = sorted(ratios.items(), key=lambda pair: -pair[1] if isinstance(pair[1], float) else 0.0)
     words = [f"{knob_phrase(*pair)} {found if isinstance(found, str) else ratio_text(found)}" for pair, found in ranked]
     more = f" and {len(words) - MAX_TRIED} more" if len(words) > MAX_TRIED else ""
-    whose = "best" if (summary.get("best") or {}).get("overrides") else "baseline"
-    return f"{', '.join(words[:MAX_TRIED])}{more} (the fastest trial with each, relative to the {whose})" if words else ""
+    whose = "best configuration" if (summary.get("best") or {}).get("overrides") else "baseline"
+    how = f"the fastest single trial with each value, relative to the {whose}'s first trial"
+    return f"{', '.join(words[:MAX_TRIED])}{more} ({how})" if words else ""
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> score of its fastest trial, relative to the best's search trial.
+    """Returns (knob, value) -> score of its fastest search trial, relative to the first trial of the best configuration.
 
     If none of its trials has a score, the first one's outcome is returned.
     """

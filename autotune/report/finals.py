@@ -57,7 +57,7 @@ def _lost_text(trials: Trials, trial: dict[str, Any]) -> str:
 
 
 def _use(trials: Trials, trial: dict[str, Any]) -> str:
-    """Returns what a trial of the finals was used for; "" if its kind of round has no name."""
+    """Returns what a trial of the finals was used for; "" if it neither chose the winner nor counts towards the ratio."""
     if trial.get("why") == CHOOSING:
         return CHOSEN
     if trial.get("why") != REPORTED:

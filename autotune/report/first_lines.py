@@ -67,7 +67,7 @@ def _cost(study: Study) -> FirstLine:
     peaks = [study.trial(number).get("peak_memory_bytes") for number in study.sides.values()]
     if changed and len(peaks) == 2 and any(peaks):
         texts = [bytes_text(peak) if peak else DASH for peak in peaks]
-        more.append(f"Memory: {' → '.join(texts)} at the peak of one process each")
+        more.append(f"Memory: {' → '.join(texts)} at the peak, from one process each")
     if cost := search_cost_text(summary):
         more.append(f"The search: {cost}")
     return FirstLine(label="Cost", lead=lead, more=_sentences(more))

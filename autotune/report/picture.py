@@ -25,7 +25,7 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
 
     Args:
         page: the page, as HTML.
-        file: where it will be written.
+        file: where the picture will be written.
         width_px: its width; the height is fixed.
 
     Raises:
@@ -45,7 +45,7 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
         arguments = [
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
             f"--window-size={width_px},{HEIGHT_PX + SPARE_PX}", f"--screenshot={made}", source.as_uri(),
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium refuses to run as root with one
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # as root, Chromium runs only without a sandbox
         ]  # fmt: skip
         _run(arguments)
         if not made.is_file():

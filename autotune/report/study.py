@@ -33,7 +33,7 @@ class Study:
         tables: number of an explained trial -> its tables.
         space: searched knob -> its values, () for an interval. If study.json cannot be read, the knobs that were changed.
         unread: a sentence for each missing or damaged file, on what the report lacks without it.
-        name: the study on a command line: one word, or with the option for its runs folder.
+        name: what to type for the study on a command line: one word, followed by the option for its runs folder if needed.
         label: its name in a comparison with other studies.
     """
 
@@ -95,7 +95,7 @@ class Study:
 
         Args:
             table: name of the table.
-            what: subject of the sentence, what the table would show; "" if a title says it.
+            what: what the table would show, as the subject of the sentence; "" if a title names it.
         """
         tables = self.tables.get(self.best)
         if tables is not None and (reason := tables.absent.get(table)):

@@ -133,7 +133,7 @@ def advice_of(summary: Summary) -> str:
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns why the rate of a baseline or best has no interval, unless `origin_text` says it, as for a single round."""
+    """Returns "no interval", with the reason unless `origin_text` gives it, as it does for a single round of the finals."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 
@@ -176,7 +176,7 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         since = f" from trial {accepted['since_trial']} on" if accepted["since_trial"] else ""
         text = f"{accepted['words']}{since}: rates are lower than on a quiet machine"
         if (summary.get("speedup") or {}).get("ci"):
-            text += "; the finals measured in turn, so the ratio is still valid"
+            text += "; the finals measured the configurations in turn, so the ratio is still valid"
         said.append(("disturbed", text))
     labels = {"own_share": "shared", "drift": "drift", "page_cache": "disk"}
     return said + [(label, str(summary[key])) for key, label in labels.items() if summary.get(key)]

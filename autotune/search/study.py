@@ -34,7 +34,7 @@ from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
-STEADY = "steady"  # constraint violated by a rate that cannot win, so that no viewer of the journal calls it the best trial
+STEADY = "steady"  # constraint that an unsteady trial violates, so that no viewer of the journal calls it the best trial
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, as after a process was killed for memory
 
@@ -197,7 +197,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports the record of a proposed trial, or an earlier one of the same configuration, to Optuna; `limits` as in `told`."""
+    """Reports a proposed trial to Optuna: its own record, or an earlier one of its configuration; `limits` as in `told`."""
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))
@@ -207,7 +207,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
 
 
 def _even(answer: Told) -> dict[str, float]:
-    """Returns the violation of every constraint, 0 for none: Optuna's GP needs the same constraints in all trials."""
+    """Returns the violation of every constraint, 0 if it holds: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
     own = (MEMORY, WORKS, STEADY)

@@ -26,7 +26,7 @@ class Culprits:
         self._space = space
         self._worked = Proven([{}])
         self._failed: list[TrialRecord] = []
-        self._causes: list[Knobs] = []  # for each of them, the changes that may have made it fail
+        self._causes: list[Knobs] = []  # for each failed trial, the changes that may have made it fail
         self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
 
     def learn(self, record: TrialRecord) -> None:

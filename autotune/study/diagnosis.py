@@ -8,7 +8,7 @@ from autotune.quantities import number_text, percent_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
-HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # shares of the time spent waiting for input; common profilers use the same
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # shares of the time spent waiting for input; common profilers use these limits
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
     0.15,
     0.03,
@@ -99,11 +99,11 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
         found.append(_finding(name, evidence, advice))
     if slow := record.ranks["stragglers"]:
         who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
-        evidence = f"trial {record.number}: {who} {'take' if len(slow) > 1 else 'takes'} longer than the "
-        evidence += f"fastest rank, which waits, by up to {percent_text(record.ranks['skew_frac'])} of a step"
-        cores = "cores and device" if device != "cpu" else "and cores"
+        evidence = f"trial {record.number}: {who} {'take' if len(slow) > 1 else 'takes'} "
+        evidence += f"up to {percent_text(record.ranks['skew_frac'])} of a step longer than the fastest rank, which waits"
+        cores = ", cores and device" if device != "cpu" else " and cores"
         gpu = ", at its GPU" if device != "cpu" else ""
-        advice = f"Give every rank the same work, {cores}: look at the slow rank's data{gpu} and what else uses its cores."
+        advice = f"Give every rank the same work{cores}: look at the slow rank's data{gpu} and what else uses its cores."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 

@@ -38,9 +38,10 @@ from autotune.wording import command_text
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
-MAX_SHOWN = 12  # most trials that a message names
+MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-# After FAILED, skipping the same stages is not tried again, unless the user asks for it. MAY_PASS are those that may be chance.
+# After an outcome in FAILED, skipping the same stages is not tried again unless the user asks for it. Outcomes in MAY_PASS may
+# be due to chance.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -61,7 +62,7 @@ class Wanted:
         fixed: a version of the program with the fix, to measure against the study's program; None if there is none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
-        is_retrying: whether to try findings again whose trial failed before.
+        is_retrying: whether to try a finding again if its trial failed before.
     """
 
     trial: int | None = None
@@ -74,7 +75,7 @@ class Wanted:
 
 
 class Side(NamedTuple):
-    """One of two sides that are measured in turn: where, with which knobs, its name, what is skipped, is the program fixed."""
+    """One of two sides that are measured in turn: session, knobs, name, skipped stages, whether it runs the fixed program."""
 
     session: Session
     knobs: Knobs
@@ -304,7 +305,7 @@ class Explaining:
         return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS)
 
     def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
-        """Returns the last trial in which the program failed without the stages that a finding is about; None without one.
+        """Returns the last trial in which the program failed without the stages that a finding is about; None if there is none.
 
         A trial does not count if the program has been changed since.
         """
@@ -316,7 +317,7 @@ class Explaining:
         return next((one for one in failed if one.started_at >= edited_at), None)
 
     def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial because of which a finding was not measured, in this call or an earlier one; None without one."""
+        """Returns the trial whose outcome left a finding unmeasured, in this call or an earlier one; None if there is none."""
         if not _is_open(finding):
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
@@ -436,7 +437,7 @@ def _slowed(evidence: Evidence) -> str:
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""
-    why = "the machine was busy, or the pass slowed it"
+    why = "the machine was busy, or the pass slowed the program"
     return f"{LINES}: a step took {slowdown:.1f} times as long as in the trial: {why}"
 
 
@@ -445,7 +446,7 @@ def _is_check_of(one: TrialRecord, record: TrialRecord) -> bool:
 
 
 def _is_measured(one: TrialRecord) -> bool:
-    """Whether a check has a rate. One that breaks a limit of the study has one: it is no candidate."""
+    """Whether a check has a rate. A check that violates a constraint counts as well, since it is no candidate for the best."""
     return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
 
 

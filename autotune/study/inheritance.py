@@ -292,7 +292,7 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
+    """Returns the smallest configurations that ran out of memory in studies of this program with at least as much memory.
 
     A failure does not count if a configuration at least as large has run, in one of these studies or as the baseline of this
     study: then something else must have used the memory.
@@ -318,7 +318,7 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has no more memory, of the kind that ran out, than another study; False if unknown."""
+    """Whether a study has at most as much memory as another one, of the kind that ran out; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

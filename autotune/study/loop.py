@@ -15,6 +15,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from threadpoolctl import ThreadpoolController
+
 from autotune.compare import noise
 from autotune.compare.attribution import Attributor
 from autotune.compare.decision import Decision
@@ -104,14 +106,14 @@ def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, 
         KeyboardInterrupt: the user stopped it; the results until then are on disk.
     """
     folder.mask = inputs.secrets.message
-    with folder.claimed(), Interrupts(listener.notice) as interrupts:
+    with folder.claimed(), _one_blas_thread(), Interrupts(listener.notice) as interrupts:
         return _Study(inputs, folder, Masked(listener, inputs.secrets), interrupts, read_earlier(folder)).explain(wanted)
 
 
 def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new: bool) -> Summary:
     folder.mask, listener = inputs.secrets.message, Masked(unmasked, inputs.secrets)
     try:
-        with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
+        with folder.claimed() as problem, _one_blas_thread(), Interrupts(listener.notice) as interrupts:
             if problem:
                 listener.notice(
                     f"{folder.path} cannot be locked ({problem}), as on some network file systems: run only one autotune on it."
@@ -121,6 +123,15 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
     except FolderLost:
         folder.discard()
         raise
+
+
+def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
+    """Limits the linear algebra of this process to one thread.
+
+    The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
+    """
+    limit: contextlib.AbstractContextManager[object] = ThreadpoolController().limit(limits=1, user_api="blas")
+    return limit
 
 
 class _Study:

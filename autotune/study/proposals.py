@@ -32,7 +32,7 @@ SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, ra
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
 ANSWER_GAIN_FRAC = 0.03  # if the expected improvement is smaller, ablation and finals need the time more than another trial
-ANSWER_AFTER = 2  # the search ends after this many proposals in a row with a smaller expected improvement than that
+ANSWER_AFTER = 2  # the search ends after this many proposals in a row with an expected improvement below ANSWER_GAIN_FRAC
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
@@ -79,7 +79,7 @@ class Search(Settled):
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
-        self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit
+        self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = OUT_OF_TIME
         self._num_small = 0  # proposals in a row whose expected improvement is small
         self._recall(session.searched)
@@ -215,7 +215,7 @@ class Search(Settled):
             proposal = self._next()
             if proposal is not None:
                 yield proposal
-            elif not self._session.schedule.wait_for_one():  # if one has just ended, it may lead to new proposals
+            elif not self._session.schedule.wait_for_one():  # a trial that has just ended may lead to new proposals
                 return
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:

@@ -30,7 +30,7 @@ from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the ratio is from the search, which overstates it"
-CONTRADICTORY = "its repeated measurements contradict each other, and none has an interval"
+CONTRADICTORY = "repeated measurements of one configuration contradict each other, and none of them has an interval"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "start", "spared_s",
@@ -225,7 +225,8 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
     """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
 
-    One slow step may dominate a measurement without an interval. So such measurements are used only if none has an interval.
+    One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
+    others.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []

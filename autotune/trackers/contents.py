@@ -28,7 +28,7 @@ class Cache:
         self._made: dict[tuple[str, int], tuple[TrialRecord, Any, str]] = {}
 
     def made(self, what: str, trial: TrialRecord, make: Callable[[], str], *, of: Any = None) -> str:
-        """Returns a text about a trial, made by `make` if it is new, or if the trial's record or `of` has changed."""
+        """Returns a text about a trial. Calls `make` if none is cached, or if the trial's record or `of` has changed since."""
         record, others, text = self._made.get((what, trial.number), (None, None, ""))
         if record is not trial or others != of:
             text = make()
@@ -78,7 +78,7 @@ class Contents:
 
     @property
     def ended_at(self) -> float:
-        """When the last trial ended, seconds since the epoch; the start of the study before that."""
+        """When the last trial ended, in seconds since the epoch; when the study began if no trial has ended."""
         return max([self.study.started_at, *(trial.started_at + trial.seconds for trial in self.trials)])
 
     @property
@@ -131,7 +131,7 @@ class Contents:
         yield from (each for each in named if self.is_over and each[0].is_file() and self.has(each[0]))
 
     def has(self, file: Path) -> bool:
-        """Whether a file lies in the study's folder: a link in a folder from elsewhere may lead to any file of the user's."""
+        """Whether a file really lies in the study's folder. A link in a stranger's study may lead to any file of the user."""
         return file.resolve().is_relative_to(self.folder.path.resolve())
 
     @property

@@ -263,7 +263,7 @@ class MlflowTracker(Tracker):
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
         points = [
             Metric(key, value, at, 0) for key, value in metrics.items()
-        ]  # with a fixed time, writing again adds no point; a later step would make MLflow draw a curve of one point
+        ]  # with a fixed time, writing again adds no point; with a step above 0, MLflow would draw a curve of one point
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 

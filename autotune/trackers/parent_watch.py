@@ -27,7 +27,7 @@ class ParentWatch:
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:
-        """Waits, at most until the parent is gone, and returns whether it is."""
+        """Waits some seconds, or until the parent is gone if that is earlier. Returns whether it is gone."""
         if self._has_pipe:
             watch = select.poll()
             watch.register(0, 0)  # a hang-up is always reported; input is ignored

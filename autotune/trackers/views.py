@@ -2,7 +2,7 @@
 
 MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
 MLflow 3.17 reads the view's name and its state as one compressed text; MLflow 3.10 reads the fields of the state directly. So
-the tag has both.
+the tag contains the compressed text as well as the fields.
 
 Trials are not sorted by date, because MLflow would then hide them all below their study, which stays folded. They are sorted by
 a tag: first trials that count, by ratio; then failures; last, trials that were stopped early.

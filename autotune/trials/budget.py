@@ -49,7 +49,7 @@ EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explai
 # Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
-CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
+CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; a tenth for resnet18
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"

@@ -36,7 +36,7 @@ class StudyInputs:
         device: monitor of the device that trials run on; None to open the configured one.
         cpu: monitor of the CPU; None to watch the processes of this machine.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
-        hidden: the secret values of knobs, for which placeholders (`***1`) are written everywhere else.
+        hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         secrets: what must not be written anywhere.
         clock: source of time.
         began_s: `clock.monotonic()` when the command began, from which the budget counts; None for the start of the study.

@@ -49,7 +49,7 @@ def launch(
         changed: further knobs to set.
         knobs: all known knobs of the configuration; the program decides the rest.
         machine: `machine.host_facts()`.
-        hidden: the secret values of knobs, for which placeholders (`***1`) are written everywhere else.
+        hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
         env: further variables; variables of the user and of knobs take precedence.

@@ -19,8 +19,8 @@ MIN_STEPS = 5  # fewer steps say nothing about later ones
 # photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32
 # and bf16 alike, so means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
-# Differences are relative to the baseline's level, or to the floor, FLOOR_FRAC of its largest loss, if that is more. Otherwise
-# every difference from a loss near 0 would be large.
+# Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
+# largest loss. Without it, every difference from a loss near 0 would be large.
 NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text says what differences are relative to
 FLOOR_FRAC = 0.5
 FIRST_FACTOR = 3.0  # the tolerance of the first loss is this many times as large, because it is from a single batch
@@ -69,9 +69,9 @@ class Comparison:
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.
 
-    A loss that is worse by more than the tolerance fails. So does a loss that is not finite if the baseline's is. A better loss
-    passes, unless the first loss differs: both programs compute the first loss from the same weights and batch, so a difference
-    shows that they compute different things.
+    A loss that is worse by more than the tolerance fails. So does a loss that is not finite where the baseline's is finite. A
+    better loss passes, unless the first loss differs: both programs compute the first loss from the same weights and batch, so
+    a difference shows that they compute different things.
 
     Args:
         own: the configuration's curve.
@@ -86,7 +86,9 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
     if None in own[:num_steps]:
         step = list(own).index(None) + 1
         return Comparison(
-            verdict=Verdict.failed, reason=f"the loss is not finite at step {step}, the baseline's is", num_steps=num_steps
+            verdict=Verdict.failed,
+            reason=f"the loss is not finite at step {step}, but the baseline's loss is",
+            num_steps=num_steps,
         )
     if num_steps < MIN_STEPS:
         few = f"only {num_steps} steps can be compared, at least {MIN_STEPS} are needed"
@@ -124,7 +126,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
         reason = f"{percent(-difference)} below the baseline's loss over {len(own)} steps{half}"
     elif difference > tolerance_frac:
         above = f"{percent(difference)} above the baseline's loss over {len(own)} steps{half}"
-        reason = f"{above}, at most twice the difference between two runs of the baseline"
+        reason = f"{above}, which is at most twice the difference between two runs of the baseline"
     else:
         reason = f"within {percent(abs(difference))} of the baseline's loss over {len(own)} steps{half}"
     return Comparison(

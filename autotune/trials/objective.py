@@ -232,7 +232,7 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
-    """Returns the energy per sample over all devices, assuming each draws the mean of the watched ones."""
+    """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
     per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank; all ranks draw and train alike
     if per_device_j is not None:
         return per_device_j

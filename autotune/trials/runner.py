@@ -35,7 +35,7 @@ QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this shar
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it counts as another program
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
 
 
 @dataclass(kw_only=True)
@@ -44,15 +44,15 @@ class Request(TrialRequest):
 
     Attributes:
         rules: when to stop measuring.
-        target: loaders to change, from the baseline; None in the baseline itself.
+        target: loaders to change, as the baseline found them; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: a rate that may reach this is measured to a narrower interval; None for never.
         max_s: wall time that the trial may take; None for no limit besides the limits of the phases.
         ends_s: moment on the study's clock at which the trial must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
         cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
-        first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. A comparison of losses has
-            mode, seed, max_steps and max_s; a pass of explain has mode and explain.
+        first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. They are
+            `mode`, `seed`, `max_steps` and `max_s` for a comparison of losses, `mode` and `explain` for a pass of explain.
         skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
         is_fixed: whether a fixed version of the study's program runs, see `explain --fixed`.
     """
@@ -141,7 +141,7 @@ class TrialRunner:
         """Checks that a trial's files can be written. Waits a little if the disk is full.
 
         Raises:
-            FolderLost: they cannot, which may be why a trial failed.
+            FolderLost: they cannot be written, which may be why a trial failed.
         """
         self._folder.check()
 
@@ -209,7 +209,7 @@ class TrialRunner:
         self.leave_s = min(LEAVE_S + leave_s(baseline), LEAVE_MAX_S)
 
     def _most_s(self, request: Request, earlier: TrialRecord | None) -> float | None:
-        """Returns the launcher's wall-time limit for a trial. This process enforces earlier deadlines."""
+        """Returns the wall-time limit that the launcher enforces. The tuner itself ends the trial at `request.ends_s`."""
         if request.max_s is None:
             return None
         if request.ends_s is None:  # the baseline: both attempts share its time
@@ -276,7 +276,7 @@ class TrialRunner:
         """Checks that the program runs with the same torch and on the same device as the study's other trials."""
         found = finished.results[0].facts if finished.results else {}
         changes = [
-            f"{name} was {self.program[name]!r}, is {found[name]!r}"
+            f"{name} {found[name]!r} instead of {self.program[name]!r}"
             for name in MADE_OF
             if self.program.get(name) and found.get(name) and self.program[name] != found[name]
         ]

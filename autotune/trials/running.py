@@ -108,7 +108,7 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node, a full disk, or a timeout (when it may take as long again)."""
+        """Announces a second attempt after a lost node, a full disk, or a timeout, after which it may take as long again."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):
@@ -162,7 +162,7 @@ class RunningTrial:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
-        if not request.first_steps:  # such a run measures nothing
+        if not request.first_steps:  # a run with `first_steps` measures no rate
             runner.judge(record, ended.results, place)
         record.started_at = first.started_at if first else self._started_at
         if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):

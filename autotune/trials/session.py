@@ -67,8 +67,8 @@ class Session:
         quarantine: whether the device may still be used.
         budget: the time left.
         about: study.json.
-        after_trial: callback for when a trial's record is on disk; rewrites the summary.
-        while_waiting: callback for while trials run.
+        after_trial: called when a trial's record is on disk; rewrites the summary.
+        while_waiting: called again and again while trials run.
         schedule: when trials run.
         records: finished trials, by number.
         tally: statistics of all search trials.

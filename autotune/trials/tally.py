@@ -14,7 +14,7 @@ class Tally:
     If a record changes after it was added, because loss parity rules it out, a new tally is needed.
 
     Attributes:
-        num_over: number of trials that were not interrupted, with the baseline.
+        num_over: number of trials that were not interrupted, including the baseline.
         seconds: durations of the search trials that were not interrupted, ascending.
         has_worked: whether a search trial was measured or ran out of memory.
 
@@ -68,7 +68,7 @@ class Tally:
 
         Args:
             tier: the highest tier that counts.
-            has_neighbours: whether to consider the trials that ran in parallel with others, or those that ran alone.
+            has_neighbours: True for the trials that ran in parallel with others, False for those that ran alone.
         """
         found = [
             rate for (own, beside), rate in self._proven_per_s.items() if beside == has_neighbours and own.rank <= tier.rank

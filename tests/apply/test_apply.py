@@ -187,7 +187,7 @@ def test_a_script_s_shell_and_module_are_followed(place: Place) -> None:
     assert done.returncode == 4
     assert seen(done)["batches"] == [8] * 18
     assert "7 of 8 settings" in done.stderr
-    assert "threads.omp=2: overridden by the program (the process has 1, 2 was requested)" in done.stderr
+    assert "threads.omp=2: overridden by the program (2 was requested, but the process has 1)" in done.stderr
 
 
 @pytest.mark.thorough

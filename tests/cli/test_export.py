@@ -114,7 +114,7 @@ def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
     folder.write_summary(summary)
     ended = cli("export", "--tier", "exact", "-o", "exact.yaml")
     assert ended.returncode == 0
-    assert "note: Nothing up to tier exact was measured besides the baseline" in ended.stderr
+    assert "note: Up to tier exact, only the baseline was measured" in ended.stderr
     assert "exact nothing tried" in " ".join(cli("show").stdout.split())
 
 

@@ -76,7 +76,7 @@ def test_a_global_batch_and_a_pin_beside_the_program_s_own_workers_are_what_run_
     rows = {row["knob"]: row for row in json.loads(looked.stdout)["knobs"]}
     assert rows["loader.prefetch_factor"]["value"] == 4, "the pin took effect beside the program's own worker"
     quick = ["study.budget.minutes=1", "study.budget.trials=1", "tracker.uri=none", "measure.quiet=false", "study.name=s"]
-    ended = cli("run", *quick, *words, "--", *program, timeout_s=120)
+    ended = cli("run", *quick, *words, "--", *program)
     assert ended.returncode == 0, ended.stderr
     space = json.loads((cli.cwd / "runs/s/study.json").read_text())["space"]
     assert rows["loader.batch_size"]["values"] == space["loader.batch_size"]["choice"]

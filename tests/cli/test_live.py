@@ -179,7 +179,7 @@ def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
     lines.started(study)
     said = (
         "s-1 (the same program and machine): its best configurations are tried first; left out after running out of "
-        "memory there: batch 256 (s-1), and all that need as much"
+        "memory there: batch 256 (s-1), and all that need as much memory"
     )
     assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
     screen.view.started(study)

@@ -64,9 +64,9 @@ def test_pinned_and_unlike_gpus_are_refused():
 
 
 def test_gpus_that_cannot_be_told_apart_are_refused(monkeypatch):
-    assert "got 2, but NVML does not tell the GPUs apart" in refusal("launch.slots=2", gpus=[{**A100, "uuid": None}] * 2)
+    assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=[{**A100, "uuid": None}] * 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
-    assert "got 2, but NVML does not tell the GPUs apart" in refusal("launch.slots=2", gpus=GPUS)
+    assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=GPUS)
     assert not has_unknown(StudyConfig(device=DeviceOptions(kind="cpu")), {"gpus": GPUS})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,7")  # CUDA ignores a number without a GPU
     assert not has_unknown(StudyConfig(), {"gpus": GPUS})

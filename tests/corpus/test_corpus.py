@@ -14,6 +14,7 @@ from autotune.launchers.environment import own_environment
 from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
 from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE
 from tests.corpus.overrides import OVERRIDES, TOGETHER
+from tests.support.rows import more
 from tests.support.studies import make_study
 
 Refused = Callable[..., list[str]]
@@ -154,9 +155,8 @@ def test_a_working_directory_that_is_gone_is_named(place: Path) -> None:
     "words",
     [
         ["run", "model=resnet18", "loader.num_workers=nan"],
-        ["run", "--config-dir", ".", "+mine=evil", *COMMAND],
+        *more(["run", "--config-dir", ".", "+mine=evil", *COMMAND], ["nosuch"]),
         ["run", "--", "python", b"caf\xe9.py"],
-        ["nosuch"],
     ],
     ids=str,
 )

@@ -132,7 +132,7 @@ def test_where_nothing_of_a_tier_was_measured_the_file_says_so_and_does_not_cont
     exported = render(summary, format, Tier.exact)
     text = "\n".join([exported.text, *exported.header, *exported.notes])
     assert "the best configuration up to tier exact found for python train.py" in text
-    assert "Nothing up to tier exact was measured besides the baseline, the program as it was run" in text
+    assert "Up to tier exact, only the baseline was measured, which is the program as it was run" in text
     assert "The best of all tiers is 1.800 x the baseline, with " in text
     for contradiction in ("was better than", "was kept", "faster"):
         assert contradiction not in " ".join([*exported.header, *(line for line in text.splitlines() if line[:1] == "#")])
@@ -146,7 +146,7 @@ def test_where_the_best_of_a_tier_lost_the_file_says_that_it_was_measured(summar
     summary["best_by_tier"]["exact"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}}
     summary["trials"][1]["tier"] = "exact"
     text = render(summary, "env", Tier.exact).text
-    assert "# Nothing up to tier exact that was measured was better than the program as it was run" in text
+    assert "# Nothing measured up to tier exact was better than the program as it was run" in text
     assert "The baseline was kept" not in text
 
 
@@ -290,7 +290,7 @@ def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(sum
     summary["best"] = {**summary["baseline"], "overrides": {}}
     summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}
     text = render(summary, "yaml", None).text
-    assert ("Nothing was measured besides the baseline" in text) == (verdict == "none")
+    assert ("Only the baseline was measured" in text) == (verdict == "none")
     assert loaded(text)["provenance"]["speedup"]["verdict"] == verdict
 
 

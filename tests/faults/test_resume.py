@@ -149,7 +149,7 @@ def test_program_on_another_torch_is_refused_and_its_trial_does_not_count(study)
     kill(tuner)
     installed.write_text("2.15.0")
     ended = study.say("resume", "s")
-    assert (ended.returncode, "torch was '2.14.1', is '2.15.0'" in ended.stderr) == (2, True)
+    assert (ended.returncode, "got torch '2.15.0' instead of '2.14.1'" in ended.stderr) == (2, True)
     assert all(trial.outcome is not Outcome.ok for trial in study.folder.read_trials()[3:])
     assert study.none_is_left()
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.faults.stub_study import StubStudy, is_alive, pids_in, wait_until
+from tests.support.rows import more
 
 # Trial 0 writes a result; trial 1 starts a family of processes and never ends.
 STUCK_SECOND = """
@@ -109,7 +110,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
 
 
-@pytest.mark.parametrize("out", ["| head -1", "> /dev/full"])
+@pytest.mark.parametrize("out", ["| head -1", *more("> /dev/full")])
 def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.1); answer()", "study.budget.trials=1")
     try:

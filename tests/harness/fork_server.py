@@ -1,12 +1,13 @@
-"""Runs programs in forks of one process that has already imported torch, to save the import; `forks.py` starts it.
+"""Runs programs in forks of one process that has already imported the modules on its command line; `forks.py` starts it.
 
 Each line of standard input asks for one program: {"argv": [script or -m module, ...], "env": [variables of each rank, ...],
-"folder": ..., "logs": [standard output, standard error]}. The answer is a line with the exit status of each rank. The server
-computes nothing before it forks, so a program begins and ends as in a new interpreter. If the environment names a trial, the
-harness is loaded as at an interpreter's start.
+"folder": ..., "logs": [standard output, standard error]}. A variable that is null is removed. The answer is a line with the
+exit status of each rank. The server computes nothing before it forks, so a program begins and ends as in a new interpreter. If
+the environment names a trial, the harness is loaded as at an interpreter's start.
 """
 
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -26,9 +27,8 @@ def _leave():
 
 
 atexit.register(_leave)  # registered first, so that it is called last
-
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402, F401  (the first optimizer would import it)
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 
 LIMIT_S = 120
 
@@ -40,7 +40,7 @@ class Main(types.ModuleType):
         return getattr(sys.modules["__main__"], name)
 
 
-def become(job: dict, added: dict[str, str]) -> None:
+def become(job: dict, added: "dict[str, str | None]") -> None:
     """Turns this process into a program."""
     globals()["__name__"] = "fork_server"  # the program becomes the main module
     sys.modules["__mp_main__"] = Main("__mp_main__")
@@ -49,7 +49,11 @@ def become(job: dict, added: dict[str, str]) -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's has read ahead)
     for descriptor, path in enumerate(job["logs"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
-    os.environ.update(added)
+    for name, value in added.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     os.chdir(job["folder"])
     argv = job["argv"]
     if "AUTOTUNE_SPEC" in added:
@@ -62,7 +66,7 @@ def become(job: dict, added: dict[str, str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def serve() -> "tuple[dict, dict[str, str]] | None":
+def serve() -> "tuple[dict, dict[str, str | None]] | None":
     """Forks for each program. In a fork, returns the program and its environment; in the server, None when input ends."""
     for line in sys.stdin:
         job = json.loads(line)

@@ -1,13 +1,15 @@
-"""Runs programs in forks of a process that has imported torch: ten times faster than in new interpreters."""
+"""Runs programs in forks of a process that has imported torch or autotune: ten times faster than in new interpreters."""
 
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 SERVER = Path(__file__).with_name("fork_server.py")
+TORCH = ("torch", "torch._dynamo")  # the first optimizer would import the second
 
 
 class Ended(NamedTuple):
@@ -23,24 +25,34 @@ class Forks:
 
     Args:
         environment: the environment variables of every program; `run` adds more.
+        modules: are imported before the first fork.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        words = [sys.executable, str(SERVER)]
+    def __init__(self, environment: dict[str, str], modules: Sequence[str] = TORCH) -> None:
+        words = [sys.executable, str(SERVER), *modules]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
-    def run(self, argv: list[str], folder: Path, ranks: list[dict[str, str]]) -> Ended:
-        """Runs a program in a folder, one process for each environment in `ranks`. Its logs are written next to the folder."""
+    def run(
+        self, argv: Sequence[str], folder: Path, ranks: Sequence[Mapping[str, str | None]], logs: Path | None = None
+    ) -> Ended:
+        """Runs a program in a folder, one process for each environment in `ranks`.
+
+        Args:
+            argv: a script or -m and a module, and its arguments.
+            folder: its working directory.
+            ranks: variables that are added to the environment; None removes one.
+            logs: the beginning of the paths of its logs; None for logs next to the folder.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        logs = [folder.with_name(f"{folder.name}.{name}") for name in ("stdout", "stderr")]
-        for log in logs:
+        written = [(logs or folder).with_name(f"{(logs or folder).name}.{name}") for name in ("stdout", "stderr")]
+        for log in written:
             log.touch()
-        job = {"argv": argv, "folder": str(folder), "env": ranks, "logs": list(map(str, logs))}
+        job = {"argv": argv, "folder": str(folder), "env": ranks, "logs": list(map(str, written))}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         statuses = json.loads(self._process.stdout.readline())
-        return Ended(max(statuses, key=abs), *(log.read_text() for log in logs))
+        return Ended(max(statuses, key=abs), *(log.read_text() for log in written))
 
     def close(self) -> None:
         """Ends the process."""

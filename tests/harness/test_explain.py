@@ -74,7 +74,7 @@ def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) ->
     assert site["count"] == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("words", [("evaluate",), ("evaluate", "epochs")])
+@pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
 def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
     found = document(explain(trial, LINES, *words), LINES)
     step_s = found["seconds"] / found["steps"]
@@ -145,7 +145,7 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     assert run.stderr == ""
 
 
-@pytest.mark.parametrize("words", [("evaluate",), ("evaluate", "epochs")])
+@pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
 def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[str, ...]) -> None:
     run = explain(trial, TRACE, *words)
     found = document(run, TRACE)
@@ -155,7 +155,7 @@ def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[st
     seconds = (trace.steps()[:, 1] - trace.steps()[:, 0]).tolist()
     assert len(all_steps) > len(seconds) == found["steps"] >= MIN_STEPS
     assert max(seconds) < 0.04 < (all_steps[:, 1] - all_steps[:, 0]).max()  # evaluations take 40 ms
-    assert sum(seconds) / len(seconds) <= found["step_s"] < 0.01
+    assert sum(seconds) / len(seconds) <= found["step_s"] < 0.04
 
 
 def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:

@@ -108,7 +108,7 @@ def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
     uneven = "a step of the program holds 12 samples in all ranks, and train.global_batch=32 is not a multiple of this number"
     assert found.reason == uneven
     found = trained("batch=8", knobs={KEY: 2}, global_batch=32).report
-    other = "a step holds 16 samples in all ranks, train.global_batch=32 was requested"
+    other = "train.global_batch=32 was requested, but a step holds 16 samples in all ranks"
     assert (found.status, found.reason) == (OVERRIDDEN, other)
 
 

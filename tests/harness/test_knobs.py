@@ -39,7 +39,7 @@ def test_all_knobs_at_once_are_applied_and_observed(trial: Trial) -> None:
         (("half=1",), {"precision.amp": "bf16"}, NOT_APPLICABLE, "the parameters are bf16 already"),
         (("compile=eager",), {"compile.mode": "default"}, OVERRIDDEN, "the program compiles this module itself"),
         ((), {"no.such_knob": 1}, NOT_APPLICABLE, "the harness does not know this knob"),
-        ((), {"env.SOME_VARIABLE": "seen"}, OVERRIDDEN, "the process has None, 'seen' was requested"),
+        ((), {"env.SOME_VARIABLE": "seen"}, OVERRIDDEN, "'seen' was requested, but the process has None"),
     ],
 )
 def test_what_cannot_be_turned_says_why(

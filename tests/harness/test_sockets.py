@@ -10,6 +10,7 @@ import pytest
 
 from autotune.harness import sockets
 from tests.harness.conftest import Trial
+from tests.support.rows import more
 
 HOLDS_A_SOCKET = """
 import os, time
@@ -58,7 +59,7 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
     folder.rmdir()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", *more("spawn")])
 def test_semaphores_of_workers_that_are_not_forked_go_with_the_trial(trial: Trial, method: str) -> None:
     run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True)
     assert run.result().status == "measured"

@@ -90,6 +90,6 @@ def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):
     launcher = RemoteSlots(parts)
     facts = iter([{"num_cores": 2}, {"num_cores": 4}, {"num_cores": 2}, {"num_cores": 4}])
     monkeypatch.setattr("autotune.launchers.remote.comparable", lambda _: next(facts))
-    with pytest.raises(BadInput, match=r"is unlike node .* num_cores was 2, got 4"):
+    with pytest.raises(BadInput, match=r"is unlike node .* got num_cores 4 instead of 2"):
         ready(launcher)
     launcher.close()

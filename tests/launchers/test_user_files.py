@@ -19,6 +19,7 @@ from autotune.launchers.guarded import Guarded
 from autotune.launchers.keeper import Trial
 from autotune.launchers.user_files import UserFiles
 from autotune.launchers.writers import Processes
+from tests.support.rows import more
 
 PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
@@ -84,8 +85,7 @@ def trial(files, cwd, code, file, argv=()):
         ("named", ["python", "--output", "named"]),
         pytest.param("named", ["python", "--output=named"], marks=pytest.mark.thorough),
         pytest.param("named", ["python", "output=named"], marks=pytest.mark.thorough),
-        ("here.pt", []),
-        ("out/best.ckpt", ["--output_dir", "out"]),
+        *more(("here.pt", []), ("out/best.ckpt", ["--output_dir", "out"])),
         ("out/run/checkpoint-500/model.safetensors", []),
     ],
 )

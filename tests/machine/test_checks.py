@@ -204,6 +204,15 @@ def test_torch_is_held_against_driver_and_gpus(changes: dict[str, Any], status: 
     assert found in finding.found
 
 
+def test_libraries_that_each_process_compiles_anew_are_named() -> None:
+    assert not [each for each in check_program(PYTHON, "", gpus=GPUS, host=HOST) if each.name == "bytecode"]
+    python = changed(PYTHON, bytecode="PYTHONDONTWRITEBYTECODE is set", libraries="/usr/my lib")
+    finding = one(check_program(python, "", gpus=GPUS, host=HOST), "bytecode")
+    assert finding.status is Status.warning
+    assert "PYTHONDONTWRITEBYTECODE is set" in finding.found
+    assert finding.command == "/usr/bin/python -m compileall -q '/usr/my lib'"
+
+
 @pytest.mark.parametrize(
     ("why", "cuda", "command"),
     [

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -164,6 +165,17 @@ def test_a_torch_is_known_without_importing_it(tmp_path: Path) -> None:
     found = interpreter(torch_in(tmp_path, "raise OSError('libtorch.so: cannot open')"))
     assert (found["torch"], found["cuda"], found["problem"]) == ("9.9.9+cu199", "19.9", "")
     assert "arch_list" not in found
+
+
+def test_whether_bytecode_of_torch_is_stored_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_in(tmp_path, "")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONDONTWRITEBYTECODE", "")
+    assert interpreter(tmp_path)["bytecode"] == ""
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONDONTWRITEBYTECODE", "1")
+    found = interpreter(tmp_path)
+    assert (found["bytecode"], found["libraries"]) == ("PYTHONDONTWRITEBYTECODE is set", str(tmp_path))
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(tmp_path)], check=True, env={})
+    assert interpreter(tmp_path)["bytecode"] == ""
 
 
 def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:

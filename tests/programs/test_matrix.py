@@ -29,6 +29,9 @@ SLOW = (
     "structures",
     "stream_shared",
     "fine_tuned",
+    "detector",
+    "molecules",
+    "hand_written_gathered",
 )
 EVERY = pytest.mark.parametrize(
     "program",

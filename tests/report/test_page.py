@@ -116,7 +116,7 @@ def test_the_share_of_an_operator_is_of_the_whole_step_as_in_the_other_figures(w
 
 def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
     said = part(page_of(make_study(tmp_path / "runs")), "changes")
-    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (the fastest trial with each" in said
+    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (the fastest single trial" in said
 
 
 def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):
@@ -137,7 +137,7 @@ def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(t
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("ok", "Nothing that is known to cost 3 % or more."),
+        ("ok", "Nothing is known that costs 3 % or more."),
         ("timeout", "Not known, because no pass succeeded."),
     ],
 )
@@ -234,7 +234,7 @@ def test_every_process_that_the_counts_count_has_a_mark(tmp_path):
 
 
 def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
-    assert "at the peak of one process each" in text_of(whole.split("</dl>")[0])
+    assert "at the peak, from one process each" in text_of(whole.split("</dl>")[0])
     assert "Each mark is the peak of one process." in part(whole, "memory-by-batch")
     assert "Memory and step times come from one process each." in part(whole, "fastest")
 

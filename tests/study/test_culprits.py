@@ -29,7 +29,16 @@ def lost(study):
 
 
 @pytest.mark.parametrize("sampler", ["rates", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tpe", "random"))])
-@pytest.mark.parametrize("bad", [LAYOUT, AMP, ("loader.num_workers", 2), ("optimizer.implementation", "fused")])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        LAYOUT,
+        *(
+            pytest.param(row, marks=pytest.mark.thorough)
+            for row in (AMP, ("loader.num_workers", 2), ("optimizer.implementation", "fused"))
+        ),
+    ],
+)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, seed):
     budget = [f"search.sampler={sampler}", "study.budget.trials=12"]

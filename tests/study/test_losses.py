@@ -47,7 +47,7 @@ def test_a_first_loss_that_is_another_fails_however_low_the_loss_is():
 
 
 def test_a_loss_that_is_no_number_fails_where_the_baseline_s_is_one():
-    assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is not finite at step 2, the baseline's is"
+    assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is not finite at step 2, but the baseline's loss is"
     assert verdict([2.0, None, *FALLS[2:]]).verdict is Verdict.failed
     assert verdict(FALLS, reference=[None, *FALLS[1:]]).verdict is Verdict.unknown
 

@@ -252,7 +252,7 @@ def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench,
     folder = killed(study, tmp_path)
     num_before = len(folder.read_trials())
     study.surface.facts = {**study.surface.facts, "torch": "2.15.0"}
-    with pytest.raises(BadInput, match=r"torch was '2\.14\.1', is '2\.15\.0'"):
+    with pytest.raises(BadInput, match=r"got torch '2\.15\.0' instead of '2\.14\.1'"):
         resume(study, folder)
     assert len(study.launcher.launches) == 1
     assert len(folder.read_trials()) == num_before + 1, "the one that was cut off, recorded as such"

@@ -44,7 +44,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
     Every call checks the guards of all graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. Without
-    this, a forward pass takes about half as long as the backward pass, which has twice as many products.
+    these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)

@@ -24,24 +24,25 @@ FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no pass shows it
 OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
-# A step is bound by launches if, for this share of it without its input, the GPU has nothing to do or the CPU calls operators.
+# A step is bound by launches if the GPU has nothing to do, or the CPU calls operators, for this share of the step. The time of
+# the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
 IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for it may not shorten the step
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
-NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # shares of the time of calling operators that do not grow with the batch
-COMPILED_FRAC = (0.1, 0.5, 0.9)  # shares of the time of calling operators that compiled code saves
+NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
+COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
 # How many times as fast 16-bit matrix products are, if the program's own products were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
 LEFT_FRAC = 0.5  # lower limit for the share of the saving that remains in a step, where memory is new and caches are cold
-HALF_BYTES = 0.5  # share of their seconds that other operators save at most, because their numbers have half as many bytes
+HALF_BYTES = 0.5  # other operators save at most this share of their seconds, because their numbers have half as many bytes
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
 MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in such operators
-FUSED_FRAC = (0.0, 0.3, 0.8)  # share of their seconds that fusing them saves: at least, usually, at most
+FUSED_FRAC = (0.0, 0.3, 0.8)  # share of these operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds of operators
-# Seconds that channels_last saves, as a multiple of those of the conversions: at least, usually, at most. Pooling and
-# normalisation have faster kernels for it, too.
+# Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
+# and normalisation, too, have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 
@@ -80,7 +81,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
 
     For the lower end, every input of every product is converted first, and LEFT_FRAC of the remaining saving counts. For the
     upper end, nothing is converted, and the operators between the products move half as many bytes. The estimate is halfway
-    between the seconds saved.
+    between these two, in seconds saved.
     """
     step_s = evidence.step_s
     if not products:
@@ -97,7 +98,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
     if not products:
-        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory times those of this program"
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory measures those of this program"
     times = products[WIDE] / products[NARROW]
     return f"the program's products, timed alone: {times:.2g} times as fast in 16 bits"
 
@@ -127,7 +128,7 @@ def _computing_s(evidence: Evidence) -> float:
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
     """Returns the share of matrix products in the operators of forward and backward; None if unknown.
 
-    On the CPU, attention is one of them only if it was timed in both precisions: in 16 bits it can be slower.
+    On the CPU, attention counts only if it was timed in both precisions: in 16 bits it can be slower.
     """
     kinds = MATRIX_KINDS if evidence.is_cuda or is_attention_timed else PRODUCT_KINDS
     computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
@@ -148,7 +149,7 @@ def _waits_for_host(evidence: Evidence) -> bool:
 
 
 def _gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
-    """Returns the gain if the device computes less. If a GPU is idle for part of the step, only part of it is saved."""
+    """Returns the gain if the device computes less. If a GPU is idle for part of the step, only part of `saved_s` counts."""
     idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
     return evidence.gain(low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high, kind)
 
@@ -219,10 +220,10 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     if value is None:
         gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
-        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting makes them fewer or larger"
+        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no setting that makes them fewer or larger is left to try"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
-        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, which a larger batch shares"
+        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, with more samples each in a larger batch"
     else:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")

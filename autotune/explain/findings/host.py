@@ -40,11 +40,12 @@ SCORES = re.compile(  # not "symmetric", nor "process"
 )
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
-NOISE_TIMES = 2.0  # the error of a sampled share may be this many standard errors ...
-OFF_FRAC = 0.02  # ... plus this share of a step, since the sampler has errors besides noise
+# A sampled share may be wrong by NOISE_TIMES standard errors plus OFF_FRAC of a step: the sampler has errors besides noise.
+NOISE_TIMES = 2.0
+OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-PURPOSE_FRAC = 0.25  # lines that log, say, tell what a function is for if they take at least this share of its time
+PURPOSE_FRAC = 0.25  # lines that log show what a function is for if they take at least this share of its time
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # function of the lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
@@ -88,7 +89,7 @@ def function_of(line: Line) -> str:
 
 
 def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
-    """Returns the cause of a function's lines together: a cause other than PYTHON, unless that is a small part."""
+    """Returns one cause for all lines of a function: the largest, but PYTHON only if the others take little time."""
     seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
     return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
@@ -190,10 +191,10 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether a function could be skipped to measure what some of its lines cost: it does little else.
+    """Returns whether a function can be skipped to measure what some of its lines cost. It must do little else.
 
-    The function with the training loop runs only once, so it cannot be skipped. Without one that fetches batches, computes
-    gradients or calls the optimizer, the program would not train.
+    The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
+    computes gradients or calls the optimizer, because without it the program would not train.
 
     Args:
         evidence: what is known of the configuration.

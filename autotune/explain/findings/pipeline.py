@@ -39,7 +39,7 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 # Share of a cost that remains after its remedy: at most, usually, at least. Decoded inputs still have to be read, a faster
 # decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
-MAX_NAMED = 3  # most transforms that a finding names
+MAX_NAMED = 3  # maximum number of transforms that a finding names
 MOST_FRAC = 0.8  # a part can be measured by skipping stages if it is at least this share of their work
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
@@ -60,7 +60,7 @@ class Part:
     Attributes:
         cause: cause of a finding, if the part takes too long.
         where: place in the code, or name of the stage.
-        what: names of the stages, and of several transforms also their seconds.
+        what: names of the stages; for several transforms, also the seconds of each.
         stages: names of the stages.
         cpu_s: seconds on a CPU.
         blocked_s: seconds in which it neither runs on a CPU nor waits for one, because of storage, network or sleep.
@@ -193,7 +193,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
 
 
 def _names(work_s: dict[str, float]) -> str:
-    """Returns the names of stages, the slowest first; of several transforms, each with its seconds per sample."""
+    """Returns the names of stages, the slowest first; for several transforms, also the seconds per sample of each."""
     names = sorted(work_s, key=lambda name: -work_s[name])
     if len(names) == 1 or not names[0].startswith(TRANSFORM):
         return ", ".join(names)
@@ -239,7 +239,7 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 def _without(evidence: Evidence, part: Part) -> Without | None:
     """Returns how to measure the program without a part; None if skipping its stages would also skip much other work.
 
-    Opening a file and the data set's own code are only skipped with the whole sample.
+    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample.
     """
     if _is_of_stream(evidence, part):
         return None
@@ -260,9 +260,9 @@ def _basis(evidence: Evidence) -> str:
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns the input's part of a step, and the training loader's part of it if that is another."""
+    """Returns how much of a step the input takes, and how much of that is in the training loader, unless nearly all is."""
     of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
-    rest = f", of it {step_time_text(evidence.wait_s)} in the training loader" if of_training else ""
+    rest = f", {step_time_text(evidence.wait_s)} of it in the training loader" if of_training else ""
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
 
 

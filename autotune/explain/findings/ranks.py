@@ -41,9 +41,10 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
-    """Returns what equal ranks save: at most the slowest rank's excess; if its work is distributed, the excess over the mean.
+    """Returns what equal work on all ranks saves.
 
-    Without GPUs, the other ranks then need the cores that the slowest one used alone.
+    At most, this is the slowest rank's excess over the next slowest one. If that rank's work is only spread over all ranks,
+    it is the excess over the mean. Without GPUs, the other ranks then need the cores that the slowest one used alone.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)

@@ -10,7 +10,7 @@ MEAN_STEPS = 50  # number of steps at the end of the warm-up that `mean_step_s` 
 
 
 def mean_step_s(ends_s: List[float]) -> Optional[float]:
-    """Returns the mean seconds of the last steps, from the seconds at the end of each; None if there are none."""
+    """Returns the mean duration of the last steps, from the times at which steps ended; None for fewer than two times."""
     last = ends_s[-MEAN_STEPS - 1 :]
     return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
 
@@ -44,7 +44,7 @@ class Pass:
 
         Args:
             samples: training samples since the last step.
-            wait_s: seconds that it waited for the loader since then.
+            wait_s: seconds that the program waited for the loader since then.
         """
 
     def finish(self) -> Any:

@@ -40,9 +40,9 @@ def _seconds(metric: Any) -> float:
 
 
 def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]]:
-    """Returns the recompilations by code, the most seconds first; "" as the file of a whole model.
+    """Returns the recompilations by code, the most seconds first.
 
-    In that case the code is the harness's own wrapper around the model's calls.
+    If a whole model was recompiled, the code is the harness's own wrapper around the model's calls. The file is then "".
     """
     found: Dict[Any, Dict[str, Any]] = {}
     for metric in metrics:

@@ -27,7 +27,7 @@ MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the train
 
 # Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
 READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
-FUNCTION = "function"  # "function: FILE: NAME" names one of the program's own functions where a trial can skip it
+FUNCTION = "function"  # in `Spec.skipped`, "function: FILE: NAME" stands for one of the program's own functions
 # Keys of `Traced.peaks` and `Memory.products`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
 
@@ -229,9 +229,9 @@ class Memory:
             numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: seconds of that step's matrix products, convolutions and, on the CPU, attention with inputs in 32 bits, each
-            timed alone in "float32" and in "bfloat16"; "casts", seconds in which all their inputs are converted; "timed_frac",
-            the share of these products that was timed, by FLOPs. {} if there are none.
+        products: about that step's products with inputs in 32 bits (matrix products, convolutions and, on the CPU, attention):
+            "float32" and "bfloat16" -> seconds of all of them, each timed alone; "casts" -> seconds to convert all their
+            inputs; "timed_frac" -> the share of the products that was timed, by FLOPs. {} if there are none.
         timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

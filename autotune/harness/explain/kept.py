@@ -1,8 +1,8 @@
 """Keeps the first results of a stage of the loader, and hands them out again, also to workers that start later.
 
-A program with short epochs starts new workers every few steps. If each worker first made its own results, a stage would not be
-skipped but for most of the time run. So a worker leaves its results in a file when it ends, and the next workers begin with
-them.
+A program with short epochs starts new workers every few steps. If each worker first made its own results, it would run the
+stage most of the time instead of skipping it. So a worker leaves its results in a file when it ends, and the next workers begin
+with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memo
 LEFT_BYTES = 64 << 20  # a worker leaves no more than this
 SENT_BYTES = KEPT_BYTES  # no more than this is sent to a worker that is not forked
 
-# A stage in each worker of a loader: its name, what else its results depend on, and how many of this name came before it.
+# Identifies a stage in all workers of a loader: its name, what else its results depend on, and how many such stages began
+# before it in its worker.
 Place = Tuple[Any, ...]
 
 
@@ -55,13 +56,13 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns an earlier result, beginning with the first: stages that take turns, as for image and mask, stay in turn."""
+        """Returns the kept results in turn, from the first on. A stage that alternates between image and mask still does."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
 
     def new(self) -> List[Any]:
-        """Returns the results that were not taken over."""
+        """Returns the results that were made here, not taken over from another process."""
         return self._results[self._num_before :]
 
     def taken_over(self, stage: Any) -> Again:
@@ -75,7 +76,7 @@ class Again:
 
 
 def kind_of(stage: Any) -> str:
-    """Returns the name of a function or of an object's class; the names of several."""
+    """Returns the name of a function or of an object's class; for a tuple, the names of all its items."""
     if type(stage) is tuple:
         return ", ".join(map(kind_of, stage))
     named = stage if hasattr(stage, "__qualname__") else type(stage)
@@ -127,7 +128,7 @@ def _unpacked(known: Dict[Place, bytes]) -> Known:
 
 
 class Left:
-    """What the workers of one loader have left so far, in the training process.
+    """Collects, in the training process, what the workers of one loader have left so far.
 
     Args:
         prefix: path with which the names of their files begin; the folder must exist.
@@ -168,7 +169,7 @@ def leave(prefix: str, known: Dict[Place, Again]) -> None:
 
 
 def _packed(known: Dict[Place, Again], most: int) -> Iterator[Tuple[Place, bytes]]:
-    """Yields the results that can be pickled, in at most so many bytes."""
+    """Yields the results that can be pickled, in at most `most` bytes together."""
     left = most
     for place, again in known.items():
         with contextlib.suppress(Exception):  # too large, or raised by the program's classes
@@ -192,7 +193,7 @@ class _Buffer(io.BytesIO):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles of a tensor only what it shows: a sample may be a row of a tensor that holds the whole data set."""
+    """Pickles a tensor without the rest of its storage: a sample may be a row of a tensor that holds the whole data set."""
 
     def reducer_override(self, value: Any) -> Any:
         from torch import Tensor, contiguous_format
@@ -204,7 +205,7 @@ class _Pickler(pickle.Pickler):
 
 
 def copied(batch: Any) -> Any:
-    """Returns a batch with tensors of its own, which is the least that collating costs."""
+    """Returns a copy of a batch, with tensors of its own: collating costs at least as much as copying them."""
     if hasattr(batch, "clone"):
         return batch.clone()
     if isinstance(batch, MutableMapping):

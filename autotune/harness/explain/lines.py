@@ -17,7 +17,8 @@ from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-# The pass lasts LENGTH_S (or the trial's `max_s`), and longer until it has MIN_STEPS steps, but at most MOST times that length.
+# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has,
+# but for at most MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
 # A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
@@ -28,7 +29,7 @@ NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for inp
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process; a run in the sampler's thread is no cost of the sampler."""
+    """Times the garbage collector's runs in the training process. Those in the sampler's thread are not the sampler's cost."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
@@ -47,7 +48,7 @@ class Collections:
 
 
 def samples_of(seen: List[float], num_steps: int) -> float:
-    """Returns the samples of all steps of a pass, from those of the steps that the device had finished before the pass ended.
+    """Returns the samples of all steps of a pass, extrapolated from the steps that the device had finished by its end.
 
     A GPU may not have finished the last steps by then.
     """

@@ -12,7 +12,7 @@ from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
 LEFT_OUT = "left out"  # the phase of events in a step that does not count
-MAX_EVENTS = 4_000  # number of CUDA events from which the older half is read; the device has reached those long ago
+MAX_EVENTS = 4_000  # at this number of CUDA events, the older half is read; the device has passed these long ago
 # Losses are mostly computed outside the module that trains. Calls of these functions count as forward, too, if the program
 # calls them as attributes of `nn.functional`.
 LOSSES = (

@@ -23,7 +23,7 @@ from .syncs import SyncSites
 
 COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
-NO_PRODUCTS = "how fast products are in 16 bits: not known: {}"
+NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits: not known: {}"
 
 
 class MemoryPass(Pass):
@@ -56,7 +56,7 @@ class MemoryPass(Pass):
         self._marks = Marks(context)
         self._marks.on_result = self._noted
         self._marks.on_change = self._changed
-        self._syncs = SyncSites(context, self._marks, Sources())  # marks copies to the device as a phase
+        self._syncs = SyncSites(context, self._marks, Sources())  # makes the copies to the device a phase of their own
         self._syncs.install()
         self._marks.install()
         self._allocations = allocations.recorder(context.device, context.device_index)

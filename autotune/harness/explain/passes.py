@@ -24,7 +24,7 @@ class Explained:
     """The pass of this trial, from the first step to its document."""
 
     def __init__(self, context: TrialContext) -> None:
-        if not faulthandler.is_enabled():  # the program ran without the pass: if it crashes now, its log shows where
+        if not faulthandler.is_enabled():  # the trial without a pass did not crash; if this one does, its log shows where
             faulthandler.enable(file=2)
         self._context = context
         self._pass = _made(context)
@@ -52,13 +52,13 @@ class Explained:
             self._pass.begin()
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called if the program evaluated its model since the last step: when this step ends, or when the next epoch begins."""
+        """Called at the end of a step in which the program evaluated its model, or when an epoch begins after an evaluation."""
         if self._has_begun:
             self._pass.leave_out(samples, wait_s)
 
     def _is_due(self) -> bool:
         context = self._context
-        if context.world_size == 1 or context.peers.is_joint:  # joint processes (peers.py) do not step together
+        if context.world_size == 1 or context.peers.is_joint:  # joint processes (peers.py) do not wait for each other
             return self._is_warm()
         if self._begin_step is None:
             if context.rank == 0 and self._is_warm():

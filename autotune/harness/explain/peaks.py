@@ -11,7 +11,7 @@ from .documents import BYTES, NARROW, WIDE
 LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
-QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work, and calls, that are queued before waiting for the device
+QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work (in at most so many calls) to queue before waiting for the device
 MEASURED_S, MOST_CALLS = 0.03, 10  # how long, and how many times at most, a call is repeated
 
 

@@ -159,7 +159,7 @@ class LineSampler(threading.Thread):
 
 
 def most_of_each(lines: List[Line]) -> List[Line]:
-    """Returns the lines, the most seconds first, at most MAX_LINES of each `where`; library lines are left out first."""
+    """Returns at most MAX_LINES lines of each `where`, the most seconds first. Lines of the program displace library lines."""
     found: List[Line] = []
     for where in (MAIN, WORKER, THREAD):
         here = sorted((line for line in lines if line.where == where), key=lambda line: (-line.self_s, -line.total_s))

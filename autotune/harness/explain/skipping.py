@@ -64,7 +64,7 @@ class SkippedStages(Stages):
     """Replaces stages in this process by their earlier results.
 
     Attributes:
-        is_training: tells whether the loader that makes a batch is the one that trains; samples of others are left alone.
+        is_training: tells whether the loader that makes a batch trains; samples of other loaders are left alone.
         by_place: the results of each stage that began in this process, unless they were dropped.
 
     Args:
@@ -85,7 +85,7 @@ class SkippedStages(Stages):
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
-            num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # of the samples; 0 if the loader makes no batches
+            num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # number of samples; 0 without batching
             dataset = self._dataset()  # many loaders share torch's default_collate
             again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), KEPT_BATCHES)
             return copied(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
@@ -131,7 +131,7 @@ class SkippedStages(Stages):
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
             self._begin_with(fetcher)
-        self._is_timing = True  # of every batch
+        self._is_timing = True  # for every batch: here it means skipping
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
@@ -164,7 +164,9 @@ class SkippedStages(Stages):
         return load_again
 
     def enter(self, is_training: Callable[[], bool], before: Dict[Place, Again]) -> None:
-        """Notes that batches are made in this thread from now on: a worker may be a fork of another thread's process.
+        """Notes that batches are made in this thread from now on.
+
+        A forked worker may run in another thread than the one that was noted in its parent.
 
         Args:
             is_training: see the class.
@@ -181,7 +183,7 @@ def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
 
     Args:
         names: "function: FILE: NAME" of each; other names are ignored.
-        is_needed: whether each function must exist here. Only rank 0 may have imported what writes its logs, for example.
+        is_needed: whether each function must exist here. For example, perhaps only rank 0 has imported the code that logs.
 
     Raises:
         RuntimeError: there is no such function although it is needed, or it calls the optimizer.
@@ -213,7 +215,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether the thread is in a call of a function, which then has called the optimizer that has just made its first step."""
+    """Whether the thread is in a call of a function. If so, it has called the optimizer, which has just made its first step."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):
@@ -227,7 +229,7 @@ def _is_code(code: Any, file: str, name: str) -> bool:
 
 
 def _places(file: str, name: str) -> List[Tuple[Any, str]]:
-    """Returns the owners of a function, modules or a class, each with the function's name there."""
+    """Returns the modules and classes that hold a function, each with the function's name there."""
     sources, found = Sources(), []
     known: Set[int] = set()
     for module in list(sys.modules.values()):
@@ -252,7 +254,7 @@ def _owners(owner: Any, known: Set[int]) -> Iterator[Any]:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yields a function or method, and those that its decorators, such as `torch.no_grad()`, are around."""
+    """Yields a function or method, and the functions that its decorators (such as `torch.no_grad()`) have wrapped."""
     value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     for _ in range(MOST_DECORATORS):
         if isinstance(value, types.FunctionType):
@@ -312,7 +314,9 @@ def _independent(result: Any) -> Any:
         RuntimeError: it can be used only once.
     """
     if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in _leaves(result)):
-        raise RuntimeError("autotune: a function cannot be skipped whose result is part of the model's graph or serves once")
+        raise RuntimeError(
+            "autotune: a function whose result is part of the model's graph or can be used only once cannot be skipped"
+        )
     return result
 
 

@@ -40,7 +40,7 @@ class SyncSites:
         self._patches: List[Patch] = []
         self._seen: Dict[Key, List[float]] = {}  # calls, seconds
         self._num_noted = 0
-        self._skip = 0  # calls that are not noted before the next one that is
+        self._skip = 0  # number of calls to let pass before the next call is noted
         self._draw = random.Random(0).randrange
 
     def install(self) -> None:

@@ -22,7 +22,7 @@ IDS = ("file", "line", "function", "where", "is_own", "phase")  # these identify
 
 
 class ObservedWorker:
-    """Observes this worker process until it ends, in a file of the trial's folder."""
+    """Observes this worker process until it ends, and writes what it sees to a file in the trial's folder."""
 
     def __init__(self, path: str) -> None:
         self._path = path

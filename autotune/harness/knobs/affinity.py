@@ -151,7 +151,7 @@ class AffinityBinder(KnobHandler):
             with contextlib.suppress(ProcessLookupError):
                 found = os.sched_getaffinity(pid)
                 if found != cores:
-                    return f"{name} runs on cores {_text(found)}, {_text(cores)} were requested"
+                    return f"cores {_text(cores)} were requested, but {name} runs on {_text(found)}"
         return ""
 
 

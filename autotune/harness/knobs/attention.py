@@ -65,7 +65,7 @@ class AttentionKnobs(KnobHandler):
     def _verify(self, key: str, asked: Any) -> KnobReport:
         value, ran = self.observe()[KEY], self._ran
         if value != asked:
-            return KnobReport(OVERRIDDEN, f"the process allows {', '.join(enabled())}, {asked!r} was requested", value)
+            return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but the process allows {', '.join(enabled())}", value)
         if asked in NODES.values() and ran is not None and ran != {asked}:
             seen_in_loss = f"{', '.join(sorted(ran))} ran" if ran else UNSEEN
             why = f"the {asked} kernel does not support the inputs, or there is no attention: {seen_in_loss}"

@@ -17,9 +17,9 @@ ON_THE_CPU = "the program trains on the CPU"
 class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
-    Handlers are made once torch is imported, in the order of `registry.Handlers`. Work for only one family (on the arguments of
-    a DataLoader, on a module before its first call) is done by a method of that family's handler, which the class that watches
-    loaders or modules calls.
+    Handlers are made once torch is imported, in the order of `registry.Handlers`. Some families also have work of their own: to
+    change the arguments of a DataLoader, or a module before its first call. Their handlers have methods for it, called by the
+    class that watches loaders or modules.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.
@@ -62,7 +62,7 @@ def compared(found: Any, asked: Any) -> KnobReport:
     """Returns the report of a knob whose value can be read back."""
     if str(found) == str(asked):
         return KnobReport(APPLIED, "", found)
-    return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was requested", found)
+    return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but the process has {found!r}", found)
 
 
 @contextlib.contextmanager

@@ -74,6 +74,6 @@ class DeviceKnobs(KnobHandler):
         if found == asked:
             return KnobReport(APPLIED, "", found)
         if found is not None:
-            return KnobReport(OVERRIDDEN, f"the device has {found}, {asked!r} was requested", found)
+            return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but the device has {found}", found)
         is_on_gpu = self._context.device == "cuda"
         return KnobReport(NOT_APPLICABLE, "the CUDA runtime does not report this limit" if is_on_gpu else ON_THE_CPU)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
-OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if more workers would yield more data
+OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if each worker would yield the whole stream
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
 WITHOUT_WORKERS = {
@@ -150,13 +150,13 @@ class LoaderKnobs(KnobHandler):
         if observed != value:
             is_known = self._context.spec.target is not None
             missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
-            why = f"the training loader{missed} has {observed!r}, {value!r} was requested"
+            why = f"{value!r} was requested, but the training loader{missed} has {observed!r}"
             return KnobReport(OVERRIDDEN, why, observed)
         if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
             return KnobReport(NOT_APPLICABLE, UNSHARED, observed)
         if key == PREFIX + "batch_size" and not _yields(training, value):
             seen = int(training.largest_batch)
-            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was requested"
+            why = f"{value!r} was requested, but the program's own batch sampler yields batches of {seen}"
             return KnobReport(OVERRIDDEN, why, seen)
         return KnobReport(APPLIED, "", observed)
 
@@ -212,7 +212,7 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 
 def start_method(context: Any) -> str:
-    """Returns how workers are started by a multiprocessing_context, None for the default: "fork", "forkserver" or "spawn"."""
+    """Returns "fork", "forkserver" or "spawn": how a multiprocessing_context (None for the default one) starts workers."""
     # Without allow_none, this would fix the default, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])

@@ -11,7 +11,7 @@ from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
-COLLECTING = "collect_80"  # torch collects only if a limit is set
+COLLECTING = "collect_80"  # torch collects garbage only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # between a requested and a read-back fraction, because torch stores bytes
@@ -75,7 +75,7 @@ def _verify_malloc(asked: str) -> KnobReport:
         return KnobReport(APPLIED, "", found)
     if asked != "glibc" and asked not in os.environ.get("LD_PRELOAD", ""):
         return KnobReport(NOT_APPLICABLE, f"no lib{asked} was preloaded: it is not installed here", found)
-    return KnobReport(OVERRIDDEN, f"the process allocates with {found}, {asked} was requested", found)
+    return KnobReport(OVERRIDDEN, f"{asked} was requested, but the process allocates with {found}", found)
 
 
 def _verify_allocator(asked: str) -> KnobReport:
@@ -100,7 +100,7 @@ def _verify_allocator(asked: str) -> KnobReport:
 def _report(is_as_asked: bool, asked: str, found: str) -> KnobReport:
     if is_as_asked:
         return KnobReport(APPLIED, "", asked)
-    return KnobReport(OVERRIDDEN, f"the allocator uses {found}, {asked} was requested", found)
+    return KnobReport(OVERRIDDEN, f"{asked} was requested, but the allocator uses {found}", found)
 
 
 def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
@@ -111,4 +111,4 @@ def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
     found = torch.cuda.get_per_process_memory_fraction(index)
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)
-    return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was requested", found)
+    return KnobReport(OVERRIDDEN, f"{asked} was requested, but the process may take {found:.3f} of the device", found)

@@ -130,7 +130,7 @@ class MetricKnobs(KnobHandler):
     def observe(self) -> Dict[str, Any]:
         """Returns the current number of steps between two readings; {} if not known."""
         if self._passed is not None:
-            # An epoch that ends between two readings may make the gap longer.
+            # The gap may be longer than the interval if an epoch ends between two readings.
             return {METRICS: min(self._gap, self._passed)} if self._gap else {}
         return {} if self._interval is None else {METRICS: self._interval}
 

@@ -46,7 +46,7 @@ class NcclKnobs(KnobHandler):
         if observed == (None if asked == UNSET.get(key) else asked):
             return KnobReport(APPLIED, "", observed)
         has = f"has {name}={os.environ[name]!r}" if observed is not None else f"has no {name}"
-        return KnobReport(OVERRIDDEN, f"the process {has}, {asked!r} was requested", observed)
+        return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but the process {has}", observed)
 
 
 def _value(key: str, text: str) -> Optional[Any]:

@@ -98,7 +98,7 @@ def _problem(optimizer: Any, value: str) -> str:
 
 
 def _has_tensor_settings(optimizer: Any) -> bool:
-    """Whether Adam's foreach implementation rejects a group: its numbers are tensors, which it reads only if capturable."""
+    """Whether Adam's foreach implementation rejects a group, because its lr or betas are tensors and it is not capturable."""
     import torch
 
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
@@ -115,8 +115,8 @@ def _move_step_counters(optimizer: Any) -> None:
     import torch
 
     # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them. Fused and capturable
-    # optimizers need them on the parameter's device. Torch's others read each counter in each step, so they need them on the
-    # CPU.
+    # optimizers need them on the parameter's device. Torch's other optimizers read each counter in each step, so they need them
+    # on the CPU.
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     for group in optimizer.param_groups:
         is_on_device = group.get("fused") or group.get("capturable")

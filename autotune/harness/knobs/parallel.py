@@ -157,7 +157,7 @@ class ParallelKnobs(KnobHandler):
             return KnobReport(APPLIED, "", asked)
         if key == COMPRESSION and odd[0] not in ("off", "bf16"):
             return KnobReport(OVERRIDDEN, _own_hook(odd[0]), odd[0])
-        return KnobReport(OVERRIDDEN, f"a wrapper has {odd[0]!r}, {asked!r} was requested", odd[0])
+        return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but a wrapper has {odd[0]!r}", odd[0])
 
 
 def observe(wrapper: Any) -> Dict[str, Any]:

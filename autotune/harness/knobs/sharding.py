@@ -1,7 +1,7 @@
 """Handles how the replicas of a model are kept in step, and when sharded modules free their gathered parameters.
 
-A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before its first forward pass. Until then, resharding
-can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
+A program that uses FSDP2 calls `torch.distributed.fsdp.fully_shard` before its first forward pass. In between, resharding can
+be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
 module that reshards has only its shards registered as parameters, and any other module has the whole parameters.
 
 The harness does not change whether a model is sharded, because that determines the optimizer's state and the checkpoints. If
@@ -72,11 +72,12 @@ class ShardingKnobs(KnobHandler):
             self._targets.append(weakref.ref(each))
             self._sizes[id(each)] = _mesh_size(each)
             if asked is not None:
-                each.set_reshard_after_forward(bool(asked), recurse=False)  # FSDP2's class precedes the program's in the MRO
+                # FSDP2's method even if the program's class has one of this name, since FSDP2's class comes first in the MRO.
+                each.set_reshard_after_forward(bool(asked), recurse=False)
 
     def _meet_fsdp1(self, module: Any) -> None:
         for each in members.modules(module):
-            if type(each).__name__ == "FullyShardedDataParallel":  # some other modules do not support reading attributes
+            if type(each).__name__ == "FullyShardedDataParallel":  # reading attributes of other modules may fail
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._fsdp1_reshards, self._why = True, strategy in RESHARDING, FIRST
 
@@ -105,7 +106,7 @@ class ShardingKnobs(KnobHandler):
         if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
-            return {}  # with another strategy, the program has other modules
+            return {}  # nothing is ruled out: with another strategy, the program has other modules
         partly = PARTLY if PARTLY in self._seen.values() else ""
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}

@@ -19,11 +19,11 @@ SCALES = "the program scales its gradients itself"
 SHARDED = "the parameters are sharded over the ranks, and the ranks would not all skip the same steps"
 CHANGES = "the program changes its gradients itself between backward() and step()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
-CAPTURED = "the program records its step as a CUDA graph, which always does the same"
+CAPTURED = "the program records its step as a CUDA graph, which repeats the same work at each replay"
 DISCARDS = "the program throws gradients away between backward() and step()"
 UNCOUNTED = "it is not known how many samples a batch holds"
 UNEVEN = "a step of the program holds {} samples in all ranks, and train.global_batch={} is not a multiple of this number"
-OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was requested"
+OTHER_BATCH = "train.global_batch={1} was requested, but a step holds {0:g} samples in all ranks"
 
 
 def calls_closure_once(optimizer: Any) -> bool:
@@ -71,7 +71,7 @@ class StepKnobs(KnobHandler):
         if seen is None:
             return _not(NO_STEP, None)
         if seen != every:
-            return KnobReport(OVERRIDDEN, f"{seen:g} batches went into a step, {every!r} were requested", seen)
+            return KnobReport(OVERRIDDEN, f"{every!r} batches per step were requested, but a step had {seen:g}", seen)
         samples = gradients.samples_per_step()
         if gradients.global_batch and samples not in (None, gradients.global_batch):
             return KnobReport(OVERRIDDEN, OTHER_BATCH.format(samples, gradients.global_batch), every)

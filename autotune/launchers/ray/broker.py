@@ -8,7 +8,7 @@ The tuner's end of the link is standard input and output. The bytes are passed b
 through a separate port. The actor starts the agent in a separate session, so that Ray does not find it. The agent exits when
 the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
-REQUEST is a JSON object: "address", "cpus", "gpus" (a number, or null for `num_processes` if the cluster has any),
+REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
 "num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (how many brokers
 request the same), and "agent", the agent's command.
 This program reports on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or

@@ -48,12 +48,12 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. A node that was lost may come back, so the second broker waits for one."""
+        """Starts a broker and returns at once. A lost node may come back, so later brokers wait for one."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
-        python = os.path.abspath(python)  # the broker starts in /; a link stays one, since it may name a virtual environment
+        python = os.path.abspath(python)  # the broker starts in /. Links are not resolved: they may name a virtual environment
         may_wait = ray.autoscaling or self._first is not None
         return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
 

@@ -25,7 +25,7 @@ class Finding:
         name: what was checked, in a word or two.
         found: what was found, with numbers.
         status: how severe it is.
-        cost: what it costs, in words; "" if nothing. Contains no numbers that were not measured here.
+        cost: what it costs, in words; "" if nothing. Any numbers in it were measured here.
         command: command that fixes it, recommended but never run; "" if there is none.
     """
 

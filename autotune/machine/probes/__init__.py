@@ -106,7 +106,7 @@ def ours(name: str, *arguments: str) -> list[str]:
 
 
 def interpreters(python: str, *, with_import: bool) -> list[str]:
-    """Returns the command of an interpreter's probe; it imports torch, which takes seconds, only on request."""
+    """Returns the command that probes an interpreter. It imports torch only on request, since that takes seconds."""
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 

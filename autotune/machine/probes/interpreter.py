@@ -7,6 +7,7 @@ import torch, which would take seconds, but reads the version from torch's versi
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -24,8 +25,9 @@ def look(with_import: bool) -> dict[str, Any]:
 
     Returns:
         "python", "executable", "torch" (version, None if missing), "cuda" (version that torch was built for), "has_header"
-        (Python.h), "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available",
-        "import_s" and "nccl" (version, [2, 27, 3]).
+        (Python.h), "has_triton", "problem"; with torch also "bytecode" (why each process compiles torch's Python code anew;
+        "" if none does) and "libraries" (the folder that torch is in); after an import of torch also "arch_list",
+        "is_available", "why_not_available", "import_s" and "nccl" (version, [2, 27, 3]).
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),
@@ -44,11 +46,25 @@ def look(with_import: bool) -> dict[str, Any]:
             raise ImportError("a folder named torch, not the library, comes first on the path")
         said = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py"))
         found["torch"], found["cuda"] = str(said["__version__"]), said.get("cuda")
+        found["libraries"] = os.path.dirname(os.path.dirname(spec.origin))
+        found["bytecode"] = _why_compiled_anew(spec)
         if with_import:
             found.update(_imported())
     except Exception as error:  # a broken installation may raise anything
         found["problem"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return found
+
+
+def _why_compiled_anew(spec: importlib.machinery.ModuleSpec) -> str:
+    """Returns why Python neither finds stored bytecode of a module nor will store it; "" if it does one of them."""
+    if not spec.cached or os.path.exists(spec.cached):
+        return ""
+    if sys.dont_write_bytecode:
+        return "PYTHONDONTWRITEBYTECODE is set"
+    folder = os.path.dirname(spec.cached)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"
 
 
 def _imported() -> dict[str, Any]:

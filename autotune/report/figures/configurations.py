@@ -28,7 +28,7 @@ from autotune.report.study import BASELINE, Study
 from autotune.wording import changes_phrase, knob_phrase, score_of, side_texts
 
 NUM_FASTEST = 5
-MAX_VALUES = 8  # values of a setting that are listed even if no trial has them
+MAX_VALUES = 8  # a setting with at most this many values is listed with all of them, tried or not
 MIDDLE = TRACK_PX / 2
 BUSY = "gpu.utilisation_frac"  # share of the time in which a kernel runs
 Trials = Sequence[dict[str, Any]]
@@ -58,7 +58,7 @@ def fastest(study: Study) -> Figure:
 
 
 def _side(study: Study, number: int) -> dict[str, Any]:
-    """Returns the summary's entry of the baseline or the best, which has the reported rate; {} for other trials."""
+    """Returns the summary's entry, with the reported rate, of a trial that is the baseline or the best; {} for other trials."""
     sides = [study.summary.get(role) or {} for role in ("best", "baseline")]
     return next((side for side in sides if side.get("trial") == number and side.get("value")), {})
 
@@ -102,7 +102,7 @@ def _ratio(study: Study, trial: dict[str, Any]) -> str:
 
 
 def settings(study: Study) -> Figure:
-    """Returns the search trials' rates by the value of each setting, and the settings with one value in all trials."""
+    """Returns the rates of the search trials by the value of each setting. Notes name settings with one value in all trials."""
     title, trials = "What was tried of each setting?", study.configurations
     rates = [float(trial["value"]) for trial in trials if trial.get("value")]
     by_knob = {key: _by_value(study, key, trials) for key in study.space}
@@ -117,7 +117,7 @@ def settings(study: Study) -> Figure:
         kinds.append(("cross:failed", "no result"))
     says = (
         f"Each mark is the first trial of a configuration, in {study.unit}/s. Trials of a row differ in other settings, too, "
-        "so compare the fastest of each value; for the effect of a change alone, see what each change brought."
+        'so compare the fastest of each value. The effect of each change alone is under "What was gained".'
     )
     return Figure(
         key="settings", title=title, says=says, drawing=Bars(rows=rows, axis=axis, key=kinds).html(), grid=_values(tried),
@@ -130,7 +130,7 @@ def _by_value(study: Study, key: str, trials: Trials) -> dict[KnobValue, Trials]
     with_it = [trial for trial in trials if key in (trial.get("knobs") or {})]
     seen = dict.fromkeys(trial["knobs"][key] for trial in with_it)
     values = study.space[key] if len(study.space[key]) <= MAX_VALUES else [v for v in study.space[key] if v in seen]
-    others = sorted(value for value in seen if value not in values)  # of one type, as one knob has
+    others = sorted(value for value in seen if value not in values)  # can be sorted, since a knob's values have one type
     return {value: [trial for trial in with_it if trial["knobs"][key] == value] for value in (*values, *others)}
 
 

@@ -34,7 +34,7 @@ def baseline_findings(study: Study) -> Figure:
     """Returns what costs time in the unchanged program."""
     key, title = "baseline-findings", "What costs time in the unchanged program?"
     if study.best == BASELINE:
-        return Figure(key=key, title=title, absent="The best is the unchanged program: see what costs time.")
+        return Figure(key=key, title=title, absent='The best is the unchanged program: see "What costs time?".')
     return _findings(study, BASELINE, key, title)
 
 
@@ -54,7 +54,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
-        return Figure(key=key, title=title, says="Nothing that is known to cost 3 % or more.", notes=notes)
+        return Figure(key=key, title=title, says="Nothing is known that costs 3 % or more.", notes=notes)
     says = "How many more samples per second the training makes without each cost. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)

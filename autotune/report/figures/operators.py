@@ -19,7 +19,7 @@ from autotune.report.study import Study
 MAX_SHOWN = 12  # rows of a chart; the table has more
 SECONDS, SHARE = "seconds", "share"  # placeholders for the columns with a row's seconds, and with their share of a whole step
 MAX_LABEL_CHARS = 90  # of a label in a chart; the table has the whole name
-MAX_KINDS = 6  # of operators that are named
+MAX_KINDS = 6  # the sentence names at most this many kinds of operators
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
 # Parts of a kernel's name that say little: C++ namespaces and casts, and the layout of cuDNN kernels.
 _OMITTED = re.compile(
@@ -98,13 +98,13 @@ def _share_text(seconds: float, step_s: float) -> str:
 
 
 def _ranked(rows: Sequence[dict[str, Any]], *names: str) -> _Ranked:
-    """Returns rows with their seconds, the most first, from the first of the columns that has values."""
+    """Returns rows with their seconds, longest first. The seconds are from the first of the named columns that has values."""
     name = next((name for name in names if any(row.get(name) for row in rows)), names[-1])
     return sorted(((row, float(row[name] or 0.0)) for row in rows), key=lambda pair: -pair[1])
 
 
 def _chart(rows: _Ranked, name: str, step_s: float) -> Bars:
-    """Returns the chart. Rows with the same name but other shapes are combined; a kernel's operator is its note."""
+    """Returns the chart. Rows that differ only in shapes are combined. The note of a kernel names its operator."""
     seconds = defaultdict[str, float](float)
     launchers = {str(row[name]): str(row["operator"]) for row, _ in reversed(rows)} if name == "kernel" else {}
     for row, row_s in rows:

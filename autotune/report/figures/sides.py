@@ -23,7 +23,7 @@ NAMES = {
 
 
 def named(category: str) -> str:
-    """Returns the name of a category of time or memory for readers: its own name, unless that needs an explanation."""
+    """Returns a category of time or memory by a name for readers: a plainer one if its stored name needs an explanation."""
     return NAMES.get(category, category.replace("_", " "))
 
 

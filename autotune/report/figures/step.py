@@ -34,7 +34,8 @@ KINDS = {
 }
 BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts once."
 BY_GPU = (
-    "What the GPU does, from torch.profiler, which slows only the host. Idle time is the rest of a step without the profiler."
+    "What the GPU does, from torch.profiler, which slows only the host. Idle time is what remains of the time "
+    "that a step takes without the profiler."
 )
 BY_PHASE = "By phase, without a profiler: timed on the GPU or, if there is none, in the training thread."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
@@ -66,7 +67,7 @@ def categories(study: Study) -> Figure:
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the GPU's part of a breakdown, and as "idle" the rest of a step without the profiler.
+    """Returns the GPU's part of a breakdown, and as "idle" what remains of the time that a step takes without the profiler.
 
     Returns {} if there is no GPU, or if the duration of a step without the profiler is unknown.
     """
@@ -159,7 +160,7 @@ def stages(study: Study) -> Figure:
 
 
 def _measured(study: Study, number: int) -> list[dict[str, Any]]:
-    """Returns the finals' measurements of a configuration; without any, its first one, which may be from a cold machine."""
+    """Returns a configuration's measurements in the finals, or else its first measurement, which may be from a cold machine."""
     return [trial for trial in finals_of(study.trials, number) if trial.get("loader_rate")] or [study.trial(number)]
 
 

@@ -1,4 +1,4 @@
-"""Averages forecasts over an unknown of shared cores: how much a step's threads wait for the loader's workers."""
+"""Averages forecasts over a quantity that is unknown on shared cores: how much a step's threads wait for the workers."""
 
 from __future__ import annotations
 

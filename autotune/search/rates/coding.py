@@ -32,8 +32,9 @@ HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
 BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
-# Prior variance of the joint effect of any number of knobs, relative to that of one pair, and the distance, in columns for
-# products, over which it changes. Without it, forecasts for configurations far from all trials are much too certain.
+# The model has a joint effect of any number of knobs. Its prior variance is given relative to that of one pair; its length is
+# the distance between two rows of `Features.knobs` over which it changes. Without this effect, forecasts for configurations far
+# from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
 
 

@@ -44,7 +44,7 @@ class FailureModel:
     exactly one pair occurs in several such failures, it is known to fail.
 
     Args:
-        worked: what worked, or the configurations with a measurement as in `Proven`.
+        worked: a `Proven`, or the configurations from which to make one.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
     """
 

@@ -140,7 +140,7 @@ class Forecast:
 
         Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
         """
-        of_reference = self._sides(reference)  # first, so that the cached features, the latest, are those of `codes`
+        of_reference = self._sides(reference)  # computed first, so that the features cached last are those of `codes`
         device, loader = self._sides(codes)
         if self._loader is None or self._rest is None:
             parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]

@@ -87,7 +87,7 @@ class History:
         self.ratios: tuple[float, float] | None = None
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
-        """Returns the informative trials except `without`, the proposed one: finished ones except FAIL, and running ones."""
+        """Returns the ended trials whose state is not FAIL, and the running trials except `without`, the proposed one."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         num = self._num_first
         if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):

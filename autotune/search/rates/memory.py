@@ -112,8 +112,9 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        The probability is 0 if a trial that needs no more memory than this configuration ran out of memory. It is 1 if a trial
-        that needs at least as much memory fitted. In all other cases the model decides; without a model the probability is 1.
+        The probability is 0 if a trial that needs at most as much memory as this configuration ran out of memory. It is 1 if a
+        trial that needs at least as much memory fitted. In all other cases the model decides; without a model, the probability
+        is 1.
         """
         return float(self.chances([params])[0])
 
@@ -144,7 +145,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class with no larger batch (and, on a CPU, no more threads) ran out of memory."""
+        """Whether a trial of the same class, with at most this batch (on a CPU, also these threads), ran out of memory."""
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._out_class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -157,7 +158,7 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class with no smaller batch (and, on a CPU, no fewer threads) fitted."""
+        """Whether a trial of the same class, with at least this batch (on a CPU, also these threads), fitted."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)

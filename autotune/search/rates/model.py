@@ -32,7 +32,7 @@ class LinearModel:
 
     Attributes:
         scales: the spreads in use.
-        evidence: logarithm of the probability density of all measurements before they were known, up to a constant.
+        evidence: logarithm of the marginal likelihood of the measurements, up to a constant.
 
     Args:
         features: features of the measured configurations.

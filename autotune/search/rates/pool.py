@@ -80,7 +80,7 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
         return random
     tops, single = np.maximum(best[:NUM_BEST], 0), _next_to(coding, best[:NUM_BEST])
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
-    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first changes in `single` are to the best
+    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first counts.sum() rows of `single` change the best
     first, second = single[changed[:, 0]], single[changed[:, 1]]
     pairs = np.where(first != tops[0], first, second)
     return np.vstack([single, pairs, _mutated(mixed, counts, rng), random])

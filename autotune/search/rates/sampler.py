@@ -14,7 +14,6 @@ from optuna.distributions import BaseDistribution
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from threadpoolctl import ThreadpoolController
 
 from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
@@ -37,8 +36,8 @@ RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number 
 REFIT_TIMES = 1.01
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
-MIN_DOUBTED = 0.1  # how far below its forecast a rate has to be at least, in logarithms
-MOST_EXAMINED = 5  # a forecast without the trial is made for this many trials, those furthest below the forecast
+MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
+MOST_EXAMINED = 5  # this many trials, those furthest below their forecast, get a second forecast from the other trials alone
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
@@ -108,8 +107,6 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = self._told_alone = ""
         self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
         self.is_exhausted = self.is_held_back = False
-        # The matrices are small, so several threads gain nothing, and while trials use the cores they wait for each other.
-        self._blas = ThreadpoolController().select(user_api="blas")
 
     @property
     def has_nothing_more(self) -> bool:
@@ -155,8 +152,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns the proposal's knobs."""
         why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
         if not why and search_space:
-            with self._blas.limit(limits=1):
-                found = self._keep(trial.number, self._propose(study, trial, search_space))
+            found = self._keep(trial.number, self._propose(study, trial, search_space))
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)
@@ -259,7 +255,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
         coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
-        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else the last one has its tables already
+        if self._last_coding is None or coding.levels != self._last_coding.levels:  # else reuse the last one with its tables
             self._last_coding = coding
         return self._last_coding
 

@@ -24,7 +24,8 @@ NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest ex
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
 NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
-# Neighbours of failed configurations are considered, too: of those with the highest forecasts among the latest ones.
+# Neighbours of NUM_FAILED failed configurations are considered, too: of the MOST_FAILED latest failures, those with the highest
+# forecasts.
 NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # of this many fastest trials, the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
@@ -195,7 +196,7 @@ class Step:
         return float(np.maximum(np.where(does_work, np.expm1(draws[1:] - draws[0]), 0.0).max(axis=0), 0.0).mean())
 
     def _chances_to_work(self, codes: Codes) -> Array:
-        """Returns each configuration's chance not to fail for a reason other than memory."""
+        """Returns the probability that each configuration works, if it fits the memory."""
         chances = np.ones(len(codes))
         for place, knob in enumerate(self._coding.knobs):
             of_values = [self._failure_model.chance({knob.key: value}) for value in knob.values]
@@ -251,7 +252,7 @@ def _lead(params: Params, best: Params, sides: Sequence[str]) -> str:
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns the side that the only changed knob belongs to; "" if not exactly one knob differs from the best.
+    """Returns the side that the only changed knob belongs to; "" unless exactly one knob differs from the best.
 
     Knobs that become active or inactive with the changed one do not count.
     """
