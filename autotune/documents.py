@@ -35,8 +35,21 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    _sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, unless it exists; once this function returns, it survives a power loss."""
+    if not path.is_dir():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for above in (path.parent, path.parent.parent):
+            _sync(above)
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        descriptor = os.open(path.parent, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

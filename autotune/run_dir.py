@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.documents import as_json, parsed, read_json, write_text
+from autotune.documents import as_json, make_folder, parsed, read_json, write_text
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
@@ -138,7 +138,7 @@ class StudyFolder:
 
     def write_request(self, request: TrialRequest) -> None:
         """Makes a trial's folder and writes what the trial is to measure."""
-        self._put(lambda: self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True))
+        self._put(lambda: make_folder(self.trial_path(request.number)))
         self._write(self.trial_path(request.number) / "asked.json", as_json(asdict(request)))
         self._next = max(self.next_number(), request.number + 1)
 

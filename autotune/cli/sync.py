@@ -120,6 +120,8 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
+    if uri == store.embedded_uri(runs):
+        implementation.make_store(runs)  # no study may be tracked there
     if problems:
         raise BadInput(problems)
     return 0

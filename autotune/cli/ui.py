@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -28,6 +28,7 @@ from autotune.studies import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100
+SYNCS = 2  # a first one may be killed before it has made the store
 START_S = 60.0  # MLflow imports 400 MB, which is slow from a cold disk
 END_S = 5.0
 PDEATHSIG = 1  # prctl: signal the child when its parent dies
@@ -110,10 +111,21 @@ def _bring_up_to_date(runs: Path) -> None:
     if elsewhere:
         how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
-    # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
+    for _ in range(SYNCS):
+        _sync(runs, here)
+        if store.store_file(runs).exists():
+            return
+    # The server must not make the store: if it were killed meanwhile, the store would be half made for ever.
+    raise AutotuneError(
+        f"the tracking store {here} could not be made: `autotune sync --all` did not get that far. Start it again."
+    )
+
+
+def _sync(runs: Path, here: str) -> None:
+    """Mirrors all studies, in a subprocess: once imported, MLflow would stay in this process, which only waits from now on."""
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with(os.getpid())
     )
     try:
         child.wait()
@@ -134,7 +146,7 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,  # so that the server can be ended as one group, and Ctrl-C reaches only autotune
-        preexec_fn=_die_with_parent,
+        preexec_fn=_die_with(os.getpid()),
         umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
     )
 
@@ -143,8 +155,16 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGTERM)
+def _die_with(parent: int) -> Callable[[], None]:
+    """Returns what a forked child calls first, so that it ends with this process, whose id is `parent`."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the call
+            os._exit(1)
+
+    return prepare
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
@@ -165,7 +185,8 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
-    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
+    what = "did not start in time" if server.poll() is None else f"ended with status {server.returncode} while it started"
+    raise AutotuneError("\n  ".join([f"the MLflow server {what}", *map(without_credentials, tail)]))
 
 
 def _page(url: str, runs: Path, *, charts: bool = False) -> str:

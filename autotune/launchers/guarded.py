@@ -14,15 +14,17 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.launchers.leases import Lease
 
+COPY = re.compile(r"\.(.+)\.(\d+)\.tmp")  # name of a copy that is not in its place yet
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
@@ -173,7 +175,10 @@ class Guarded:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         new: Lease | None = None
+        lock = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            with contextlib.suppress(OSError):  # no locks on this file system
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             copy(lease, temporary)
             new = Lease(temporary)
             if not lease.waiting() <= expected:
@@ -189,6 +194,7 @@ class Guarded:
             raise
         finally:
             temporary.unlink(missing_ok=True)
+            os.close(lock)
 
     def end(self) -> None:
         """Ends the guard; `follow` starts it again."""
@@ -224,6 +230,32 @@ def copy(lease: Lease, target: Path) -> None:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def remove_left(files: Iterable[Path]) -> None:
+    """Removes the copies of these files that killed keepers left next to them, unfinished or no longer needed.
+
+    A copy's name contains the id of its keeper, which locks the copy.
+    """
+    names: dict[Path, set[str]] = {}
+    for file in files:
+        names.setdefault(file.parent, set()).add(file.name)
+    for folder, guarded in names.items():
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                found = COPY.fullmatch(entry.name)
+                if found and found[1] in guarded and not os.path.exists(f"/proc/{found[2]}"):
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    with contextlib.suppress(OSError):  # also if its keeper runs in another container
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(file)
 
 
 def _unused(path: Path) -> Path:

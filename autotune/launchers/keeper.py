@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.harness import protocol
-from autotune.launchers.guarded import Guarded
+from autotune.launchers.guarded import Guarded, remove_left
 from autotune.launchers.leases import SIGNAL
 from autotune.launchers.writers import (
     IN_CLOSE_WRITE,
@@ -90,6 +90,7 @@ class Trial:
         self._refused: set[Path] = set()
         self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version when the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
+        remove_left(map(Path, message["files"]))
         for path in message["files"]:
             self._guard(Path(path))
         self._there = frozenset(self._guarded)
@@ -275,6 +276,8 @@ class Keeper:
                 self._trial.look()
             if STDIN in readable:
                 self._hear()
+        if self._trial is not None:
+            self._trial.end()  # so that no process stays stopped, such as one of another study's trial
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []

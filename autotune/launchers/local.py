@@ -36,6 +36,7 @@ from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS_BYTES = 256 << 10  # size of the end of the log that is searched for reports of torchrun
 LOG_S = 2.0  # between two looks into a running trial's log
+MAX_SUPERVISORS = 5  # supervisors that may be killed in a row while a trial is started
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as hanging
 
 
@@ -105,6 +106,8 @@ class LocalLauncher(Launcher):
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
         _end_and_clean(lambda: _left_by(study, name), self._graces)
+        if self.slot is None:  # else trials of other slots may be running
+            shared_memory.remove_left(study)
         return lines
 
     def close(self) -> None:
@@ -124,7 +127,7 @@ class LocalLauncher(Launcher):
 
     def _start(self, launch: Launch) -> Running:
         study = study_of(launch.folder)
-        for _ in range(2):  # the supervisor may have been killed since the last trial
+        for _ in range(MAX_SUPERVISORS):  # it may have been killed since the last trial, or just now
             supervisor = self._supervisor_of(study)
             with contextlib.suppress(SupervisorLost):
                 server = self._server if launch.warm else None
@@ -225,6 +228,7 @@ class LocalRunning(Running):
             if not self._is_gone:
                 self._look_after_supervisor(now_s)
             if self._cause is not None and self._is_gone:
+                shared_memory.forget(self._folder)
                 self._ended = self._report()
         return self._ended
 
@@ -250,6 +254,7 @@ class LocalRunning(Running):
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
+                shared_memory.note(self._folder, message["processes"])
             case "exited":
                 self._exited_s = now_s
                 self._own_exit = message["status"] if message["is_own"] else None

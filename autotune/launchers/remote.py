@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import os
+import platform
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ from autotune.launchers.link import LinkLost, Message
 from autotune.launchers.local import Graces, signals_held
 from autotune.launchers.messages import Watched, from_launch, to_ended, to_watched
 from autotune.launchers.node_watch import NodeWatch
+from autotune.launchers.process_tree import is_taken
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
 from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
@@ -35,6 +38,7 @@ STOP_S = 60.0  # the same for a stop, with its grace periods
 PROGRESS_S = 1.0
 PROGRESS_EVERY_S = 0.5  # through Ray, each question costs milliseconds on both machines
 LOOK_S = 0.05  # wait for a message in a call that should return at once
+TOKEN = ".token"  # end of the name of a file by which a node shows that it sees the runs folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +328,22 @@ def unlike(first: Slot, slot: Slot) -> list[str]:
     ]
 
 
+def own_prefix() -> str:
+    """Returns the beginning of the names of the files that this process makes in the runs folder."""
+    return f"{_prefix()}{os.getpid()}-"
+
+
+def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
+    """Returns the files in the runs folder with this suffix that processes of this host made which do not run any more."""
+    found = runs_dir.glob(f"{glob.escape(_prefix())}*-*{suffix}")
+    pids = {file: file.name.removeprefix(_prefix()).partition("-")[0] for file in found}
+    return [file for file, pid in pids.items() if pid.isdecimal() and not is_taken(int(pid))]
+
+
+def _prefix() -> str:
+    return f".autotune-{platform.node()}-"
+
+
 def _check_version(hello: Message) -> None:
     if hello["autotune"] != autotune.__version__:
         raise BadInput(
@@ -337,7 +357,9 @@ def _token(runs_dir: Path) -> Iterator[str]:
     """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields its name."""
     try:
         runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=".autotune-") as file:
+        for left in left_by_killed(runs_dir, TOKEN):
+            left.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=own_prefix(), suffix=TOKEN) as file:
             yield Path(file.name).name
     except OSError as error:
         raise BadInput(

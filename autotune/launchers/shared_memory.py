@@ -1,18 +1,26 @@
-"""Removes shared-memory segments that a trial's processes left behind when they were killed."""
+"""Removes shared-memory segments that a trial's processes left behind when they were killed.
+
+The supervisor does so, and if it was killed, the tuner. If both were killed, a resumed study does: the tuner lists the
+processes of a running trial in the trial's folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from autotune.harness.cores import read
 from autotune.launchers import process_tree
 
 FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 # "torch_<pid>_<random>_<counter>" by torch (c10::NewProcessWideShmHandle), "pym-<pid>-..." by multiprocessing (heap.Arena).
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
+LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SLACK_S = 1.0  # process start times have a resolution of 10 ms, and the kernel's file clock is no finer
 
 
@@ -40,3 +48,26 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
                     os.unlink(entry.path)
                     removed.append(entry.name)
     return removed
+
+
+def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
+    """Adds new processes of a trial, each as (id, created), to the list in the trial's folder."""
+    with contextlib.suppress(OSError), (place / LIST_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"boot_id": read(BOOT_ID), "processes": processes}) + "\n")
+
+
+def forget(place: Path) -> None:
+    """Removes the list from a trial's folder, once nothing is left of the trial."""
+    with contextlib.suppress(OSError):
+        (place / LIST_FILE).unlink(missing_ok=True)
+
+
+def remove_left(study: Path) -> None:
+    """Removes the segments of trials whose supervisor and tuner were killed."""
+    for file in study.glob(f"trials/*/{LIST_FILE}"):
+        processes: dict[int, float] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # half of a line
+            for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+                processes |= {int(pid): created_s for pid, created_s in line["processes"] if line["boot_id"] == read(BOOT_ID)}
+        remove(processes)
+        forget(file.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
 
+PREFIX = "autotune-slots-"  # of the folder that holds the slots' TMPDIRs
+STUDY_FILE = "study"  # in that folder: the study that uses it
+
 
 class SlotsLauncher(LocalLauncher):
     """Starts a trial on the whole machine, like `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
@@ -22,7 +26,7 @@ class SlotsLauncher(LocalLauncher):
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
         # Short names: worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
-        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-slots-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
         self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
@@ -30,6 +34,18 @@ class SlotsLauncher(LocalLauncher):
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""
         return list(self._parts)
+
+    def sweep(self, study: Path) -> list[str]:
+        """Also removes the temporary folders that a killed tuner of this study has left. See `Launcher.sweep`."""
+        lines, name = super().sweep(study), str(study.resolve())
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError), held(left) as is_free:
+                is_ours = left.stat(follow_symlinks=False).st_uid == os.getuid()
+                if is_free and is_ours and (left / STUDY_FILE).read_text(encoding="utf-8", errors="surrogateescape") == name:
+                    shutil.rmtree(left)
+        with contextlib.suppress(OSError):  # the disk is full
+            Path(self._temporary.name, STUDY_FILE).write_text(name, encoding="utf-8", errors="surrogateescape")
+        return lines
 
     def close(self) -> None:
         """Ends all processes that still run, including those on the slots."""

@@ -12,6 +12,7 @@ job, so that a trial uses the same command as the real run. The agent's step sha
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -28,7 +29,7 @@ from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
-from autotune.launchers.remote import Place, RemoteLauncher
+from autotune.launchers.remote import Place, RemoteLauncher, left_by_killed, own_prefix
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
@@ -50,6 +51,7 @@ UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf",
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 JOIN = "--jobid"  # option of srun that starts a step in an existing job
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
+NOTE = ".job"  # end of the name of a file in the runs folder that names a job, written before the job is submitted
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -68,6 +70,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm = slurm
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
+        self._notes: list[Path] = []  # files that name the jobs, for when this process is killed together with srun
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -76,12 +79,24 @@ class SlurmLauncher(RemoteLauncher):
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
         cancel(self._unended)
-        return Srun(slurm, is_shared=has_steps(slurm, place.program), seen=seen, unended=self._unended)
+        cancel_left(Path(place.runs_dir))
+        srun = Srun(
+            slurm,
+            is_shared=has_steps(slurm, place.program),
+            seen=seen,
+            unended=self._unended,
+            runs_dir=Path(place.runs_dir),
+        )
+        self._notes += [srun.note] if srun.note else []
+        return srun
 
     def close(self) -> None:
         """See `Launcher.close`."""
         super().close()
         cancel(self._unended)
+        while self._notes and not self._unended:
+            with contextlib.suppress(OSError):
+                self._notes.pop().unlink(missing_ok=True)
 
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
@@ -99,19 +114,35 @@ class SlurmLauncher(RemoteLauncher):
 class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
+    Attributes:
+        note: file that names the job; None without `runs_dir`, or if the job is the user's own.
+
     Args:
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
         unended: set to which the job is added, as an argument of scancel, when the transport is closed.
+        runs_dir: folder for the note.
     """
 
     def __init__(
-        self, slurm: SlurmOptions, *, is_shared: bool = False, seen: Sequence[str] = (), unended: set[str] | None = None
+        self,
+        slurm: SlurmOptions,
+        *,
+        is_shared: bool = False,
+        seen: Sequence[str] = (),
+        unended: set[str] | None = None,
+        runs_dir: Path | None = None,
     ) -> None:
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         self._is_of_user = JOB in os.environ or any(word.startswith(JOIN) for word in self._words)  # srun only starts a step
+        self.note: Path | None = None
+        if runs_dir and not self._is_of_user:
+            with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
+                runs_dir.mkdir(parents=True, exist_ok=True)
+                self.note = runs_dir / f"{own_prefix()}{self._name}{NOTE}"
+                self.note.touch(mode=0o600)
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
@@ -224,6 +255,16 @@ def cancel(jobs: set[str]) -> None:
             continue
         if answer.returncode == 0 or job in OVER.findall(answer.stderr):
             jobs.discard(job)
+
+
+def cancel_left(runs_dir: Path) -> None:
+    """Cancels the jobs of tuners that were killed together with their srun: nothing else has told Slurm of their end."""
+    for note in left_by_killed(runs_dir, NOTE):
+        name = "-".join(note.name.removesuffix(NOTE).rsplit("-", 2)[1:])  # .autotune-HOST-PID-autotune-1a2b3c4d.job
+        cancel(jobs := {f"{NAME}{name}"})
+        if not jobs:
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
 
 
 def named(job: str) -> str:

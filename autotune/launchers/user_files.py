@@ -94,11 +94,11 @@ class UserFiles:
     def end(self) -> Report:
         """Stops guarding and watching, and returns the report; called once all processes of the trial are gone."""
         folders, self._folders = self._folders, None
-        if folders is None or self._keeper is None:
+        if folders is None:
             return Report()
-        said = self._keeper.ask({"do": "end"}, "ended")
+        said = self._keeper.ask({"do": "end"}, "ended") if self._keeper else None
         if said is None:  # the keeper was killed: the files were unguarded from then on
-            self._keeper.close()
+            self.close()
             self._keeper = None
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
         wrote = [Path(path) for path in said.get("wrote", [])]

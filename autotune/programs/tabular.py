@@ -105,7 +105,11 @@ def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn
 def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
     """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # torch before 2.6
+        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):

@@ -86,7 +86,7 @@ class Rival:
         return configuration_key(self.space.changed(knobs))
 
     def _may_go_on(self) -> bool:
-        budget, num = self.session.budget, len(self.session.searched) - 1
+        budget, num = self.session.budget, self.session.num_searched
         return (budget.max_trials is None or num < budget.max_trials) and budget.search_left_s > 0
 
 

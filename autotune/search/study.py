@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Container, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.harness.protocol import APPLIED
 from autotune.records import Knobs, Outcome, TrialRecord
@@ -126,6 +126,12 @@ class _Journal(JournalFileBackend):
         self._file = file
         self._unread: list[dict[str, Any]] = []
         self._size_bytes = 0  # size of the file after our last write; another size means that another process wrote
+        self._has_others = False  # whether another process has written to it
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether no other process has written to the journal so far."""
+        return not self._has_others and os.stat(self._file).st_size == self._size_bytes
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Yields the records from a number on."""
@@ -134,7 +140,7 @@ class _Journal(JournalFileBackend):
         if size_bytes == self._size_bytes:
             yield from found
         else:
-            self._size_bytes = size_bytes
+            self._size_bytes, self._has_others = size_bytes, True
             yield from super().read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -164,6 +170,72 @@ class _Journal(JournalFileBackend):
             self._lock.release()
 
 
+class _Storage(JournalStorage):
+    """Optuna's storage. Lists trials without a look at each of them: only trials that have changed are looked up.
+
+    Optuna lists the trials several times for a proposal. If another process has written to the journal, Optuna's own method is
+    used. Otherwise the journal holds one study, so that a trial's number is its id.
+
+    Args:
+        journal: the journal.
+    """
+
+    def __init__(self, journal: _Journal) -> None:
+        super().__init__(journal)
+        self._journal = journal
+        # For each combination of states, its trials by id, and the ids of the trials that have changed since.
+        self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """See `BaseStorage.create_new_trial`."""
+        return self._changed(super().create_new_trial(study_id, template_trial))
+
+    def set_trial_param(self, trial_id: int, *args: Any, **more: Any) -> None:
+        """See `BaseStorage.set_trial_param`."""
+        super().set_trial_param(self._changed(trial_id), *args, **more)
+
+    def set_trial_state_values(self, trial_id: int, *args: Any, **more: Any) -> bool:
+        """See `BaseStorage.set_trial_state_values`."""
+        return super().set_trial_state_values(self._changed(trial_id), *args, **more)
+
+    def set_trial_intermediate_value(self, trial_id: int, *args: Any, **more: Any) -> None:
+        """See `BaseStorage.set_trial_intermediate_value`."""
+        super().set_trial_intermediate_value(self._changed(trial_id), *args, **more)
+
+    def set_trial_user_attr(self, trial_id: int, *args: Any, **more: Any) -> None:
+        """See `BaseStorage.set_trial_user_attr`."""
+        super().set_trial_user_attr(self._changed(trial_id), *args, **more)
+
+    def set_trial_system_attr(self, trial_id: int, *args: Any, **more: Any) -> None:
+        """See `BaseStorage.set_trial_system_attr`."""
+        super().set_trial_system_attr(self._changed(trial_id), *args, **more)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """See `BaseStorage.get_all_trials`."""
+        if deepcopy or not isinstance(states, tuple) or not self._journal.is_ours:
+            return super().get_all_trials(study_id, deepcopy, states)
+        if states not in self._listed:
+            self._listed[states] = {trial.number: trial for trial in super().get_all_trials(study_id, False, states)}, set()
+        trials, changed = self._listed[states]
+        for trial in map(self.get_trial, sorted(changed)):
+            if trial.state not in states:
+                trials.pop(trial.number, None)
+                continue
+            is_in_order = not trials or trial.number in trials or trial.number > next(reversed(trials))
+            trials[trial.number] = trial
+            if not is_in_order:  # never so if trials are listed from their beginning to their end
+                trials = dict(sorted(trials.items()))
+        self._listed[states] = trials, set()
+        return list(trials.values())
+
+    def _changed(self, trial_id: int) -> int:
+        for _, changed in self._listed.values():
+            changed.add(trial_id)
+        return trial_id
+
+
 def begin_study(
     journal: Path | None,
     name: str,
@@ -187,7 +259,7 @@ def begin_study(
         for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
             file.unlink(missing_ok=True)
         journal.touch(mode=0o600)
-        storage = JournalStorage(_Journal(journal))
+        storage = _Storage(_Journal(journal))
     study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * len(scores))
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         study.set_metric_names(list(scores))

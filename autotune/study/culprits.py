@@ -27,7 +27,6 @@ class Culprits:
         self._worked = Proven([{}])
         self._failed: list[TrialRecord] = []
         self._causes: list[Knobs] = []  # for each failed trial, the changes that may have made it fail
-        self._fitted: FailureModel | None = FailureModel([], [])  # None after new trials
 
     def learn(self, record: TrialRecord) -> None:
         """Records a search trial."""
@@ -38,14 +37,10 @@ class Culprits:
         elif not _is_other(record):
             self._failed.append(record)
             self._causes.append(may_be_to_blame(record))
-        if self._failed:
-            self._fitted = None
 
     @property
     def _failure_model(self) -> FailureModel:
-        if self._fitted is None:
-            self._fitted = FailureModel(self._worked, self._causes)
-        return self._fitted
+        return self._worked.model(len(self._causes), lambda: self._causes)
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
         """Returns a failed trial which shows that a configuration with these changes fails; None if it may work."""

@@ -93,7 +93,7 @@ class Interference:
             return
         began_s, first = self._session.inputs.clock.monotonic(), self._calibrated is None
         found = self._measured(best)
-        self._calibrated, self._num_searched = best, len(self._session.searched)
+        self._calibrated, self._num_searched = best, self._session.num_searched
         self._ended_s = self._session.inputs.clock.monotonic()
         self._took_s = self._ended_s - began_s
         self._session.about.slots = self._as_json(found)
@@ -116,7 +116,7 @@ class Interference:
     def _is_long_ago(self) -> bool:
         session = self._session
         is_long_ago = session.inputs.clock.monotonic() - self._ended_s >= self._took_s / AGAIN_FRAC
-        return is_long_ago and len(session.searched) - self._num_searched >= AGAIN_TRIALS
+        return is_long_ago and session.num_searched - self._num_searched >= AGAIN_TRIALS
 
     def _why_not(self, best: TrialRecord) -> str:
         """Returns why trials cannot run in parallel, as far as is known without measuring; "" if they may.
@@ -144,7 +144,7 @@ class Interference:
     def _num_left(self) -> float:
         """Number of search trials that the budget allows; infinite without a limit."""
         limit = self._session.budget.max_trials
-        return math.inf if limit is None else limit - (len(self._session.searched) - 1)
+        return math.inf if limit is None else limit - self._session.num_searched
 
     def _use_one(self, why: str) -> None:
         self._num, self._session.schedule.num_slots = 1, 1

@@ -268,14 +268,14 @@ class _Study:
     def _open(self) -> Tracking | None:
         if self._earlier:
             self._folder.tidy()
+            self._end_leftovers()  # before the records: a trial that has one counts as sealed
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
         self._folder.write_config(self._inputs.yaml)
         self._folder.write_study(self._session.about)
         self._write("running")
-        for line in self._inputs.launcher.sweep(self._folder.path):
-            self._listener.notice(line)
-        seal_leftovers(self._folder.path, self._inputs.secrets)
+        if not self._earlier:
+            self._end_leftovers()
         self._listener.started(self._session.about)
         if self._earlier and self._earlier.records:
             self._listener.resumed(self._earlier.records, self._earlier.spent_s)
@@ -284,6 +284,12 @@ class _Study:
         except OSError as error:  # no process can be started, or the disk is full
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
             return None
+
+    def _end_leftovers(self) -> None:
+        """Ends what an earlier tuner left running for this study, and removes secrets from what that has written."""
+        for line in self._inputs.launcher.sweep(self._folder.path):
+            self._listener.notice(line)
+        seal_leftovers(self._folder.path, self._inputs.secrets)
 
     def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
         """Checks that machine, program and space are the same as for the trials of earlier runs."""
@@ -310,6 +316,7 @@ class _Study:
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = space.baseline  # only now is it known what the program sets by itself
+        session.recount()
         self._take_over()
         self._budget.reserve(record)
         if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
@@ -344,7 +351,7 @@ class _Study:
     def _take_over(self) -> None:
         """Reuses results of earlier studies before the search begins. A resumed study keeps the results that it began with."""
         session, inputs = self._session, self._inputs
-        is_new = not session.about.warm_start and len(session.searched) <= 1
+        is_new = not session.about.warm_start and session.num_searched <= 0
         if is_new and not inputs.is_recording:
             session.about.noise = noise.as_json(earlier_noise(session)) or {}
         session.earlier_noise = noise.from_json(session.about.noise)
@@ -388,12 +395,13 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        if status != "running":  # before the summary: once that is final, the tracker reads the folder for the last time
+        # Before the summary: once it is final, the tracker reads the folder for the last time, and `resume` does nothing more.
+        if status != "running":
             self._report(summary)
-        self._folder.write_summary(summary)
-        self._is_summary_old, self._num_summarised = False, len(self._session.records)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
+        self._folder.write_summary(summary)
+        self._is_summary_old, self._num_summarised = False, len(self._session.records)
         return summary
 
     def _report(self, summary: Summary) -> None:
@@ -432,6 +440,7 @@ class _Study:
         self._listener.finished(summary)
         if tracking and (why := self._drain(tracking)):
             self._listener.notice(incomplete(self._folder, why))
+        self._folder.tidy()  # processes that were killed may have left temporary files
 
     def _cause_of(self, fault: BaseException) -> BaseException:
         """Returns FolderLost if an error came from a folder that cannot be written; else the error itself."""

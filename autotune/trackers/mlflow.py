@@ -109,6 +109,11 @@ class MlflowTracker(Tracker):
             if state.pending or not self._is_study_there(contents):
                 raise _Unreachable("MLflow does not have all that was written")
 
+    def make_store(self) -> None:
+        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet."""
+        if self._is_embedded:
+            store.ensure_store(self._runs, self._make_store)
+
     def _connect(self) -> None:
         if self._client is not None:
             return
@@ -117,8 +122,7 @@ class MlflowTracker(Tracker):
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
-        if self._is_embedded:
-            store.ensure_store(self._runs, self._make_store)
+        self.make_store()
         try:
             client = mlflow.MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._experiment(client)
@@ -210,7 +214,7 @@ class MlflowTracker(Tracker):
             return False
         assert self._known is not None
         mark, params = contents.mark(trial), contents.params(trial)
-        tags = contents.tags(trial)
+        tags, digest = contents.tags(trial), contents.digest(trial)
         if self._known.contradicts(mark, params):  # MLflow does not allow params to change
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
@@ -222,12 +226,13 @@ class MlflowTracker(Tracker):
                 entries.trial_name(trial),
             )
             self._known.add(mark, made)
+            tags = {}  # the new run has them
         run_id, end = self._known.run_id(mark), _milliseconds(trial.started_at + trial.seconds)
         self._upload_trial(run_id, contents, contents.folder.trial_path(trial.number))
-        tags[entries.DIGEST_TAG] = contents.digest(trial)
+        tags[entries.DIGEST_TAG] = digest
         self._log(run_id, metrics=contents.metrics(trial), params=params, tags=tags, at=end)
         self._client.set_terminated(run_id, entries.trial_status(trial), end)
-        self._known.done(mark, tags[entries.DIGEST_TAG])
+        self._known.done(mark, digest)
         return True
 
     def _upload_trial(self, run_id: str, contents: Contents, path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from autotune.documents import read_json, write_json
 from autotune.errors import BadInput
@@ -68,6 +69,13 @@ def sync(
         state.written, state.present = num_written, state.written + state.present - num_written
         note(folder, state)
         return state
+
+
+def make_store(runs: Path) -> None:
+    """Makes the embedded store of a runs folder unless it exists."""
+    from autotune.trackers.mlflow import MlflowTracker
+
+    MlflowTracker(store.embedded_uri(runs), runs).make_store()
 
 
 def follow(

@@ -331,7 +331,7 @@ def outlook(
     Args:
         budget: the study's budget; the reserve for the finals is known once the baseline was measured.
         baseline: trial 0.
-        seconds: durations of the search trials so far.
+        seconds: durations of the search trials so far, ascending.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
         is_room: whether a first search trial and its finals fit. If so, it may use the finals' reserve.
@@ -340,7 +340,8 @@ def outlook(
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
     if not is_searching:
         return Outlook(left_s=left_s, explain_s=budget.explain_s)
-    trial_s = median(seconds) if seconds else max(1.0, baseline.attempt_s - warm_spares_s)
+    middle = seconds[(len(seconds) - 1) // 2 : len(seconds) // 2 + 1]  # one or two values
+    trial_s = median(middle) if seconds else max(1.0, baseline.attempt_s - warm_spares_s)
     search_s = None if budget.total_s is None else max(0.0, budget.search_left_s)
     fitting = math.inf if search_s is None else num_slots * search_s / max(trial_s, 1e-9)
     allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(seconds))

@@ -24,7 +24,7 @@ from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
 from autotune.quantities import number_text
-from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
+from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, KnobValue, Outcome, TrialRecord, objective_names
 from autotune.trials.budget import START_PHASES
 
 REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code was compiled by earlier trials
@@ -190,17 +190,32 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
     )  # the user's own run does not start warm
 
 
-def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
-    """Returns the longest compile phase with this compile mode outside the finals; 0 for none.
+class ColdCompiles:
+    """The longest compile phase with each compile mode outside the finals.
 
     The first trial with a mode compiles everything. Later trials use the study's cache, which the user's first run does not
     have.
     """
-    mode = knobs.get(COMPILE_KEY, COMPILE_OFF)
-    if mode == COMPILE_OFF:
-        return 0.0
-    alike = [r for r in records if r.kind not in REPEATED and r.outcome.has_value and r.knobs.get(COMPILE_KEY) == mode]
-    return max((record.phases_s.get("compile", 0.0) for record in alike), default=0.0)
+
+    def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
+        self._longest_s: dict[KnobValue, float] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: TrialRecord) -> None:
+        """Adds a finished trial."""
+        mode = record.knobs.get(COMPILE_KEY, COMPILE_OFF)
+        if mode != COMPILE_OFF and record.kind not in REPEATED and record.outcome.has_value:
+            self._longest_s[mode] = max(self._longest_s.get(mode, 0.0), record.phases_s.get("compile", 0.0))
+
+    def seconds(self, knobs: Knobs) -> float:
+        """Returns the longest compile phase with a configuration's compile mode; 0 for none."""
+        return self._longest_s.get(knobs.get(COMPILE_KEY, COMPILE_OFF), 0.0)
+
+
+def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
+    """Returns the longest compile phase with this compile mode; see `ColdCompiles`."""
+    return ColdCompiles(records).seconds(knobs)
 
 
 def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:

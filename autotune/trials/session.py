@@ -21,7 +21,7 @@ from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
-from autotune.trials.objective import cold_compile_s
+from autotune.trials.objective import ColdCompiles
 from autotune.trials.places import Place
 from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, TrialRunner
@@ -126,9 +126,14 @@ class Session:
         """The search trials and the baseline."""
         return list(self._searched)
 
+    @property
+    def num_searched(self) -> int:
+        """Number of search trials so far, without the baseline."""
+        return len(self._searched) - 1
+
     def recount(self) -> None:
-        """Makes the tally again. Call this after changing the record of a search trial."""
-        self.tally = Tally(self._searched)
+        """Makes tally and compile times again. Call this after changing the record of a search trial."""
+        self.tally, self._cold_compiles = Tally(self._searched), ColdCompiles(self.records)
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
         """Returns what is left of the study; valid only after the baseline."""
@@ -455,7 +460,7 @@ class Session:
         if was and was != script(self.inputs.command):
             name = was.partition(" (")[0]
             raise Ending(f"{name} was edited or removed while the study ran; restore it before you continue")
-        request.cold_compile_s = cold_compile_s(self.records, request.knobs)
+        request.cold_compile_s = self._cold_compiles.seconds(request.knobs)
         if self.records:
             is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
@@ -478,6 +483,7 @@ class Session:
         record = finished.record
         for records in (self.records, *([self._searched] if record.kind in SEARCHED else [])):
             bisect.insort(records, record, key=lambda one: one.number)  # a baseline that is measured late still comes first
+        self._cold_compiles.add(record)
         if record.kind in SEARCHED:
             self.tally.add(record)
         if not record.changed and NOT_FINITE in record.evidence and record.is_of_program:

@@ -2,12 +2,17 @@
 
     python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30] [--ranks 1,2,4] [--file chaos.jsonl]
     python -m tests.benchmarks.chaos --slurm --kills 40    # trials run on a private Slurm, whose parts are killed as well
+    python -m tests.benchmarks.chaos --stub --kills 1000   # trials without torch: many of them finish between two kills
 
 Victims, blows and moments are random. A victim is a trial's first process, one of its ranks or loader workers, the warm
 server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
-With --slurm it may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are
-started again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or
-send it five SIGTERMs at once.
+"everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. With --slurm,
+a victim may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are started
+again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or send it
+five SIGTERMs at once.
+
+With --stub, trials take less than a second and hardly any CPU. So there is no warm server, but everything else is the same.
+The stub's speed is known, so a verdict other than that bf16 is 1.5 times as fast is wrong, too.
 
 The trials overwrite the user's checkpoints, also when they receive SIGTERM. Meanwhile another program saves checkpoints in the
 same folder. Before each save, it checks that its last checkpoint is unchanged.
@@ -15,7 +20,7 @@ same folder. Before each save, it checks that its last checkpoint is unchanged.
 When a study reaches its verdict before all kills are done, `autotune verify` measures its claim again, undisturbed, and a new
 study starts, with the next number of ranks. The last study runs on to its verdict. The exit status is 1 if anything is lost,
 repeated, left behind or spoiled, or if a claim does not hold. With --file, each study's result is kept there; a later call does
-the kills that are left, and prints the sum.
+the kills that are left, and prints the sum. The folder of a study in which something went wrong is kept next to that file.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,9 +40,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -46,79 +53,38 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S
+from tests.benchmarks.chaos_programs import LAUNCH, OTHER, RATIO, STUB, TORCH
 from tests.benchmarks.reporting import machine_lines, table
 from tests.launchers.losses import agents
 from tests.slurm.private import PrivateSlurm, why_not
 
-PROGRAM = """
-import os, signal, sys, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.set_num_threads(1)
-rank = int(os.environ.get("RANK", 0))
-
-def save(*_):
-    if rank == 0:
-        torch.save(model.state_dict(), "named.pt")
-        torch.save(model.state_dict(), "new.tmp")
-        os.replace("new.tmp", "replaced.pt")
-    if _:
-        sys.exit()
-
-signal.signal(signal.SIGTERM, save)
-saved_s = 0.0
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-if "RANK" in os.environ:
-    torch.distributed.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = TensorDataset(torch.randn(20000, 64))
-if __name__ == "__main__":
-    for epoch in range(100000):
-        for (batch,) in DataLoader(data, batch_size=32, num_workers=1):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-            if time.monotonic() - saved_s > 0.3:
-                save()
-                saved_s = time.monotonic()
-"""
-# Saves a number, in turn in place and under another name that is then renamed. Prints each number that has been overwritten.
-OTHER = """
-import os, pathlib, time
-path, number = pathlib.Path("audio_best.pt"), 0
-path.write_text("0")
-while True:
-    time.sleep(0.2)
-    if path.read_text() != str(number):
-        print(f"checkpoint {number} of another program: {path.read_text()[:20]!r}", flush=True)
-    number += 1
-    if number % 2:
-        path.write_text(str(number))
-    else:
-        pathlib.Path("audio.tmp").write_text(str(number))
-        os.replace("audio.tmp", path)
-"""
+AMP = "precision.amp"
 PRECIOUS, CHECKPOINTS = b"precious" * 1000, ("named.pt", "replaced.pt")  # content and names of the user's checkpoints
 RULES = {"warmup_min_device_s": 0.05, "warmup_max_s": 1.0, "min_s": 0.2, "max_s": 0.5, "slow_max_s": 1.0, "min_steps": 5}
 OPTIONS = [
     "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8", "measure.quiet=false",
     *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
 ]  # fmt: skip
+STUB_OPTIONS = ["study.budget.trials=100", "search.stop=false", "explain.auto=false"]  # a stub has no steps to explain
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
-VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui")
+EVERYTHING = "everything"
+VICTIMS = ("trial", "worker", "rank", "warm server", "supervisor", "tuner", "tracker", "ui", EVERYTHING)
 BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
 STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
 NUM_SIGTERM = 5
-FIRST_PORT = 5601  # of `autotune ui`
+UI_EVERY_S = 40.0  # shortest time between two starts of `autotune ui`, which each take seconds of CPU
 DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
 ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
-PAUSE_S = (0.2, 3.0)  # shortest and longest pause between two kills
-PATIENCE_S = 4.0  # how long to wait for the drawn victim to exist: there is no trial while the tuner starts
+SELDOM, SELDOM_WEIGHT = ("tuner", EVERYTHING), 0.5  # after these, it takes seconds until a trial runs again
+PAUSE_S, STUB_PAUSE_S = (0.2, 3.0), (0.1, 1.0)  # shortest and longest pause between two kills
+LOOK_S = 0.05  # between two looks for the drawn victim, which read the whole process list
+# How long to wait for the drawn victim to exist. Trials come back when the tuner has started, but the tracker may not.
+PATIENCE_S, LASTING, LASTING_PATIENCE_S = 20.0, ("warm server", "tracker", "ui"), 1.0
 LAST_PROCESS_S = LAST_S + 20.0  # time for the last processes to exit after a study, including the tracker
 MAX_STARTS_WITHOUT_A_KILL = 5  # after this many studies in a row without a kill, the benchmark gives up
+# Temporary files that torch and Python leave behind if they are killed by SIGKILL, in a real run as well.
+OF_LIBRARIES = ("torchelastic_", "pymp-", "torch-shm-")
 
 
 @dataclass
@@ -130,9 +96,12 @@ class Toll:
         lost, repeated: names of finished trials whose record disappeared, or which were measured twice.
         orphans: descriptions of the processes that were left behind.
         segments: names in /dev/shm that were left behind.
+        files: temporary files that were left behind: in the temporary folder, next to the user's files, or in the study.
+        untracked: why studies could not be copied to MLflow after their end.
         spoiled: checkpoints of the user or of the other program that were changed.
         verdicts: verdicts of the completed studies.
-        wrong: claims that `autotune verify` did not find again, or failed to check.
+        wrong: verdicts that contradict what is known of the program, and claims that `autotune verify` did not find again or
+            failed to check.
         num_verified: number of claims that it checked. It may also lack the time to measure one.
         num_trials: number of finished trials.
     """
@@ -142,7 +111,9 @@ class Toll:
     repeated: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     segments: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)
+    untracked: list[str] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     num_verified: int = 0
@@ -151,8 +122,13 @@ class Toll:
     @property
     def is_clean(self) -> bool:
         """Whether nothing was lost, repeated, left behind, spoiled or wrong, and every study reached a verdict."""
-        nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled or self.wrong)
-        return nothing and bool(self.verdicts) and all(self.verdicts)
+        return not self.harm and bool(self.verdicts) and all(self.verdicts)
+
+    @property
+    def harm(self) -> list[str]:
+        """Everything that went wrong."""
+        left = [*self.orphans, *self.segments, *self.files]
+        return [*self.lost, *self.repeated, *left, *self.spoiled, *self.untracked, *self.wrong]
 
     def __add__(self, other: Toll) -> Toll:
         """Returns the result of both."""
@@ -168,11 +144,16 @@ class Toll:
             ("finished trials repeated", len(self.repeated)),
             ("orphan processes", len(self.orphans)),
             ("leaked shared-memory segments", len(self.segments)),
+            ("leaked temporary files", len(self.files)),
             ("checkpoints spoiled", len(self.spoiled)),
+            ("studies that MLflow does not take", len(self.untracked)),
             ("studies with a verdict", f"{sum(map(bool, self.verdicts))} of {len(self.verdicts)}"),
-            ("claims that did not hold", f"{len(self.wrong)} of {self.num_verified}"),
+            (
+                "wrong verdicts, or claims that did not hold",
+                f"{len(self.wrong)}; {self.num_verified} claims were measured again",
+            ),
         ]
-        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments, *self.spoiled, *self.wrong]
+        return [table(("", ""), rows), *self.harm]
 
 
 class Victimized:
@@ -186,6 +167,7 @@ class Victimized:
         deadline_s: time on the monotonic clock after which nothing is killed.
         ranks: number of processes of a trial; several are started by torchrun.
         slurm: where the trials run; None for this host.
+        is_stub: whether the trials run a program without torch.
     """
 
     def __init__(
@@ -198,18 +180,33 @@ class Victimized:
         deadline_s: float,
         ranks: int = 1,
         slurm: PrivateSlurm | None = None,
+        is_stub: bool = False,
     ) -> None:
         self.folder = StudyFolder(cwd / "runs" / "chaos")
         self._cwd, self._kills, self._rng, self._toll, self._deadline_s = cwd, kills, rng, toll, deadline_s
         self._finished: dict[int, TrialRecord] = {}
-        self._environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
-        self._slurm, self._kinds, self._options = slurm, list(VICTIMS), OPTIONS
-        self._command = [sys.executable, *([*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []), "train.py"]
+        # Short, because worker processes put sockets there, and a socket's path has at most 107 characters.
+        (temporary := cwd / "tmp").mkdir()
+        own = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
+        self._environment = {**own, "TMPDIR": str(temporary)}
+        self._slurm, self._is_stub, self._options = slurm, is_stub, [*OPTIONS, *(STUB_OPTIONS if is_stub else [])]
+        self._pause_s = STUB_PAUSE_S if is_stub else PAUSE_S
+        missing = {*(["rank"] if ranks == 1 else []), *(["warm server"] if ranks > 1 or is_stub or slurm else [])}
+        self._kinds = [name for name in VICTIMS if name not in missing]
+        self._tuner: subprocess.Popen[bytes] | None = None
         self._ui: subprocess.Popen[bytes] | None = None
+        self._next_ui_s = 0.0
         if slurm:
             self._environment |= slurm.environment
-            self._kinds, self._options = [*VICTIMS, *ON_SLURM], [*OPTIONS, "launcher=slurm", "launch.slurm.cpus=2"]
-        (cwd / "train.py").write_text(PROGRAM, encoding="utf-8")
+            self._kinds, self._options = [*self._kinds, *ON_SLURM], [*self._options, "launcher=slurm", "launch.slurm.cpus=2"]
+        (cwd / "train.py").write_text(STUB if is_stub else TORCH, encoding="utf-8")
+        (cwd / "launch.py").write_text(LAUNCH, encoding="utf-8")
+        program = [sys.executable, *(["-S"] if is_stub else []), "train.py"]
+        if ranks > 1 and is_stub:
+            self._command = [sys.executable, "-S", "launch.py", str(ranks), *program]
+        else:
+            torchrun = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
+            self._command = [*program[:-1], *torchrun, program[-1]]
         for name in CHECKPOINTS:
             (cwd / name).write_bytes(PRECIOUS)
 
@@ -225,11 +222,11 @@ class Victimized:
         try:
             self._attack_all(budget)
         finally:
+            for process in filter(None, (self._tuner, self._ui)):
+                process.terminate()
+                process.wait()
             other.kill()
             other.wait()
-            if self._ui:
-                self._ui.terminate()
-                self._ui.wait()
         self._toll.spoiled += (self._cwd / "other.log").read_text().splitlines()
         self._close()
         return self._kills
@@ -249,39 +246,47 @@ class Victimized:
 
     def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
         """Kills processes of the study until the tuner has ended; returns whether the tuner ended by itself."""
+        self._tuner = tuner
         drawn, blow, from_s = self._draw()
         while tuner.poll() is None:
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
             now_s = time.monotonic()
-            if (
-                self.folder.study_file.exists()
-                and (self._ui is None or self._ui.poll() is not None)
-                and now_s < self._deadline_s
-            ):
-                self._ui = self._start("ui", f"--port={FIRST_PORT}")
+            if self.folder.study_file.exists() and self._next_ui_s < now_s < self._deadline_s and not self._is_ui_there:
+                self._ui, self._next_ui_s = self._start("ui"), now_s + UI_EVERY_S
             if not self._kills or not from_s <= now_s < self._deadline_s or not self.folder.study_file.exists():
                 continue
             if self._hit(drawn, blow, tuner):
-                if drawn == "tuner" and blow != "SIGSTOP":
+                if drawn == EVERYTHING or (drawn == "tuner" and blow != "SIGSTOP"):
                     tuner.wait()
                     return False
                 drawn, blow, from_s = self._draw()
-            elif now_s > from_s + PATIENCE_S:
+            elif now_s > from_s + (LASTING_PATIENCE_S if drawn in LASTING else PATIENCE_S):
                 drawn, blow, from_s = self._draw()
         return True
 
     def _draw(self) -> tuple[str, str, float]:
         """Returns the next victim and blow, and the earliest moment for it."""
-        return self._rng.choice(self._kinds), self._rng.choice(BLOWS), time.monotonic() + self._rng.uniform(*PAUSE_S)
+        weights = [SELDOM_WEIGHT if kind in SELDOM else 1.0 for kind in self._kinds]
+        return (
+            self._rng.choices(self._kinds, weights)[0],
+            self._rng.choice(BLOWS),
+            time.monotonic() + self._rng.uniform(*self._pause_s),
+        )
 
     def _hit(self, name: str, blow: str, tuner: subprocess.Popen[bytes]) -> bool:
         """Hits a process of this kind; returns whether there was one."""
         if self._slurm and name in DAEMONS:
+            self._note(f"SIGKILL for {name}")
             self._slurm.kill(DAEMONS[name], for_s=self._rng.uniform(*DOWN_S))
+            blow = "SIGKILL"
+        elif name == EVERYTHING:
+            self._note("SIGKILL for everything")
+            self._kill_everything(tuner)
             blow = "SIGKILL"
         else:
             try:
                 victim = self._rng.choice(self._victims(tuner)[name])
+                self._note(f"{blow} for {name} {victim.pid}")
                 if blow == "SIGSTOP":
                     victim.suspend()
                     threading.Timer(self._rng.uniform(*STOPPED_S), _go_on, [victim]).start()
@@ -295,20 +300,40 @@ class Victimized:
         self._toll.kills[name if blow == "SIGKILL" else f"{name} ({blow})"] += 1
         return True
 
+    def _kill_everything(self, tuner: subprocess.Popen[bytes]) -> None:
+        """Kills the tuner and all processes below it and the agents, as good as at once: they are stopped before."""
+        roots = [psutil.Process(tuner.pid), *self._agents()]
+        for send in (psutil.Process.suspend, psutil.Process.suspend, psutil.Process.kill):  # twice: children may be new
+            for root in roots:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for process in (root, *root.children(recursive=True)):
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            send(process)
+
     def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
         """Returns {kind of victim: its processes}: only processes that this tuner has started, directly or indirectly."""
         found: dict[str, list[psutil.Process]] = {name: [] for name in self._kinds}
         try:
             own, there = psutil.Process(tuner.pid), self._agents()
             found |= {"tuner": [own], "agent": there, "slurmstepd": [step for one in there if (step := one.parent())]}
-            if self._ui and self._ui.poll() is None:
+            if self._ui and self._is_ui_there:
                 found["ui"] = [psutil.Process(self._ui.pid), *psutil.Process(self._ui.pid).children(recursive=True)]
             for process in (child for root in (own, *there) for child in root.children(recursive=True)):
-                if kind := kind_of(process):
-                    found[kind].append(process)
+                with contextlib.suppress(psutil.NoSuchProcess):  # the others are still there
+                    if (kind := kind_of(process)) in found:
+                        found[kind].append(process)
         except psutil.NoSuchProcess:  # it ended meanwhile
             pass
         return found
+
+    def _note(self, what: str) -> None:
+        """Adds a line to the tuner's log, so that a fault can be traced to what was done before it."""
+        with (self._cwd / "tuner.log").open("a") as log:
+            log.write(f"--- {time.strftime('%H:%M:%S')} {what}\n")
+
+    @property
+    def _is_ui_there(self) -> bool:
+        return self._ui is not None and self._ui.poll() is None
 
     def _agents(self) -> list[psutil.Process]:
         return agents("SLURM_CONF", self._slurm.environment["SLURM_CONF"]) if self._slurm else []
@@ -341,14 +366,32 @@ class Victimized:
         is_told = len(summary.get("trials", [])) == len(self.folder.read_trials())
         verdict = (summary.get("speedup") or {}).get("verdict") if summary.get("status") == "complete" and is_told else None
         toll.verdicts.append(verdict or "")
+        if self._is_stub and verdict and (why := why_wrong(summary)):
+            toll.wrong.append(f"{self._cwd.name}: {why}")
         if verdict == "faster":
             self._verify()
         deadline_s = time.monotonic() + LAST_PROCESS_S
         while (left := self._processes()) and time.monotonic() < deadline_s:
+            for process in left:  # trackers give way to all other programs, so on a busy machine they would take minutes
+                with contextlib.suppress(psutil.Error):
+                    process.nice(0)
             time.sleep(0.2)
         for process in left:
             toll.orphans.append(f"{self._cwd.name}: process {process.pid} {' '.join(process.cmdline())[:100]}")
             process.kill()
+        tracked = self._autotune("sync", "chaos")
+        if tracked.returncode:
+            toll.untracked.append(f"{self._cwd.name}: {tracked.stderr[-400:]}")
+        toll.files += [f"{self._cwd.name}: {path.relative_to(self._cwd)}" for path in self._temporary()]
+
+    def _temporary(self) -> list[Path]:
+        """Returns the temporary files that autotune has left."""
+        left, runs = (
+            [path for path in (self._cwd / "tmp").iterdir() if not path.name.startswith(OF_LIBRARIES)],
+            self.folder.path.parent,
+        )
+        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *runs.glob(".autotune-*"))
+        return [*left, *self._cwd.glob(".*.tmp"), *of_study, *of_runs]
 
     def _verify(self) -> None:
         """Measures the study's claim again, undisturbed."""
@@ -405,8 +448,22 @@ def kind_of(process: psutil.Process) -> str | None:
             return "worker"
         return "warm server" if process == min(servers, key=psutil.Process.create_time, default=process) else "trial"
     if "train.py" in words and "entry_point" not in words:
-        return "rank" if "torch.distributed.run" in above else "worker" if "train.py" in above else "trial"
+        is_rank = "torch.distributed.run" in above or "launch.py" in above
+        return "rank" if is_rank else "worker" if "train.py" in above else "trial"
     return None
+
+
+def why_wrong(summary: dict[str, Any]) -> str:
+    """Returns why the verdict on the stub is wrong; "" if it is right, or inconclusive."""
+    speedup = summary["speedup"]
+    verdict, ratio, changed = speedup["verdict"], speedup["ratio"], speedup.get("overrides", {})
+    if verdict == "faster":
+        is_right = AMP in changed and abs(ratio - RATIO) < 0.05
+    else:  # each configuration with bf16 may have failed, in the search or later, because its processes were killed
+        tried = [(json.dumps(trial["changed"]), trial) for trial in summary["trials"] if AMP in trial["changed"]]
+        failed = {key for key, trial in tried if not trial["value"] and trial["outcome"] != Outcome.interrupted}
+        is_right = verdict == "ambiguous" or failed >= {key for key, trial in tried if trial["value"]}
+    return "" if is_right else f"{verdict}, {ratio} with {changed}, but {AMP}=bf16 is {RATIO} times as fast"
 
 
 def _go_on(process: psutil.Process) -> None:
@@ -421,8 +478,10 @@ def run(
     seed: int,
     minutes: float,
     study_minutes: float = 2.0,
-    ranks: tuple[int, ...] = (1,),
+    each: int | None = None,
+    ranks: Sequence[int] = (1,),
     slurm: PrivateSlurm | None = None,
+    is_stub: bool = False,
 ) -> Iterator[Toll]:
     """Attacks studies until all kills are done or the time is up, and the last study has reached its verdict.
 
@@ -432,8 +491,10 @@ def run(
         seed: seed of victims and moments. The state of a study at a kill still depends on the machine.
         minutes: time after which nothing is killed.
         study_minutes: budget of each study.
+        each: kills of a study, which then runs on to its verdict; None for no limit.
         ranks: numbers of processes of a trial; the studies take turns.
         slurm: where the trials run; None for this host.
+        is_stub: whether the trials run a program without torch.
 
     Yields:
         Each study's result.
@@ -444,10 +505,9 @@ def run(
             return
         cwd, toll, before = place / f"{number:02d}", Toll(), _segments()
         cwd.mkdir()
-        study = Victimized(
-            cwd, kills_left, rng, toll=toll, deadline_s=deadline_s, ranks=ranks[number % len(ranks)], slurm=slurm
-        )
-        kills_left = study.run(study_minutes)
+        how = {"deadline_s": deadline_s, "ranks": ranks[number % len(ranks)], "slurm": slurm, "is_stub": is_stub}
+        kills_left -= (num := min(each or kills_left, kills_left))
+        kills_left += Victimized(cwd, num, rng, toll=toll, **how).run(study_minutes)
         toll.segments = sorted(_segments() - before)
         if slurm and not slurm.is_idle():
             toll.orphans += [f"job {job}" for job in slurm.jobs()]
@@ -490,26 +550,31 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--study-minutes", type=float, default=2.0, help="budget of each study")
+    parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
     parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
+    parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
     parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the study, too
     earlier = read(asked.file)
     before = sum(earlier, Toll())
     kills_left, seed, made = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier), Toll()
-    ranks = tuple(map(int, asked.ranks.split(","))) if not asked.slurm else (1,)
+    ranks = [int(number) for number in asked.ranks.split(",")] if not asked.slurm else [1]
+    turn = len(earlier) % len(ranks)
     if asked.slurm and (why := why_not()):
         parser.error(f"--slurm: {why}")
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
         with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
             slurm = PrivateSlurm(Path(place)) if asked.slurm else None
+            how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "each": asked.each}
             try:
-                how = dict(seed=seed, minutes=asked.minutes, study_minutes=asked.study_minutes, ranks=ranks, slurm=slurm)
-                for toll in run(Path(folder), kills_left, **how):
+                for number, toll in enumerate(
+                    run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]], slurm=slurm, is_stub=asked.stub)
+                ):
                     made += toll
                     if asked.file:
-                        with asked.file.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(vars(toll)) + "\n")
+                        _keep(toll, asked.file, Path(folder, f"{number:02d}"), len(earlier) + number)
             finally:
                 if slurm:
                     slurm.stop()
@@ -519,6 +584,14 @@ def main() -> int:
             for log in sorted(Path(folder).glob("*/tuner.log")):
                 print(f"\n{log.parent.name}: the tuner's last words\n{log.read_text(errors='replace')[-2000:]}")
     return 0 if total.is_clean and total.kills.total() >= asked.kills else 1
+
+
+def _keep(toll: Toll, file: Path, study: Path, number: int) -> None:
+    """Adds a study's result to a file, and keeps the study's folder next to the file if something went wrong."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(vars(toll)) + "\n")
+    if not toll.is_clean:
+        shutil.copytree(study, file.with_name(f"{file.stem}-{number:02d}"), symlinks=True, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

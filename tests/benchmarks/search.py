@@ -33,6 +33,7 @@ from autotune.quantities import seconds_text
 from autotune.replay.figures import at_seconds, at_trials
 from autotune.replay.strategies import strategy
 from autotune.replay.study import Limits, Replayed, replay
+from autotune.search.rates.history import Known
 from autotune.search.rates.sampler import RatesSampler
 from autotune.search.rates.step import Proposed, Step
 from tests.search.machines import DEVELOPMENT, HELD_OUT, SimulatedWorld, machine, ranked
@@ -154,7 +155,7 @@ def _forecasts(
 
     The memory is NaN unless the chance to fit is within UNSURE.
     """
-    known = [one for one in sampler._history.seen(study) if not one.is_running]
+    known = Known(one for one in sampler._history.seen(study) if not one.is_running)
     machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
     codes = coding.encode(configurations)
     expected = sampler._fitting(coding, known, machine).expected(codes, codes[:1])

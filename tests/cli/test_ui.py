@@ -1,8 +1,10 @@
 """Runs the real `autotune ui`, and reads a study's pages in a browser."""
 
 import json
+import os
 import re
 import signal
+import subprocess
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -10,7 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.cli import ui as ui_module
+from autotune.errors import AutotuneError
 from autotune.report.writing import write_report
+from autotune.trackers import store
 from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
 
@@ -138,3 +143,26 @@ def test_a_servers_address_is_named_not_served_again(cli):
     assert ended.returncode == 0
     assert "http://***@server:5000" in ended.stdout
     assert not Path(cli.cwd / "runs").exists()
+
+
+def test_a_server_whose_parent_died_before_it_could_look_ends_at_once():
+    with subprocess.Popen(["sleep", "600"], preexec_fn=ui_module._die_with(os.getppid())) as orphan:
+        assert orphan.wait(10) == 1
+    with subprocess.Popen(["true"], preexec_fn=ui_module._die_with(os.getpid())) as child:
+        assert child.wait(10) == 0
+
+
+def test_the_server_is_not_started_without_a_store_which_it_would_leave_half_made_if_it_were_killed(tmp_path, monkeypatch):
+    make_study(tmp_path)
+    monkeypatch.setattr(ui_module.sys, "executable", "/bin/false")  # `autotune sync --all` is killed
+    with pytest.raises(AutotuneError, match=r"the tracking store sqlite:////.*mlflow\.db could not be made"):
+        ui_module._serve(store.embedded_uri(tmp_path), tmp_path, host="127.0.0.1", port=None)
+    assert not store.store_file(tmp_path).exists()
+
+
+def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_path, capsys):
+    study = make_study(tmp_path)
+    study.config_file.write_text("tracker:\n  uri: none\n")
+    ui_module._bring_up_to_date(tmp_path)
+    assert "not shown, because tracked elsewhere or not at all" in capsys.readouterr().err
+    assert store.store_file(tmp_path).exists()

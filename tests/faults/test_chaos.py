@@ -26,6 +26,8 @@ def test_a_toll_that_is_not_clean_is_called_so():
         {"repeated": ["x"]},
         {"orphans": ["x"]},
         {"segments": ["x"]},
+        {"files": ["x"]},
+        {"untracked": ["x"]},
         {"wrong": ["x"]},
         {"verdicts": ["faster", ""]},
     ):
@@ -51,7 +53,7 @@ def test_the_results_of_several_calls_are_summed(tmp_path):
 def study(tmp_path, monkeypatch):
     """A study under attack that starts nothing; `answers` are the exit statuses of its commands."""
     made = chaos.Victimized(tmp_path, 0, random.Random(0), toll=chaos.Toll(), deadline_s=0.0)
-    made.answers = {"show": 0, "verify": 0}
+    made.answers = {"show": 0, "verify": 0, "sync": 0}
 
     def answered(*words):
         summary = {"status": "complete", "speedup": {"verdict": "faster"}, "trials": []}
@@ -82,3 +84,38 @@ def test_a_disturbed_trial_may_be_repeated_and_others_may_not(study, first, is_r
     study._close()
     assert bool(study._toll.repeated) is is_repeated
     assert study._toll.num_trials == 3
+
+
+AMP = {"precision.amp": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ratio", "changed", "is_wrong"),
+    [
+        ("faster", 1.5, AMP, False),
+        ("faster", 1.5, {"loader.num_workers": 1}, True),
+        ("faster", 1.3, AMP, True),
+        ("ambiguous", 1.1, {"loader.num_workers": 1}, False),
+        ("same", 1.0, {}, True),
+    ],
+)
+def test_a_verdict_on_the_stub_is_compared_with_its_known_speed(verdict, ratio, changed, is_wrong):
+    speedup = {"verdict": verdict, "ratio": ratio, "overrides": changed}
+    trials = [{"changed": AMP, "value": 450.0, "outcome": "ok"}]
+    assert bool(chaos.why_wrong({"speedup": speedup, "trials": trials})) is is_wrong
+
+
+@pytest.mark.parametrize(("outcome", "is_wrong"), [("crash", False), ("interrupted", True)])
+def test_same_is_right_for_a_stub_whose_bf16_was_killed(outcome, is_wrong):
+    trials = [{"changed": AMP, "value": 450.0, "outcome": "ok"}, {"changed": AMP, "value": None, "outcome": outcome}]
+    assert bool(chaos.why_wrong({"speedup": {"verdict": "same", "ratio": 1.0}, "trials": trials})) is is_wrong
+
+
+def test_temporary_files_that_are_left_count_except_those_of_libraries(study, tmp_path):
+    (tmp_path / "tmp" / "torchelastic_x").mkdir()
+    study._close()
+    assert study._toll.files == []
+    (tmp_path / "tmp" / "autotune-slots-x").mkdir()
+    (tmp_path / ".named.pt.7.tmp").touch()
+    study._close()
+    assert len(study._toll.files) == 2

@@ -26,8 +26,8 @@ NO_FILE = re.compile(r"devnull|/proc/")
 # What happens if it cannot be written -> where it is written.
 SITES = {
     "the study ends with FolderLost": """
-        documents.write_bytes documents.write_json documents.write_text owner.Claim.__enter__ run_dir.StudyFolder._write
-        run_dir.StudyFolder.check run_dir.StudyFolder.write_request search.study._Journal._append search.study.begin_study
+        documents.make_folder documents.write_bytes documents.write_json documents.write_text owner.Claim.__enter__
+        run_dir.StudyFolder._write run_dir.StudyFolder.check search.study._Journal._append search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
         harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
@@ -41,7 +41,8 @@ SITES = {
         harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
         harness.keeping._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
-        launchers.rank_results.RankResults.refresh monitors.sealing._rewrite
+        launchers.rank_results.RankResults.refresh launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep
+        launchers.slurm.Srun.__init__ monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the same, since its callers handle the error": """

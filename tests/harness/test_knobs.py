@@ -11,6 +11,7 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
+BY_NEW_API = pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this API is new in torch 2.9")
 ALL: dict[str, Any] = {
     "precision.amp": "bf16",
     "precision.matmul": "high",
@@ -61,6 +62,7 @@ def test_autocast_inside_the_module_is_seen(trial: Trial) -> None:
     assert found.knobs["precision.amp"].status == OVERRIDDEN
 
 
+@BY_NEW_API
 @pytest.mark.parametrize(("precision", "value"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
 def test_a_program_that_sets_its_precision_by_the_new_api_is_read(trial: Trial, precision: str, value: str) -> None:
     found = trial("basic.py", f"precision={precision}", mode="inspect").result()
@@ -69,6 +71,7 @@ def test_a_program_that_sets_its_precision_by_the_new_api_is_read(trial: Trial, 
     assert found.observed["optimizer.implementation"] == "default"
 
 
+@BY_NEW_API
 def test_a_knob_replaces_a_precision_that_was_set_by_the_new_api(trial: Trial) -> None:
     found = trial("basic.py", "precision=tf32", knobs={"precision.matmul": "highest"}, mode="inspect").result()
     assert (found.knobs["precision.matmul"].status, found.knobs["precision.matmul"].observed) == (APPLIED, "highest")

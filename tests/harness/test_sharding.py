@@ -14,6 +14,7 @@ from tests.harness.contexts import context
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
+SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
 KEPT, AGAIN = 4, 7  # all-gathers in a step: three blocks and the rest, once each, or the blocks twice
 
 
@@ -22,6 +23,7 @@ def seen(run: Run, rank: int = 0) -> dict[str, Any]:
     return dict(json.loads((run.folder / f"seen{rank}.json").read_text()))
 
 
+@SHARDS
 @pytest.mark.parametrize(("asked", "gathers"), [(None, AGAIN), (False, KEPT)])
 def test_parameters_are_kept_or_gathered_again_as_asked(trial: Trial, asked: bool | None, gathers: int) -> None:
     run = trial("sharded.py", ranks=2, knobs={} if asked is None else {RESHARD: asked}, mode="inspect")
@@ -36,11 +38,13 @@ def test_parameters_are_kept_or_gathered_again_as_asked(trial: Trial, asked: boo
         assert asked is None or (found.knobs[RESHARD].status, found.knobs[RESHARD].observed) == (APPLIED, asked)
 
 
+@SHARDS
 def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) -> None:
     run = trial("sharded.py", "own=false", ranks=2, knobs={RESHARD: True}, mode="inspect")
     assert (seen(run)["gathers"], run.result().knobs[RESHARD].status) == (AGAIN, APPLIED)
 
 
+@SHARDS
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("word", "status", "why"),
@@ -57,6 +61,7 @@ def test_where_there_is_nothing_to_keep_it_is_said(trial: Trial, word: str, stat
     assert why in found.knobs[RESHARD].reason
 
 
+@SHARDS
 @pytest.mark.parametrize(("asked", "share"), [("fsdp", 0.5), pytest.param("ddp", 1.0, marks=pytest.mark.thorough)])
 def test_a_program_that_takes_the_strategy_is_looked_at(trial: Trial, asked: str, share: float) -> None:
     run = trial("sharded.py", "--strategy", asked, ranks=2, passed={STRATEGY: asked}, mode="inspect")
@@ -72,6 +77,7 @@ def test_a_strategy_that_the_program_does_not_follow_is_overridden(trial: Trial)
     assert (found.knobs[STRATEGY].status, found.knobs[STRATEGY].observed) == (OVERRIDDEN, "ddp")
 
 
+@SHARDS
 def test_shares_and_replicas_train_the_same_with_other_knobs_beside(trial: Trial) -> None:
     knobs = {"memory.activation_checkpointing": True, "optimizer.implementation": "foreach", RESHARD: True}
     shares = trial("sharded.py", ranks=2, knobs=knobs, mode="parity", seed=3, max_steps=6)
@@ -100,6 +106,7 @@ TEXT = (
 )
 
 
+@SHARDS
 @pytest.mark.parametrize("words", [TABLE, *(pytest.param(words, marks=pytest.mark.thorough) for words in (IMAGES, TEXT))])
 def test_a_recipe_trains_the_same_in_shares(trial: Trial, words: tuple[str, ...]) -> None:
     curves = []

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import platform
 import signal
+import subprocess
 import sys
 import time
 
@@ -13,7 +15,7 @@ import pytest
 import autotune
 from autotune.errors import AutotuneError, BadInput
 from autotune.failures import classify
-from autotune.launchers import messages, node, transport
+from autotune.launchers import messages, node, remote, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -248,3 +250,19 @@ def test_a_message_with_values_of_other_types_is_refused_as_one():
             messages.to_launch({"spec": spec})
     with pytest.raises(TypeError):  # a number would be taken for a file descriptor
         node.missing({"cwd": 2**63, "program": "sh", "runs_dir": "/", "token": "tmp"})
+
+
+def test_a_token_that_a_killed_tuner_left_is_removed(tmp_path):
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    host = platform.node()
+    kept = {
+        f".autotune-{host}-{os.getpid()}-x.token",
+        f".autotune-far-{dead.pid}-x.token",
+        f".autotune-{host}-{dead.pid}-x.job",
+    }
+    for name in (*kept, f".autotune-{host}-{dead.pid}-x.token"):
+        (tmp_path / name).touch()
+    with remote._token(tmp_path) as token:
+        assert (tmp_path / token).is_file()
+    assert {entry.name for entry in tmp_path.iterdir()} == kept

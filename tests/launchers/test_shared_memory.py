@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import time
@@ -34,3 +35,22 @@ def test_segment_older_than_the_process_was_made_by_another_with_its_id(tmp_path
 
 def test_system_without_such_a_folder_has_none(tmp_path):
     assert shared_memory.remove({1: 0.0}, tmp_path / "nowhere") == []
+
+
+def test_segments_of_a_trial_whose_supervisor_and_tuner_were_killed_go(tmp_path):
+    place, ours, strangers = tmp_path / "trials" / "0007", dead_process(), dead_process()
+    place.mkdir(parents=True)
+    shared_memory.note(place, [[ours, time.time()]])
+    with (place / shared_memory.LIST_FILE).open("a") as file:
+        file.write(json.dumps({"boot_id": "another boot", "processes": [[strangers, 1.0]]}) + '\n{"boot')
+    left, kept = (shared_memory.FOLDER / f"torch_{pid}_4711_0" for pid in (ours, strangers))
+    try:
+        left.touch()
+        kept.touch()
+        shared_memory.remove_left(tmp_path)
+        assert not left.exists()
+        assert kept.exists()
+        assert list(place.iterdir()) == []
+    finally:
+        left.unlink(missing_ok=True)
+        kept.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -109,6 +110,22 @@ def test_a_sweep_of_the_study_ends_what_runs_on_any_slot(launcher, study):
     lines = LocalLauncher(SHORT).sweep(study)
     assert all(any(f"process {pid} (" in line for line in lines) for pid in pids)
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_sweep_of_the_study_removes_the_temporary_folders_that_its_killed_tuner_left(study):
+    own, other, killed, anothers = (SlotsLauncher([], SHORT) for _ in range(4))
+    try:
+        for launcher in (other, killed):
+            launcher.sweep(study)
+        anothers.sweep(study.with_name("another"))
+        for launcher in (killed, anothers):
+            launcher._locked.close()  # the lock of a killed process is gone
+        own.sweep(study)
+        there = [Path(launcher._temporary.name).exists() for launcher in (own, other, killed, anothers)]
+        assert there == [True, True, False, True]
+    finally:
+        for launcher in (own, other, killed, anothers):
+            launcher.close()
 
 
 def test_the_users_tmpdir_and_a_slot_s_gpu_win(launcher, study):

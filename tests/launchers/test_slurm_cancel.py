@@ -1,11 +1,15 @@
 """Which answers of scancel leave no doubt that a job is over. The others keep it, to be cancelled again or told."""
 
+import os
+import platform
+import subprocess
 import time
 
 import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.launchers import slurm
+from autotune.launchers.remote import Place
 
 KILL = "scancel: error: Kill job error on job id 12"
 
@@ -77,3 +81,32 @@ def test_one_job_of_several_is_dropped(scancel):
     jobs = {"12", "13"}
     slurm.cancel(jobs)
     assert jobs == {"13"}
+
+
+@pytest.mark.parametrize(("status", "is_over"), [(0, True), (1, False)])
+def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_path, status, is_over):
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    scancel(f'echo "$@" >>{tmp_path}/asked; exit {status}')
+    left = tmp_path / f".autotune-{platform.node()}-{dead.pid}-autotune-1a2b3c4d.job"
+    alive = tmp_path / f".autotune-{platform.node()}-{os.getpid()}-autotune-5e6f7a8b.job"
+    for note in (left, alive):
+        note.touch()
+    slurm.cancel_left(tmp_path)
+    assert (tmp_path / "asked").read_text() == "--quiet --name=autotune-1a2b3c4d\n"
+    assert left.exists() is not is_over
+    assert alive.exists()
+
+
+def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    (tmp_path / "srun").chmod(0o755)
+    launcher = slurm.SlurmLauncher(SlurmOptions(), Place(cwd="/", program="true", runs_dir=str(tmp_path / "runs")))
+    scancel("exit 1")
+    assert launcher.slots() == []
+    launcher.close()
+    (note,) = (tmp_path / "runs").iterdir()
+    scancel("")
+    launcher.close()
+    assert not note.exists()

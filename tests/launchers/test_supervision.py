@@ -11,8 +11,9 @@ import pytest
 
 from autotune.errors import AutotuneError
 from autotune.failures import classify
-from autotune.launchers import local
+from autotune.launchers import local, shared_memory
 from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.supervision import SupervisorLost
 from autotune.records import Outcome
 from tests.launchers.test_local import TUNER
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
@@ -84,6 +85,26 @@ def test_supervisor_killed_between_trials_is_replaced_unnoticed(launcher, folder
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
 
 
+@pytest.mark.parametrize(("num_kills", "is_started"), [(3, True), (5, False)])
+def test_supervisor_killed_again_and_again_while_it_starts_a_trial(launcher, folder, monkeypatch, num_kills, is_started):
+    killed, start = [], local.SupervisorProcess.start
+
+    def start_and_kill(supervisor, *words, **more):
+        if len(killed) < num_kills:
+            supervisor.kill()
+            killed.append(supervisor)
+            raise SupervisorLost(supervisor.end)
+        start(supervisor, *words, **more)
+
+    monkeypatch.setattr(local.SupervisorProcess, "start", start_and_kill)
+    launch = a_launch(folder, program("result()"))
+    if is_started:
+        assert wait(launcher.start(launch)).cause == "result"
+    else:
+        with pytest.raises(AutotuneError, match="cannot be kept running: it was killed by SIGKILL"):
+            launcher.start(launch)
+
+
 def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launcher, folder, study):
     running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
     assert running.poll() is None
@@ -94,6 +115,22 @@ def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launc
         time.sleep(0.02)
     wait(running)
     assert not (SHM / f"torch_{pid}_4711_0").exists()
+
+
+def test_processes_are_listed_while_they_run_for_when_supervisor_and_tuner_are_killed(launcher, folder, study):
+    running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
+    listed = folder / shared_memory.LIST_FILE
+    while not listed.exists():
+        assert running.poll() is None
+    supervisor_of(study).kill()
+    for _ in range(500):
+        if not is_alive(pid):
+            break
+        time.sleep(0.02)
+    launcher.sweep(study)  # as a resumed study does; this tuner has not polled yet
+    assert not (SHM / f"torch_{pid}_4711_0").exists()
+    wait(running)
+    assert not listed.exists()
 
 
 def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher, folder, study):

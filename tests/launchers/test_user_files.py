@@ -521,3 +521,21 @@ def test_a_data_set_s_annotations_are_no_logs(files, cwd):
     kept = (place_of(cwd) / protocol.KEPT_FILE).read_text()
     files.end()
     assert kept == f"{cwd / 'log.csv'}\0"
+
+
+def test_copies_that_a_killed_keeper_left_are_removed(files, cwd):
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    for name in ("best.pt", f".best.pt.{dead.pid}.tmp", f".best.pt.{os.getpid()}.tmp", f".mine.pt.{dead.pid}.tmp"):
+        (cwd / name).write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    files.end()
+    left = {entry.name for entry in cwd.iterdir() if entry.is_file()}
+    assert left == {"best.pt", f".best.pt.{os.getpid()}.tmp", f".mine.pt.{dead.pid}.tmp"}
+
+
+def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    monkeypatch.setattr("autotune.launchers.user_files.Keeper.ask", lambda *_: None)
+    files.begin([], str(cwd), place_of(cwd))
+    assert list(files.end().unguarded) == [str(cwd / "best.pt")]

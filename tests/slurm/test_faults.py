@@ -17,7 +17,7 @@ from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy
-from tests.launchers.agents import ready
+from tests.launchers.agents import place, ready
 from tests.launchers.losses import FAMILY, agents, check_resumed, lost, nothing_left, resume_after_a_killed_tuner
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 from tests.support.launcher_contract import a_launch, wait_for
@@ -141,6 +141,19 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
     tuner.wait()
     assert nothing_left(folder.parent.parent, pids, here, 10)
     assert slurm.is_idle()
+
+
+def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_next_one(make, slurm, folder):
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)], env=own_environment())
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    everything = [psutil.Process(tuner.pid), *psutil.Process(tuner.pid).children(recursive=True)]
+    for send in (psutil.Process.suspend, psutil.Process.kill):  # no process notices the death of another
+        for process in everything:
+            send(process)
+    tuner.wait()
+    assert nothing_left(folder.parent.parent, pids, here, 40)
+    assert slurm.jobs(), "nothing has told Slurm of its end"
+    ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
 
 
 def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):

@@ -375,3 +375,39 @@ def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path
     assert all(trial.seconds >= 0 for trial in trials)
     assert 0 < summary["seconds"]["total"] < 4 * 60 * 1.1 + 120
     assert summary["speedup"]["verdict"] == "faster"
+
+
+def test_best_yaml_is_there_before_the_study_is_called_complete(bench, tmp_path):
+    study, place = bench(Surface(gains=FAST), *QUICK), tmp_path / "copies" / "s"
+    write = study.folder.write_summary
+
+    def written(summary):
+        write(summary)
+        if summary["status"] == "complete":
+            shutil.copytree(study.folder.path, place)
+
+    study.folder.write_summary = written
+    study.run()
+    assert StudyFolder(place).best_file.read_text() == study.folder.best_file.read_text()
+
+
+def test_what_a_cut_off_trial_wrote_is_sealed(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 5)
+    (scratch := folder.trial_path(4) / "scratch").mkdir(parents=True)
+    resume(study, folder)
+    assert folder.read_trial(4).outcome is Outcome.interrupted
+    assert not scratch.exists()
+
+
+def test_a_study_that_has_ended_has_no_temporary_files(bench):
+    study = bench(Surface(gains=FAST), *QUICK)
+    ended = study.listener.trial_ended
+
+    def heard(record):
+        ended(record)
+        (study.folder.trial_path(record.number) / "result.rank0.json.tmp").touch()
+
+    study.listener.trial_ended = heard
+    study.run()
+    assert not list(study.folder.path.rglob("*.tmp"))

@@ -53,11 +53,20 @@ def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]
         is_model = sources.kind_of_file(metric.co_filename) == HARNESS
         place = ("", 0, "") if is_model else (metric.co_filename, metric.co_firstlineno or 0, metric.co_name or "")
         each = found.setdefault(place, {"reason": "", "seconds": 0.0, "count": 0})
-        each["reason"] = each["reason"] or str(reason or "")[:MAX_REASON]
+        each["reason"] = each["reason"] or str(reason or _failed_guard(metric))[:MAX_REASON]
         each["seconds"] += _seconds(metric)
         each["count"] += 1
     named = [{"file": file, "line": line, "function": name, **each} for (file, line, name), each in found.items()]
     return sorted(named, key=lambda each: -each["seconds"])
+
+
+def _failed_guard(metric: Any) -> str:
+    """Returns why a function was compiled again, if the metrics do not (torch 2.6 and older); "" if not known."""
+    code = (metric.co_filename, metric.co_firstlineno, metric.co_name)
+    for each, reasons in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).items():
+        if (each.co_filename, each.co_firstlineno, each.co_name) == code and reasons:
+            return str(reasons[0])
+    return ""
 
 
 def _graph_breaks(sources: Sources) -> List[Dict[str, Any]]:

@@ -150,7 +150,7 @@ class Coding:
         self.knobs = [
             _levelled(key, found, met.get(key, set()), (ladders or {}).get(key)) for key, found in distributions.items()
         ]
-        self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
+        self._places = {knob.key: {_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs}
 
     @cached_property
     def levels(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
@@ -165,7 +165,7 @@ class Coding:
     def encode(self, configurations: Sequence[Mapping[str, Any]]) -> Codes:
         """Returns the codes of configurations; a value that is not a level counts as absent."""
         rows = [
-            [places.get(_same(one.get(knob.key)), -1) for knob, places in zip(self.knobs, self._places, strict=True)]
+            [places.get((isinstance(value := one.get(key), bool), value), -1) for key, places in self._places.items()]
             for one in configurations
         ]
         return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.knobs))
@@ -189,7 +189,7 @@ class Coding:
         """Returns 1 for each configuration in which a knob has the value, else 0."""
         for column, knob in enumerate(self.knobs):
             if knob.key == key:
-                return np.asarray(codes[:, column] == self._places[column].get(_same(value), -2), dtype=float)
+                return np.asarray(codes[:, column] == self._places[key].get(_same(value), -2), dtype=float)
         return np.zeros(len(codes))
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
@@ -21,6 +21,7 @@ class Proven:
         self.usual: frozenset[Value] | None = None  # the baseline's values
         self.values: set[Value] = set()
         self.pairs: set[frozenset[Value]] = set()  # pairs of values that the baseline does not have
+        self._latest: tuple[tuple[int, int, int], FailureModel] | None = None
         for params in worked:
             self.add(params)
 
@@ -30,6 +31,18 @@ class Proven:
         self.usual = values if self.usual is None else self.usual
         self.values |= values
         self.pairs |= _pairs_of(values - self.usual)
+
+    def model(self, num_failed: int, failed: Callable[[], Sequence[Mapping[str, Any]]]) -> FailureModel:
+        """Returns the model of all failures so far. It is fitted anew only if there are more failures, or more is proven.
+
+        Args:
+            num_failed: number of failures.
+            failed: returns them as in `FailureModel`.
+        """
+        now = num_failed, len(self.values), len(self.pairs)
+        if self._latest is None or self._latest[0] != now:
+            self._latest = now, FailureModel(self, failed())
+        return self._latest[1]
 
 
 class FailureModel:

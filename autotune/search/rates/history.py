@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,6 +67,130 @@ class Seen:
         return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)
 
 
+class Facts:
+    """What the models need of all finished trials. Adding a trial takes no longer as their number grows.
+
+    Attributes:
+        trials: the trials.
+        rated: the trials with a rate.
+        by_rate: the negative rate and the place of each of them in `rated`, the fastest first.
+        failed: the trials that failed for a reason other than memory.
+        peaks: the latest peak of each combination of memory knobs, also by whether it ran out of memory or has a size.
+        num_out: number of trials that ran out of memory.
+        names: the sets of knobs that trials have.
+        values: each knob with each of its values.
+    """
+
+    def __init__(self) -> None:
+        self.trials, self.rated, self.failed = list[Seen](), list[Seen](), list[Seen]()
+        self.by_rate = list[tuple[float, int]]()
+        self.peaks = dict[tuple[Any, ...], Peak]()
+        self.num_out = 0
+        self.names = set[frozenset[str]]()
+        self.values = dict[tuple[str, Any], None]()
+
+    def add(self, one: Seen) -> None:
+        """Adds a trial."""
+        self.trials.append(one)
+        if one.rate is not None:
+            bisect.insort(self.by_rate, (-one.rate, len(self.rated)))
+            self.rated.append(one)
+        elif _has_failed(one):
+            self.failed.append(one)
+        self.peaks[_peak_key(one)] = one.peak
+        self.num_out += one.is_out
+        self.names.add(one.names)
+        self.values.update(dict.fromkeys(one.params.items()))
+
+
+class Known:
+    """The trials of a study, by number, and what the models need of all of them; valid until the study is read again.
+
+    Attributes:
+        first: finished trials with lower numbers than all others.
+        rest: the other trials, few if `first` holds the finished ones of a long study.
+    """
+
+    def __init__(self, rest: Iterable[Seen], first: Facts | None = None) -> None:
+        self.first, self.rest = first or Facts(), list(rest)
+
+    def __len__(self) -> int:
+        return len(self.first.trials) + len(self.rest)
+
+    def __iter__(self) -> Iterator[Seen]:
+        return itertools.chain(self.first.trials, self.rest)
+
+    @property
+    def earliest(self) -> Seen | None:
+        """The first trial; None if there is none."""
+        return next(iter(self), None)
+
+    @cached_property
+    def running(self) -> list[Seen]:
+        """The running trials."""
+        return [one for one in self.rest if one.is_running]
+
+    @property
+    def num_finished(self) -> int:
+        """Number of finished trials."""
+        return len(self) - len(self.running)
+
+    @cached_property
+    def num_out(self) -> int:
+        """Number of trials that ran out of memory."""
+        return self.first.num_out + sum(one.is_out for one in self.rest)
+
+    @cached_property
+    def rated(self) -> list[Seen]:
+        """The trials with a rate."""
+        return [*self.first.rated, *(one for one in self.rest if one.rate is not None)]
+
+    @cached_property
+    def by_rate(self) -> list[tuple[float, int]]:
+        """The negative rate and the place of each trial in `rated`, the fastest first."""
+        return _by_rate(self.first.by_rate, self.rated)
+
+    def fastest(self) -> Iterator[Seen]:
+        """Yields the trials with a rate, the fastest first."""
+        yield from (self.rated[place] for _, place in self.by_rate)
+
+    @cached_property
+    def failed(self) -> list[Seen]:
+        """The trials that failed for a reason other than memory."""
+        return [*self.first.failed, *filter(_has_failed, self.rest)]
+
+    @cached_property
+    def peaks(self) -> list[Peak]:
+        """The latest peak of each combination of memory knobs, also by whether it ran out of memory or has a size."""
+        return list((self.first.peaks | {_peak_key(one): one.peak for one in self.rest}).values())
+
+    @property
+    def values(self) -> Iterator[Mapping[str, Any]]:
+        """Each knob with each of its values, as a configuration."""
+        yield from ({key: value} for key, value in self.first.values)
+        yield from (one.params for one in self.rest)
+
+    def plus(self, more: Sequence[Seen]) -> Known:
+        """Returns the trials and some more."""
+        return Known([*self.rest, *more], self.first) if more else self
+
+    def within(self, keys: Collection[str]) -> Known:
+        """Returns the trials that have no other knobs than these."""
+        names = {*self.first.names, *(one.names for one in self.rest)}
+        allowed = {each for each in names if each <= set(keys)}
+        return self if allowed == names else Known(one for one in self if one.names in allowed)
+
+    def measured(self, more: Sequence[Seen] = (), *, most: int) -> list[Seen]:
+        """Returns at most `most` of the trials with a rate: the fastest, the latest and some others, in their original order.
+
+        Args:
+            more: trials to be added after the last one.
+            most: how many.
+        """
+        rated = [*self.rated, *more]
+        return thinned(rated, _by_rate(self.by_rate, rated), most=most)
+
+
 class History:
     """Reads the trials of a study. Finished trials do not change, so each is read only once.
 
@@ -80,32 +205,32 @@ class History:
 
     def _begin(self) -> None:
         # Finished trials before the first running one. Their positions do not change any more.
-        self._first, self._num_first = list[Seen](), 0
+        self._first, self._num_first = Facts(), 0
         self._last_first: FrozenTrial | None = None
-        self._finished: dict[int, Seen] = {}  # the other finished trials
+        self._others: dict[int, tuple[FrozenTrial, Seen]] = {}  # the other trials
         self.num_rates = 0
         self.ratios: tuple[float, float] | None = None
 
-    def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
+    def seen(self, study: optuna.Study, *, without: int | None = None) -> Known:
         """Returns the ended trials whose state is not FAIL, and the running trials except `without`, the proposed one."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         num = self._num_first
         if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):
             self._study = study.study_name
             self._begin()
-        for trial in itertools.takewhile(_is_over, itertools.islice(trials, self._num_first, None)):
+        for trial in itertools.takewhile(_is_over, trials[self._num_first :]):
             self._num_first, self._last_first = self._num_first + 1, trial
             if trial.params:
-                known = self._finished.pop(trial.number, None)
-                self._first.append(known or self._read(trial))
-        found = list(self._first)
-        for trial in itertools.islice(trials, self._num_first, None):
-            if _is_over(trial) and trial.params:
-                if trial.number not in self._finished:
-                    self._finished[trial.number] = self._read(trial)
-                found.append(self._finished[trial.number])
-            elif trial.number != without and trial.params:
-                found.append(Seen(params=trial.params, is_running=True))
+                self._first.add(self._once(trial))
+        others = [trial for trial in trials[self._num_first :] if trial.params and (_is_over(trial) or trial.number != without)]
+        self._others = {trial.number: (trial, self._once(trial)) for trial in others}
+        return Known((one for _, one in self._others.values()), self._first)
+
+    def _once(self, trial: FrozenTrial) -> Seen:
+        """Returns a trial as it was read before, if it has not changed since."""
+        before, found = self._others.get(trial.number, (None, None))
+        if found is None or (found.is_running and before is not trial):
+            return self._read(trial) if _is_over(trial) else Seen(params=trial.params, is_running=True)
         return found
 
     def _read(self, trial: FrozenTrial) -> Seen:
@@ -127,18 +252,30 @@ def _is_over(trial: FrozenTrial) -> bool:
     return trial.state is TrialState.COMPLETE
 
 
-def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
-    """Returns at most `most` of the measured trials: the fastest, the latest and some others, in their original order."""
-    if len(known) <= most:
-        return list(known)
-    third = most // 3
-    by_rate = np.argsort([-(one.rate or 0.0) for one in known], kind="stable")
-    is_kept = np.zeros(len(known), dtype=bool)
-    is_kept[by_rate[:third]] = is_kept[-third:] = True
-    others = by_rate[~is_kept[by_rate]]
-    num = most - int(is_kept.sum())
-    is_kept[others[np.arange(num) * len(others) // num]] = True
-    return [known[place] for place in np.flatnonzero(is_kept).tolist()]
+def thinned(rated: Sequence[Seen], by_rate: Sequence[tuple[float, int]], *, most: int) -> list[Seen]:
+    """Returns at most `most` of some trials; `rated` and `by_rate` as in `Known`, the rest as in `Known.measured`."""
+    third, num = most // 3, len(rated)
+    if num <= most:
+        return list(rated)
+    kept = {*(place for _, place in by_rate[:third]), *range(num - third, num)}
+    ranks = [bisect.bisect_left(by_rate, (-(rated[place].rate or 0.0), place)) for place in kept]
+    others, num_others = np.delete(np.arange(num), ranks), most - len(kept)
+    chosen = others[np.arange(num_others) * len(others) // num_others].tolist()
+    return [rated[place] for place in sorted({*kept, *(by_rate[rank][1] for rank in chosen)})]
+
+
+def _has_failed(one: Seen) -> bool:
+    return one.rate is None and not one.is_out and not one.is_running
+
+
+def _peak_key(one: Seen) -> tuple[Any, ...]:
+    return one.is_out, bool(one.peak_bytes) and not one.is_out, one.peak.kind
+
+
+def _by_rate(sorted_before: Sequence[tuple[float, int]], rated: Sequence[Seen]) -> list[tuple[float, int]]:
+    """Returns the negative rate and the place of each trial, the fastest first; `sorted_before` has it for the first ones."""
+    new = [(-(one.rate or 0.0), place) for place, one in enumerate(rated[len(sorted_before) :], len(sorted_before))]
+    return sorted([*sorted_before, *sorted(new)])  # fast, since both parts are sorted
 
 
 def _finished(trial: FrozenTrial) -> Seen:

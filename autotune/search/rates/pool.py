@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.rates.coding import Codes, Coding
-from autotune.search.rates.failure_model import Proven
-from autotune.search.rates.history import Seen
+from autotune.search.rates.failure_model import FailureModel, Proven, Value
+from autotune.search.rates.history import Known, Seen
 from autotune.search.rates.rules import Params
 
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
@@ -23,30 +24,49 @@ class Pool:
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
         self._known: dict[bytes, Codes] = {}
+        self._codes_running = set[bytes]()
         self._begin(None)
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
 
     def _begin(self, first: Seen | None) -> None:
-        self._first_trial, self._tried, self._proven = first, set[bytes](), Proven()
-        self._met: set[int] = set()
+        self._earliest = first
+        self._num_read, self._read = 0, set[int]()  # number of `known.first.trials` that were read, and ids of the others
+        self._tried, self._proven = set[bytes](), Proven()
+        self._running: dict[int, tuple[Seen, bytes]] = {}
 
-    def tried(self, known: Sequence[Seen]) -> tuple[set[bytes], Proven]:
-        """Returns the codes of the trials, as bytes, and the values that worked in measured trials.
+    def read(self, known: Known) -> None:
+        """Reads the trials that were tried. Each is encoded and counted only once, since every proposal needs all of them.
 
-        Every proposal needs these for all trials, so each finished trial is encoded and counted only once.
-
-        Args:
-            known: the trials. Trials that were finished in the last call must be the same objects now.
+        Trials that were read by the last call must be the same objects now.
         """
-        if known and known[0] is not self._first_trial:  # trials of another study
-            self._begin(known[0])
-        new = [one for one in known if id(one) not in self._met and not one.is_running]
-        self._met.update(map(id, new))
+        if known.earliest is not self._earliest:  # trials of another study
+            self._begin(known.earliest)
+        first = known.first.trials
+        others = [one for one in known.rest if not one.is_running]
+        new = [one for one in (*first[min(self._num_read, len(first)) :], *others) if id(one) not in self._read]
+        self._num_read, self._read = len(first), set(map(id, others))
         self._tried.update(self._bytes(new))
         for one in new:
             if one.rate is not None:
                 self._proven.add(one.params)
-        return self._tried.union(self._bytes([one for one in known if one.is_running])), self._proven
+        self._running = {id(one): self._running.get(id(one)) or (one, self._bytes([one])[0]) for one in known.running}
+        self._codes_running = {code for _, code in self._running.values()}
+
+    @property
+    def proven(self) -> Proven:
+        """Values that worked in the trials that were read last."""
+        return self._proven
+
+    def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
+        """Returns the model of the failures among the trials that were read last, if the values `failing` fail, too."""
+        if failing:
+            return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
+        return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
+
+    def are_new(self, codes: Codes) -> NDArray[np.bool_]:
+        """Returns, for each configuration, whether it was not tried and does not run."""
+        keys = [row.tobytes() for row in codes]
+        return np.array([key not in self._tried and key not in self._codes_running for key in keys], dtype=bool)
 
     def _bytes(self, trials: Sequence[Seen]) -> list[bytes]:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]

@@ -19,8 +19,8 @@ from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING
-from autotune.search.rates.history import History, Seen, thinned
-from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.history import History, Known, Seen
+from autotune.search.rates.memory import MemoryModel, Peak
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.regime import Machine
@@ -52,10 +52,9 @@ class _Recent(Generic[T]):
         self._key: tuple[Any, ...] = ()
         self._num = 0
 
-    def get(self, known: Sequence[Seen], fit: Callable[[], T], **key: Any) -> T:
+    def get(self, known: Known, fit: Callable[[], T], **key: Any) -> T:
         """Returns the model, fitted anew if a trial has run out of memory since, or if anything in `key` has changed."""
-        num, num_out = sum(not one.is_running for one in known), sum(one.is_out for one in known)
-        now = (num_out, known[:1], key)
+        num, now = known.num_finished, (known.num_out, known.earliest, key)
         if self._model is None or now != self._key or not self._num <= num < REFIT_TIMES * self._num - 1:
             self._model, self._num, self._key = fit(), num, now
         return self._model
@@ -109,7 +108,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._memory_model: _Recent[MemoryModel] = _Recent()
         self._supposing: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
-        self._asked = -1, ""  # number of the last trial, and why this sampler did not propose it
+        self._asked: tuple[int, str, Known] = -1, "", Known([])  # number of the last trial, why not to propose, all trials
         self.is_exhausted = self.is_held_back = self.is_provisional = False
 
     @property
@@ -148,7 +147,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns the search space, or the fallback's if the fallback proposes."""
-        self._asked = trial.number, self._why_not(study)
+        self._asked = self._read(study, trial)
         if why := self._asked[1]:
             self._keep(trial.number, Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True))
             return self._fallback.infer_relative_search_space(study, trial)
@@ -158,9 +157,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Returns the proposal's knobs."""
-        why = self._asked[1] if self._asked[0] == trial.number else self._why_not(study)
+        _, why, known = self._asked if self._asked[0] == trial.number else self._read(study, trial)
         if not why and search_space:
-            found = self._keep(trial.number, self._propose(study, trial, search_space))
+            found = self._keep(trial.number, self._propose(study, known, search_space))
             if not found.is_fallback:
                 return dict(found.params)
         return self._fallback.sample_relative(study, trial, search_space)
@@ -188,11 +187,15 @@ class RatesSampler(optuna.samplers.BaseSampler):
             del self._proposed[next(iter(self._proposed))]
         return found
 
+    def _read(self, study: optuna.Study, trial: FrozenTrial) -> tuple[int, str, Known]:
+        """Returns a trial's number, why this sampler cannot propose it ("" if it can), and the other trials."""
+        known = self._history.seen(study, without=trial.number)
+        return trial.number, self._why_not(study), known
+
     def _why_not(self, study: optuna.Study) -> str:
-        """Returns why this sampler cannot propose; "" if it can."""
+        """Returns why this sampler cannot propose, judging by the trials that were read last; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
-        self._history.seen(study)
         if not self._history.num_rates or study.direction is not StudyDirection.MAXIMIZE:
             return "no rates are known"
         ratios = self._history.ratios
@@ -200,17 +203,14 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return "the objective is not the rate"
         return ""
 
-    def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
-        known = self._history.seen(study, without=trial.number)
-        known += [Seen(params=params, is_running=True) for params in self.rules.running()]
-        within = {names for names in {one.names for one in known} if names <= distributions.keys()}
-        known = [one for one in known if one.names in within]
-        machine = self._machine(study)
+    def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
+        unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
+        known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
         supposed, forecast = self._supposed(coding, known, machine, memory)
         if memory and supposed and supposed.out:
-            memory = _memory_model([*known, *supposed.out], machine)
+            memory = _memory_model([*known.peaks, *(one.peak for one in supposed.out)], machine)
         step = Step(
             coding=coding,
             pool=self._pool_of(coding),
@@ -230,7 +230,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             self._told_alone = self._why_alone
             basis = f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
             found = replace(found, why=f"{found.why} (from now on {basis})")
-        self._count(found, num_over=sum(not one.is_running for one in known), is_provisional=supposed is not None)
+        self._count(found, num_over=known.num_finished, is_provisional=supposed is not None)
         return found
 
     def _count(self, found: Proposed, *, num_over: int, is_provisional: bool) -> None:
@@ -248,21 +248,21 @@ class RatesSampler(optuna.samplers.BaseSampler):
         highest forecast is returned; None if there is none.
         """
         space = self._shared(study)
-        known = [one for one in self._history.seen(study) if one.rate is not None and one.params.keys() <= space.keys()]
+        known = self._history.seen(study).within(space.keys()).rated
         if self._why_not(study) or len(known) < MIN_SPREAD_TRIALS:
             return None
-        machine, coding = self._machine(study), self._coding(space, known)
+        machine, coding = self._machine(study), self._coding(space, Known(known))
         codes = coding.encode([one.params for one in known])
         rates = np.log([one.rate or 1.0 for one in known])
         winners = [place for place, one in enumerate(known) if one.may_win and self.rules.may_win(one.params)]
         if not winners:
             return None
-        means = self._fitting(coding, known, machine).expected(codes, codes[:1]).mean
+        means = self._fitting(coding, Known(known), machine).expected(codes, codes[:1]).mean
         times = Counter(map(bytes, codes))
         suspects = [place for place in winners if times[bytes(codes[place])] == 1 and rates[place] < max(rates[winners])]
         found: tuple[float, Params] | None = None
         for place in sorted(suspects, key=lambda place: rates[place] - means[place])[:MOST_EXAMINED]:
-            others = self._fitting(coding, [*known[:place], *known[place + 1 :]], machine)
+            others = self._fitting(coding, Known([*known[:place], *known[place + 1 :]]), machine)
             expected = others.expected(codes[[place]], codes[[place]])
             mean, spread = float(expected.mean[0]), math.hypot(float(expected.own_spread[0]), others.spread)
             is_far = mean - rates[place] > max(MIN_DOUBTED, DOUBTED * spread)
@@ -273,8 +273,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _shared(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         return dict(self._distributions or self._shared_space.calculate(study))
 
-    def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
-        coding = Coding(distributions, [one.params for one in known], self.rules.ladders)
+    def _coding(self, distributions: Mapping[str, BaseDistribution], known: Known) -> Coding:
+        coding = Coding(distributions, known.values, self.rules.ladders)
         if self._last_coding is None or coding.levels != self._last_coding.levels:  # else reuse the last one with its tables
             self._last_coding = coding
         return self._last_coding
@@ -289,34 +289,33 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _machine(self, study: optuna.Study) -> Machine:
         return from_json(study.user_attrs.get(MACHINE) or {}, Machine)
 
-    def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
-        return self._memory_model.get(known, lambda: _memory_model(known, machine), machine=machine)
+    def _memory(self, known: Known, machine: Machine) -> MemoryModel:
+        return self._memory_model.get(known, lambda: _memory_model(known.peaks, machine), machine=machine)
 
     def _supposed(
-        self, coding: Coding, known: Sequence[Seen], machine: Machine, memory: MemoryModel | None
+        self, coding: Coding, known: Known, machine: Machine, memory: MemoryModel | None
     ) -> tuple[Supposition | None, AveragedForecast]:
         """Returns how running trials are supposed to end, None if none runs, and the forecast from all trials."""
-        running = [one.params for one in known if one.is_running]
-        if not running:
+        if not known.running:
             return None, self._fitting(coding, known, machine)
         is_due = len(known) >= RESCALE_TIMES * self._num_scaled
         first = self._supposing.get(
             known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
         )
-        _, proven = self._pool_of(coding).tried(known)
-        found = supposition(running, coding, first, memory, proven, self._rng)
-        return found, self._fitted(coding, [*known, *found.ended], machine, may_decompose=first.is_decomposed)
+        pool = self._pool_of(coding)
+        pool.read(known)
+        found = supposition([one.params for one in known.running], coding, first, memory, pool.proven, self._rng)
+        return found, self._fitted(coding, known, machine, supposed=found.ended, may_decompose=first.is_decomposed)
 
-    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> AveragedForecast:
+    def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
-        num_rates = sum(one.rate is not None for one in known)
         if not forecast.is_decomposed:
             is_wanted = self.options.decomposition
             self._why_alone = "too little is known of device and loader" if is_wanted else "search.decomposition=false"
             return forecast
         self._why_alone = ""
-        if num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
+        if len(known.rated) < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
             return forecast
         alone = self._fitted(coding, known, machine, may_decompose=False)
         if alone.spread >= forecast.spread:
@@ -324,25 +323,26 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = "device and loader do not explain them"
         return alone
 
-    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> AveragedForecast:
-        kept = thinned([one for one in known if one.rate is not None], most=MOST_TRIALS)
-        is_running = any(one.is_running for one in known)
+    def _fitted(
+        self, coding: Coding, known: Known, machine: Machine, *, may_decompose: bool, supposed: Sequence[Seen] = ()
+    ) -> AveragedForecast:
+        num = len(known) + len(supposed)
         fitted = AveragedForecast(
             coding,
-            kept,
+            known.measured(supposed, most=MOST_TRIALS),
             machine,
             may_decompose=may_decompose,
-            min_device_rates=MIN_DEVICE_RATES_RUNNING if is_running else MIN_DEVICE_RATES,
+            min_device_rates=MIN_DEVICE_RATES_RUNNING if known.running else MIN_DEVICE_RATES,
             gains=self.rules.gains,
             spreads=self.rules.spreads,
-            scales=self._scales if len(known) < RESCALE_TIMES * self._num_scaled else None,
+            scales=self._scales if num < RESCALE_TIMES * self._num_scaled else None,
         )
-        if len(known) >= RESCALE_TIMES * self._num_scaled:
-            self._num_scaled, self._scales = len(known), {}
+        if num >= RESCALE_TIMES * self._num_scaled:
+            self._num_scaled, self._scales = num, {}
         for waiting, found in fitted.scales.items():
             self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
         return fitted
 
 
-def _memory_model(known: Sequence[Seen], machine: Machine) -> MemoryModel:
-    return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
+def _memory_model(peaks: Sequence[Peak], machine: Machine) -> MemoryModel:
+    return MemoryModel(peaks, capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)

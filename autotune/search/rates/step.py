@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, scale
-from autotune.search.rates.history import Seen
+from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
@@ -95,7 +95,7 @@ class Step:
         pool: Pool,
         forecast: AveragedForecast,
         memory: MemoryModel | None,
-        known: Sequence[Seen],
+        known: Known,
         supposed: Supposition | None = None,
         rules: Rules,
         options: SamplerOptions,
@@ -103,15 +103,13 @@ class Step:
     ) -> None:
         self._coding, self._pool, self._forecast, self._memory = coding, pool, forecast, memory
         self._rules, self._options, self._rng = rules, options, rng
-        measured = sorted((one for one in known if one.rate is not None), key=lambda one: -(one.rate or 0.0))
-        able = (one for one in measured if one.may_win and rules.may_win(one.params))
-        winners = list(itertools.islice(able, MOST_WINNERS)) or measured[:MOST_WINNERS]
+        able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
+        winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
         winners += supposed.ended if supposed else []
         self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
-        self._tried, proven = pool.tried(known)
-        failed = [one for one in known if one.rate is None and not one.is_out and not one.is_running]
-        self._failed = coding.encode([one.params for one in failed[-MOST_FAILED:]])
-        self._failure_model = FailureModel(proven, [one.suspected for one in failed], supposed.failing if supposed else ())
+        self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
+        pool.read(known)
+        self._failure_model = pool.failure_model(known, supposed.failing if supposed else ())
         self._is_provisional = supposed is not None
         self.is_held_back = False  # whether candidates were left out because of memory
 
@@ -167,8 +165,8 @@ class Step:
     def _wanted(self, best: Codes) -> Codes:
         """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
-        is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
-        return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
+        may_work = self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)
+        return np.asarray(codes[self._pool.are_new(codes) & may_work])
 
     def _promising_failures(self, best: Codes) -> Codes:
         """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
@@ -215,7 +213,7 @@ class Step:
             return np.ones(len(codes))
         return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
 
-    def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
+    def _is_worth_compiling(self, codes: Codes, best: Codes) -> NDArray[np.bool_]:
         """Whether each configuration is worth a compilation, or needs none.
 
         A configuration without costly values needs no compilation. A configuration is worth a compilation if it equals one of
@@ -237,7 +235,7 @@ class Step:
         return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
 
 
-def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> Array:
+def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> NDArray[np.bool_]:
     """Returns whether each configuration equals one of the others in the given columns."""
     known = {row.tobytes() for row in others[:, columns]}
     return np.array([row.tobytes() in known for row in codes[:, columns]], dtype=bool)

@@ -10,8 +10,12 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 BLOCKS, WATCHED = 3, 4
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # what FSDP2 calls

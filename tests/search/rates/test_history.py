@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from autotune.search.rates import MEASURED
 from autotune.search.rates import history as module
 from autotune.search.rates.coding import BATCH, Coding
-from autotune.search.rates.history import History, Seen, thinned
+from autotune.search.rates.history import History, Known, Seen
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.sampler import _Recent
 
@@ -60,8 +60,17 @@ def states():
 def test_a_history_that_was_read_before_is_as_one_that_is_read_anew():
     history = History()
     for study in states():
-        fresh = History()
-        assert history.seen(study) == fresh.seen(study)
+        fresh, before = History(), [*history._first.trials]
+        known, anew = history.seen(study), fresh.seen(study)
+        assert list(known) == list(anew)
+        assert known.first.trials[: len(before)] == before
+        plain = Known(known)
+        for name in ("running", "num_finished", "num_out", "rated", "by_rate", "failed", "peaks"):
+            assert getattr(known, name) == getattr(anew, name) == getattr(plain, name)
+        assert known.measured(most=30) == plain.measured(most=30)
+        assert {item for one in known.values for item in one.items()} == {item for one in known for item in one.params.items()}
+        assert known.within(SPACE) is known
+        assert not len(known.within(["no knob"]))
         assert (history.num_rates, history.ratios) == (fresh.num_rates, fresh.ratios)
     assert history.num_rates > 30
     assert history.ratios == (1.0, 1.0)
@@ -72,7 +81,7 @@ def test_another_study_is_read_from_its_beginning():
     history.seen(study)
     other, rng = a_study(), random.Random(1)
     end(other, ask(other), rng)
-    assert history.seen(other) == History().seen(other)
+    assert list(history.seen(other)) == list(History().seen(other))
 
 
 def test_each_finished_trial_is_read_once(monkeypatch):
@@ -84,15 +93,26 @@ def test_each_finished_trial_is_read_once(monkeypatch):
     assert sorted(read) == [trial.number for trial in study.get_trials(states=(TrialState.COMPLETE,))]
 
 
+def encoded(coding, known):
+    return {bytes(row) for row in coding.encode([one.params for one in known])}
+
+
 def test_a_pool_that_was_used_before_is_as_a_new_one():
     history, pool, coding = History(), Pool(Coding(SPACE), lambda params: params), Coding(SPACE)
+    codes = coding.all_codes()
     for study in states():
         known = history.seen(study)
-        (tried, proven), (others, again) = pool.tried(known), Pool(coding, lambda params: params).tried(known)
-        assert tried == others
-        assert (proven.values, proven.pairs) == (again.values, again.pairs)
-    assert len(tried) > 20
-    assert len(proven.pairs) > 10
+        fresh = Pool(coding, lambda params: params)
+        pool.read(known)
+        fresh.read(known)
+        are_new = pool.are_new(codes)
+        assert are_new.tolist() == fresh.are_new(codes).tolist()
+        assert are_new.tolist() == [bytes(code) not in encoded(coding, known) for code in codes]
+        assert (pool._proven.values, pool._proven.pairs) == (fresh._proven.values, fresh._proven.pairs)
+        assert vars(pool.failure_model(known)) == vars(fresh.failure_model(known))
+    assert (~are_new).sum() > 20
+    assert len(pool._proven.pairs) > 10
+    assert known.failed
 
 
 @pytest.mark.parametrize("num", [10, 151, 400])
@@ -103,12 +123,12 @@ def test_of_many_trials_the_fastest_the_latest_and_some_others_are_kept(num):
     kept = {*by_rate[:50], *range(num - 50, num)}
     others = [place for place in by_rate if place not in kept]
     kept |= {others[place * len(others) // (150 - len(kept))] for place in range(150 - len(kept))} if num > 150 else set(others)
-    assert [one.params["n"] for one in thinned(known, most=150)] == sorted(place for place in kept if place >= 0)
+    assert [one.params["n"] for one in Known(known).measured(most=150)] == sorted(place for place in kept if place >= 0)
 
 
 def fits(recent, known):
     found = []
-    recent.get(known, lambda: found.append(1) or object())
+    recent.get(Known(known), lambda: found.append(1) or object())
     return bool(found)
 
 
