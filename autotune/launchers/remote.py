@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import glob
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ from autotune.launchers.messages import Watched, from_launch, to_ended, to_watch
 from autotune.launchers.node_watch import NodeWatch
 from autotune.launchers.process_tree import is_taken
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
+from autotune.launchers.user_files import NOTES
 from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
@@ -334,14 +337,40 @@ def own_prefix() -> str:
 
 
 def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
-    """Returns the files in the runs folder with this suffix that processes of this host made which do not run any more."""
-    found = runs_dir.glob(f"{glob.escape(_prefix())}*-*{suffix}")
-    pids = {file: file.name.removeprefix(_prefix()).partition("-")[0] for file in found}
-    return [file for file, pid in pids.items() if pid.isdecimal() and not is_taken(int(pid))]
+    """Returns this user's files in the runs folder with this suffix, made by processes of this host that do not run any more.
+
+    A process in another container may run although its id is free here, so that a file is left out while it is locked.
+    """
+    of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")  # not of a host "NAME-2"
+    named = {file: of_host.fullmatch(file.name) for file in runs_dir.glob(f"{glob.escape(_prefix())}*{suffix}")}
+    return [file for file, name in named.items() if name and not is_taken(int(name[1])) and _is_free(file)]
+
+
+def lock(descriptor: int) -> None:
+    """Locks a file that `own_prefix` names until the descriptor is closed, to show other containers that it is in use."""
+    with contextlib.suppress(OSError):  # no locks on this file system
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_free(file: Path) -> bool:
+    """Whether a file is this user's, and no process has locked it."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # NFS locks what may be written
+    except OSError:  # another user's, or gone
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            return False
+    finally:
+        is_ours = os.fstat(descriptor).st_uid == os.getuid()
+        os.close(descriptor)
+    return is_ours
 
 
 def _prefix() -> str:
-    return f".autotune-{platform.node()}-"
+    return f"{NOTES}{platform.node()}-"
 
 
 def _check_version(hello: Message) -> None:
@@ -358,8 +387,10 @@ def _token(runs_dir: Path) -> Iterator[str]:
     try:
         runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         for left in left_by_killed(runs_dir, TOKEN):
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                left.unlink()
         with tempfile.NamedTemporaryFile(dir=runs_dir, prefix=own_prefix(), suffix=TOKEN) as file:
+            lock(file.fileno())
             yield Path(file.name).name
     except OSError as error:
         raise BadInput(

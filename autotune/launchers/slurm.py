@@ -21,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
-from autotune.launchers.remote import Place, RemoteLauncher, left_by_killed, own_prefix
+from autotune.launchers.remote import Place, RemoteLauncher, left_by_killed, lock, own_prefix
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
@@ -141,8 +142,11 @@ class Srun(ChildTransport):
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
                 runs_dir.mkdir(parents=True, exist_ok=True)
-                self.note = runs_dir / f"{own_prefix()}{self._name}{NOTE}"
-                self.note.touch(mode=0o600)
+                note = runs_dir / f"{own_prefix()}{self._name}{NOTE}"
+                descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                weakref.finalize(self, os.close, descriptor)  # locked while this object is in use
+                lock(descriptor)
+                self.note = note
         super().__init__([*self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""

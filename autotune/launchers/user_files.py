@@ -39,6 +39,7 @@ MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and o
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store
+NOTES = ".autotune-"  # begins the names of files that tuners make in the runs folder
 
 
 @dataclass(kw_only=True)
@@ -314,9 +315,9 @@ def _modified_s(path: Path) -> float:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether an entry is a study's folder, or part of the tracking store next to the studies."""
+    """Whether an entry is a study's folder, or one that autotune makes next to the studies: its notes, the tracking store."""
     is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
-    return is_store or (path / "study.json").exists() or (path / "trials").is_dir()
+    return is_store or path.name.startswith(NOTES) or (path / "study.json").exists() or (path / "trials").is_dir()
 
 
 def _temporary_places() -> Iterator[Path]:

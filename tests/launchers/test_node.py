@@ -260,9 +260,23 @@ def test_a_token_that_a_killed_tuner_left_is_removed(tmp_path):
         f".autotune-{host}-{os.getpid()}-x.token",
         f".autotune-far-{dead.pid}-x.token",
         f".autotune-{host}-{dead.pid}-x.job",
+        f".autotune-{host}-{dead.pid}-4242-x.token",  # of a host that is called HOST-PID
     }
     for name in (*kept, f".autotune-{host}-{dead.pid}-x.token"):
         (tmp_path / name).touch()
     with remote._token(tmp_path) as token:
         assert (tmp_path / token).is_file()
     assert {entry.name for entry in tmp_path.iterdir()} == kept
+
+
+def test_a_token_stays_while_it_is_locked_or_cannot_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "is_taken", lambda _: False)  # as in another container, which has the host's name
+    with remote._token(tmp_path) as token, remote._token(tmp_path):
+        assert (tmp_path / token).is_file()
+    (stale := tmp_path / f".autotune-{platform.node()}-7-x.token").touch()
+    monkeypatch.setattr(remote.os, "getuid", lambda: -1)
+    assert remote.left_by_killed(tmp_path, remote.TOKEN) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(remote, "left_by_killed", lambda *_: [tmp_path, stale])  # one cannot be unlinked
+    with remote._token(tmp_path):
+        assert not stale.exists()

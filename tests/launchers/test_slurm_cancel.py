@@ -8,7 +8,7 @@ import time
 import pytest
 
 from autotune.config.schema import SlurmOptions
-from autotune.launchers import slurm
+from autotune.launchers import remote, slurm
 from autotune.launchers.remote import Place
 
 KILL = "scancel: error: Kill job error on job id 12"
@@ -100,7 +100,7 @@ def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_
 
 def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    (tmp_path / "srun").write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    (tmp_path / "srun").write_text("#!/bin/sh\ncat >/dev/null\n")  # no `exec`: standard output stays open, as that of srun
     (tmp_path / "srun").chmod(0o755)
     launcher = slurm.SlurmLauncher(SlurmOptions(), Place(cwd="/", program="true", runs_dir=str(tmp_path / "runs")))
     scancel("exit 1")
@@ -110,3 +110,18 @@ def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypat
     scancel("")
     launcher.close()
     assert not note.exists()
+
+
+def test_the_job_of_a_tuner_that_lives_in_another_container_is_not_cancelled(scancel, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "srun").write_text("#!/bin/sh\ncat >/dev/null\n")
+    (tmp_path / "srun").chmod(0o755)
+    scancel(f"touch {tmp_path}/asked")
+    srun = slurm.Srun(SlurmOptions(), runs_dir=tmp_path / "runs")
+    monkeypatch.setattr(remote, "is_taken", lambda _: False)  # its id is free here
+    try:
+        slurm.cancel_left(tmp_path / "runs")
+        assert srun.note.exists()
+        assert not (tmp_path / "asked").exists()
+    finally:
+        srun.close()
