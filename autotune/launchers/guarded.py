@@ -24,7 +24,9 @@ from pathlib import Path
 
 from autotune.launchers.leases import Lease
 
-COPY = re.compile(r"\.(.+)\.(\d+)\.tmp")  # name of a copy that is not in its place yet
+# Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". A program may save under ".NAME.PID.tmp" itself.
+COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
+MAX_LOOKED_AT = 10_000  # names of a folder among which copies are searched before each trial: a data set has millions
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
@@ -173,7 +175,7 @@ class Guarded:
         """
         if lease.status.st_nlink > 1:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.autotune.tmp")
         new: Lease | None = None
         lock = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -241,8 +243,8 @@ def remove_left(files: Iterable[Path]) -> None:
     for file in files:
         names.setdefault(file.parent, set()).add(file.name)
     for folder, guarded in names.items():
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(folder):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in itertools.islice(entries, MAX_LOOKED_AT):
                 found = COPY.fullmatch(entry.name)
                 if found and found[1] in guarded and not os.path.exists(f"/proc/{found[2]}"):
                     _remove_unlocked(entry.path)
