@@ -179,9 +179,11 @@ class StudyFolder:
 
     def tidy(self) -> None:
         """Removes temporary files that killed writers left behind; only for the study's owner."""
-        for file in (*self.path.glob("*.tmp"), *self.path.glob("trials/*/*.tmp"), self.path / ".probe"):
-            with contextlib.suppress(OSError):
-                file.unlink()
+        for pattern in ("*.tmp", "trials/*/*.tmp", ".probe"):
+            with contextlib.suppress(OSError):  # the folder cannot be read
+                for file in self.path.glob(pattern):
+                    with contextlib.suppress(OSError):
+                        file.unlink()
 
     def next_number(self) -> int:
         """Returns the first trial number that has no folder yet."""

@@ -121,7 +121,10 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
         else:
             problems.append(_pending(folder, state))
     if uri == store.embedded_uri(runs):
-        implementation.make_store(runs)  # no study may be tracked there
+        try:
+            implementation.make_store(runs)  # no study may be tracked there
+        except BadInput as error:
+            problems += error.problems
     if problems:
         raise BadInput(problems)
     return 0

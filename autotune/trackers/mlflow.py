@@ -110,7 +110,18 @@ class MlflowTracker(Tracker):
                 raise _Unreachable("MLflow does not have all that was written")
 
     def make_store(self) -> None:
-        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet."""
+        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet.
+
+        Raises:
+            BadInput: it cannot be made.
+        """
+        try:
+            self._ensure_store()
+        except Exception as error:  # of SQLAlchemy, or of the file system
+            problem = f"tracker.uri: the store cannot be made ({_problem(error)}), got {self.uri!r}"
+            raise BadInput(f"{problem}. Make its folder writable, or give another address: --uri URI.") from error
+
+    def _ensure_store(self) -> None:
         if self._is_embedded:
             store.ensure_store(self._runs, self._make_store)
 
@@ -122,7 +133,7 @@ class MlflowTracker(Tracker):
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
-        self.make_store()
+        self._ensure_store()
         try:
             client = mlflow.MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._experiment(client)

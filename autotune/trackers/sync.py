@@ -72,7 +72,11 @@ def sync(
 
 
 def make_store(runs: Path) -> None:
-    """Makes the embedded store of a runs folder unless it exists."""
+    """Makes the embedded store of a runs folder unless it exists.
+
+    Raises:
+        BadInput: it cannot be made.
+    """
     from autotune.trackers.mlflow import MlflowTracker
 
     MlflowTracker(store.embedded_uri(runs), runs).make_store()

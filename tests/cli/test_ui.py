@@ -1,5 +1,6 @@
 """Runs the real `autotune ui`, and reads a study's pages in a browser."""
 
+import errno
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from autotune.cli import ui as ui_module
-from autotune.errors import AutotuneError
+from autotune.cli.sync import sync_all
+from autotune.errors import AutotuneError, BadInput
 from autotune.report.writing import write_report
 from autotune.trackers import store
 from tests.support.studies import make_study
@@ -166,3 +168,14 @@ def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_pat
     ui_module._bring_up_to_date(tmp_path)
     assert "not shown, because tracked elsewhere or not at all" in capsys.readouterr().err
     assert store.store_file(tmp_path).exists()
+
+
+def test_a_store_that_cannot_be_made_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    make_study(tmp_path).config_file.write_text("tracker:\n  uri: none\n")
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".mlflow.lock"))
+
+    monkeypatch.setattr(store, "ensure_store", refuse)
+    with pytest.raises(BadInput, match=r"the store cannot be made \(.*Permission denied.*\), got 'sqlite:////"):
+        sync_all(tmp_path, uri=store.embedded_uri(tmp_path))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -94,6 +95,17 @@ def test_what_a_killed_writer_left_is_tidied_up(tmp_path):
         file.write_text("half")
     folder.tidy()
     assert not any(file.exists() for file in left)
+
+
+def test_a_folder_that_cannot_be_read_is_not_tidied_up(tmp_path, monkeypatch):
+    folder = make_study(tmp_path / "runs")
+    (folder.path / ".probe").touch()
+
+    def glob(path, pattern):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "glob", glob)
+    folder.tidy()
 
 
 def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path):
