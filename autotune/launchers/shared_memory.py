@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
 def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
     """Adds new processes of a trial, each as (id, created), to the list in the trial's folder."""
     with contextlib.suppress(OSError), (place / LIST_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"boot_id": read(BOOT_ID), "processes": processes}) + "\n")
+        file.write(json.dumps({"host": platform.node(), "boot_id": read(BOOT_ID), "processes": processes}) + "\n")
 
 
 def forget(place: Path) -> None:
@@ -63,11 +64,17 @@ def forget(place: Path) -> None:
 
 
 def remove_left(study: Path) -> None:
-    """Removes the segments of trials whose supervisor and tuner were killed."""
+    """Removes the segments of trials whose supervisor and tuner were killed. Keeps the lists of another host for that host."""
+    host, boot_id = platform.node(), read(BOOT_ID)
     for file in study.glob(f"trials/*/{LIST_FILE}"):
         processes: dict[int, float] = {}
+        is_of_another = False
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # half of a line
             for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-                processes |= {int(pid): created_s for pid, created_s in line["processes"] if line["boot_id"] == read(BOOT_ID)}
+                if line["boot_id"] == boot_id:  # a container that is started again has another name, but the same memory
+                    processes |= {int(pid): float(created_s) for pid, created_s in line["processes"]}
+                elif line.get("host", host) != host:
+                    is_of_another = True
         remove(processes)
-        forget(file.parent)
+        if not is_of_another:
+            forget(file.parent)

@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import subprocess
 import time
 
@@ -54,3 +55,12 @@ def test_segments_of_a_trial_whose_supervisor_and_tuner_were_killed_go(tmp_path)
     finally:
         left.unlink(missing_ok=True)
         kept.unlink(missing_ok=True)
+
+
+def test_the_list_of_another_host_is_kept_for_it(tmp_path):
+    for number, host in enumerate(["far", platform.node()]):
+        place = tmp_path / "trials" / f"000{number}"
+        place.mkdir(parents=True)
+        (place / shared_memory.LIST_FILE).write_text(json.dumps({"host": host, "boot_id": "another", "processes": [[7, 1.0]]}))
+    shared_memory.remove_left(tmp_path)
+    assert [file.parent.name for file in tmp_path.glob(f"trials/*/{shared_memory.LIST_FILE}")] == ["0000"]
