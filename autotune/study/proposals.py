@@ -74,7 +74,13 @@ class Search(Settled):
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
         journal, name = session.folder.journal_file, session.folder.name
-        inform(sampler, session, is_open=self._is_open, may_win=lambda knobs: not self._parity.barring(space.changed(knobs)))
+        inform(
+            sampler,
+            session,
+            is_open=self._is_open,
+            may_win=lambda knobs: not self._parity.barring(space.changed(knobs)),
+            running=lambda: [self._searched(one.knobs) for one in self._pending.values() if one.trial is None],
+        )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
@@ -188,14 +194,20 @@ class Search(Settled):
     def _questions(self) -> Iterator[Proposal]:
         while self._sampler_name != "grid" and self._may_go_on():  # a grid visits every point anyway
             wanted = self._culprits.questions(self._incumbent)
-            key, knobs, why = next((one for one in wanted if self._is_answerable(one[1])), ("", {}, ""))
+            key, knobs, why = next((one for one in wanted if self._is_answerable(*one[:2])), ("", {}, ""))
             if not key:
                 return
             self._single_changes.taken(key)
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
-    def _is_answerable(self, knobs: Knobs) -> bool:
-        """Whether a trial would show whether a change fails. A trial that runs out of memory would not."""
+    def _is_answerable(self, key: str, knobs: Knobs) -> bool:
+        """Whether a trial would show whether a change fails. A trial that runs out of memory would not.
+
+        False if a running trial asks the same of the change, even if it was asked on another configuration.
+        """
+        asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
+        if any(other.get(key) == knobs[key] for other in asking):
+            return False
         return not self._is_known(knobs) and self._fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
@@ -249,14 +261,17 @@ class Search(Settled):
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
         sampler = self._study.sampler
-        searched = {key: value for key, value in knobs.items() if key in self._distributions}
-        return sampler.filling_batch(self._study, searched, batches) if isinstance(sampler, RatesSampler) else None
+        if not isinstance(sampler, RatesSampler):
+            return None
+        return sampler.filling_batch(self._study, self._searched(knobs), batches)
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether a configuration is expected to fit into memory; True if the sampler has no forecast."""
         sampler = self._study.sampler
-        searched = {key: value for key, value in knobs.items() if key in self._distributions}
-        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
+        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, self._searched(knobs))
+
+    def _searched(self, knobs: Knobs) -> Knobs:
+        return {key: value for key, value in knobs.items() if key in self._distributions}
 
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far: with each costly value, then without ineffective changes, then restricted to lower tiers."""
@@ -324,7 +339,9 @@ class Search(Settled):
             return None
         if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
             self._reason = NO_IMPROVEMENT
-            return None
+            if self._session.schedule.num_running or not sampler.is_provisional:
+                return None
+            sampler.ask_again()
         if self._num_small >= ANSWER_AFTER:
             self._reason = ANSWER_FIRST
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import optuna
 
@@ -37,6 +37,7 @@ def inform(
     *,
     is_open: Callable[[Knobs], bool],
     may_win: Callable[[Knobs], bool],
+    running: Callable[[], Sequence[Knobs]],
 ) -> None:
     """Tells a sampler which configurations exist, which of them may still be tried, and what they cost.
 
@@ -45,6 +46,7 @@ def inform(
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
         may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out.
+        running: returns the searched knobs of running trials that the sampler did not propose.
     """
     if not isinstance(sampler, RatesSampler):
         return
@@ -61,6 +63,7 @@ def inform(
         expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
         costly={key: space.reference[key] for _, key, _ in space.costly()},
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
+        running=running,
         spreads={key: one.usual_spread / USUAL_SPREAD for key, one in knobs.items()},
         ladders={
             key: (one.choices, one.step_spread / one.usual_spread) for key, one in knobs.items() if one.step_spread is not None

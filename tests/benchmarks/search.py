@@ -158,7 +158,7 @@ def _forecasts(
     known = Known(one for one in sampler._history.seen(study) if not one.is_running)
     machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
     codes = coding.encode(configurations)
-    expected = sampler._forecast(coding, known, machine).expected(codes, codes[:1])
+    expected = sampler._fitting(coding, known, machine).expected(codes, codes[:1])
     memory = sampler._memory(known, machine)
     chances = memory.chances(configurations).tolist()
     peaks = [

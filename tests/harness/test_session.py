@@ -123,7 +123,8 @@ def test_apply_names_what_did_not_take_effect_and_on_what_else_the_file_was_made
     run = trial("basic.py", "steps=20", mode="apply", knobs=knobs, **elsewhere)
     lines = [line for line in run.stderr.splitlines() if line.startswith("autotune")]
     assert lines[0] == "autotune: 1 of 2 settings of best.yaml in effect"
-    assert lines[1].startswith("autotune:   loader.batch_size=8: overridden by the program (8 was requested, but the training loader")
+    said = "autotune:   loader.batch_size=8: overridden by the program (8 was requested, but the training loader"
+    assert lines[1].startswith(said)
     assert lines[2].startswith("autotune: made with torch 1.0, runs with torch 2")
     assert (run.returncode, len(lines)) == (0, 3)
 

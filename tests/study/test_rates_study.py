@@ -1,12 +1,14 @@
 """The sampler of rates within whole studies, on the fake launcher."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.records import Kind
 from autotune.study import resume_study
-from autotune.study.proposals import NO_IMPROVEMENT
+from autotune.study.initial import Proposal
+from autotune.study.proposals import NO_IMPROVEMENT, Search
 from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 
@@ -111,3 +113,14 @@ def test_each_part_can_be_left_out(bench, part):
     summary = bench(Surface(gains=FAST), f"search.{part}=false", "study.budget.trials=12", minutes=30).run()
     assert summary["status"] == "complete"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
+    asking = Proposal(knobs={"precision.amp": "bf16", "threads.intra": 2}, why="", origin="single precision.amp")
+    as_usual = {
+        name: lambda _, answer=answer: answer for name, answer in (("_is_known", False), ("_fits", True), ("_may_fit", True))
+    }
+    search = SimpleNamespace(_pending={0: asking}, **as_usual)
+    assert not Search._is_answerable(search, "precision.amp", {"precision.amp": "bf16", "threads.intra": 4})
+    assert Search._is_answerable(search, "precision.amp", {"precision.amp": "fp16"})
+    assert Search._is_answerable(search, "threads.intra", {"precision.amp": "bf16", "threads.intra": 2})

@@ -105,6 +105,7 @@ class AveragedForecast:
                 device_rate=None if shares else device,
                 loader_rate=loader if np.isfinite(loader) else None,
                 is_shared=shares,
+                may_win=True,
             )
             for params, shares, rate, device, loader in rows
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
@@ -27,7 +27,7 @@ class Proven:
 
     def add(self, params: Mapping[str, Any]) -> None:
         """Adds a configuration that worked."""
-        values = frozenset(_values(params))
+        values = frozenset(values_of(params))
         self.usual = values if self.usual is None else self.usual
         self.values |= values
         self.pairs |= _pairs_of(values - self.usual)
@@ -59,15 +59,22 @@ class FailureModel:
     Args:
         worked: a `Proven`, or the configurations from which to make one.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
+        failing: values that are supposed to fail.
     """
 
-    def __init__(self, worked: Proven | Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        worked: Proven | Sequence[Mapping[str, Any]],
+        failed: Sequence[Mapping[str, Any]],
+        failing: Collection[Value] = (),
+    ) -> None:
         proven = worked if isinstance(worked, Proven) else Proven(worked)
-        left = [[value for value in _values(params) if value not in proven.values] for params in failed]
+        left = [[value for value in values_of(params) if value not in proven.values] for params in failed]
         usual = proven.usual or frozenset()
-        sets = [frozenset(_values(params)) - usual for params in failed]
+        sets = [frozenset(values_of(params)) - usual for params in failed]
         only = {values[0] for values in left if len(values) == 1}
         self._failing = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
+        self._failing.update(failing)
         self._blame: dict[Value, float] = {}
         for values in left:
             for value in values if self._failing.isdisjoint(values) else ():
@@ -89,7 +96,7 @@ class FailureModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration works, ignoring pairs; 0 if one of its values is known to fail."""
         chance = 1.0
-        for value in _values(params):
+        for value in values_of(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
         return chance
 
@@ -105,7 +112,8 @@ class FailureModel:
         return sorted((key for key in blame if blame[key]), key=lambda key: -blame[key])
 
 
-def _values(params: Mapping[str, Any]) -> list[Value]:
+def values_of(params: Mapping[str, Any]) -> list[Value]:
+    """Returns the values of a configuration."""
     return [(key, type(value), value) for key, value in params.items()]
 
 

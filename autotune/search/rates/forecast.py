@@ -31,7 +31,9 @@ UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by 
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch b, which amortises a step's fixed cost: (b/(b + half))**trend
-MIN_DEVICE_RATES = 2
+# Number of trials with a D from which D and L are learned separately, and the same while trials run. What running trials will
+# show has to be predicted from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
+MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class Forecast:
         gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
         spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
+        min_device_rates: number of trials with a D from which D and L are learned separately.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Forecast:
         gains: Mapping[str, Mapping[Any, float]] | None = None,
         spreads: Mapping[str, float] | None = None,
         scales: Mapping[str, Scales] | None = None,
+        min_device_rates: int = MIN_DEVICE_RATES,
     ) -> None:
         self._coding, self._machine, self._waiting, self._gains = coding, machine, waiting, gains or {}
         self._latest: dict[str, tuple[Codes, Features]] = {}
@@ -100,7 +104,7 @@ class Forecast:
         loader = np.array([np.nan if trial.loader_rate is None else trial.loader_rate for trial in measured])
         device, noise = self._device_rates(measured, codes, rates, loader)
         has_device, has_loader = np.isfinite(device), np.isfinite(loader)
-        self.is_decomposed = may_decompose and int(has_device.sum()) >= MIN_DEVICE_RATES and bool(has_loader.any())
+        self.is_decomposed = may_decompose and int(has_device.sum()) >= min_device_rates and bool(has_loader.any())
         self._loader: LinearModel | None = None
         self._rest: LinearModel | None = None
         if not self.is_decomposed:

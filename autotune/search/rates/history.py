@@ -170,6 +170,10 @@ class Known:
         yield from ({key: value} for key, value in self.first.values)
         yield from (one.params for one in self.rest)
 
+    def plus(self, more: Sequence[Seen]) -> Known:
+        """Returns the trials and some more."""
+        return Known([*self.rest, *more], self.first) if more else self
+
     def within(self, keys: Collection[str]) -> Known:
         """Returns the trials that have no other knobs than these."""
         names = {*self.first.names, *(one.names for one in self.rest)}

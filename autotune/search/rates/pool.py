@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.rates.coding import Codes, Coding
-from autotune.search.rates.failure_model import FailureModel, Proven
+from autotune.search.rates.failure_model import FailureModel, Proven, Value
 from autotune.search.rates.history import Known, Seen
 from autotune.search.rates.rules import Params
 
@@ -52,8 +52,15 @@ class Pool:
         self._running = {id(one): self._running.get(id(one)) or (one, self._bytes([one])[0]) for one in known.running}
         self._codes_running = {code for _, code in self._running.values()}
 
-    def failure_model(self, known: Known) -> FailureModel:
-        """Returns the model of the failures among the trials that were read last."""
+    @property
+    def proven(self) -> Proven:
+        """Values that worked in the trials that were read last."""
+        return self._proven
+
+    def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
+        """Returns the model of the failures among the trials that were read last, if the values `failing` fail, too."""
+        if failing:
+            return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
 
     def are_new(self, codes: Codes) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ class Rules:
         gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not named.
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not named.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
+        running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.
     """
 
     active: Callable[[Params], Params] = lambda params: params
@@ -42,3 +43,4 @@ class Rules:
     gains: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
     ladders: Mapping[str, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
+    running: Callable[[], Sequence[Params]] = tuple

@@ -18,13 +18,15 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
+from autotune.search.rates.forecast import MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING
 from autotune.search.rates.history import History, Known, Seen
-from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.memory import MemoryModel, Peak
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.regime import Machine
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import STOP_IMPROVEMENT, Proposed, Step
+from autotune.search.rates.supposition import Supposition, supposition
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of the rates alone is tried
@@ -73,6 +75,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
         is_held_back: whether the last proposal left out configurations because they may run out of memory.
+        is_provisional: whether trials were running at the last proposal, whose results were only supposed.
 
     Args:
         fallback: sampler that proposes when this one cannot.
@@ -94,6 +97,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._shared_space = IntersectionSearchSpace()
         self._proposed: dict[int, Proposed] = {}
         self._num_unpromising = 0
+        self._num_over = 0  # number of finished trials at the last proposal
         self._history = History()
         self._levels: tuple[Any, ...] = ()
         # Spreads of the models, fitted when the study had `_num_scaled` trials.
@@ -105,7 +109,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._supposing: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
         self._asked: tuple[int, str, Known] = -1, "", Known([])  # number of the last trial, why not to propose, all trials
-        self.is_exhausted = self.is_held_back = False
+        self.is_exhausted = self.is_held_back = self.is_provisional = False
 
     @property
     def has_nothing_more(self) -> bool:
@@ -115,6 +119,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def reconsider(self) -> None:
         """Resets the count of unpromising proposals, because the trial they were compared with was ruled out."""
         self._num_unpromising = 0
+
+    def ask_again(self) -> None:
+        """Allows one more proposal, because trials have ended whose results were only supposed."""
+        self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:
         """Returns one of the last KEPT proposals, by Optuna's number of the trial; None if there is none."""
@@ -197,17 +205,22 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return ""
 
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
-        known, machine = known.within(distributions.keys()), self._machine(study)
+        unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
+        known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
         if not known.rated:  # all trials with a rate have other knobs, too, as a held compile.mode
             return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
-        forecast = self._forecast(coding, known, machine)
+        memory = self._memory(known, machine) if self.options.memory else None
+        supposed, forecast = self._supposed(coding, known, machine, memory)
+        if memory and supposed and supposed.out:
+            memory = _memory_model([*known.peaks, *(one.peak for one in supposed.out)], machine)
         step = Step(
             coding=coding,
             pool=self._pool_of(coding),
             forecast=forecast,
-            memory=self._memory(known, machine) if self.options.memory else None,
+            memory=memory,
             known=known,
+            supposed=supposed,
             rules=self.rules,
             options=self.options,
             rng=self._rng,
@@ -220,9 +233,16 @@ class RatesSampler(optuna.samplers.BaseSampler):
             self._told_alone = self._why_alone
             basis = f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
             found = replace(found, why=f"{found.why} (from now on {basis})")
-        is_promising = found.expected_improvement is None or found.expected_improvement >= STOP_IMPROVEMENT
-        self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
+        self._count(found, num_over=known.num_finished, is_provisional=supposed is not None)
         return found
+
+    def _count(self, found: Proposed, *, num_over: int, is_provisional: bool) -> None:
+        """Counts unpromising proposals in a row. While trials run, only the first proposal after a result counts."""
+        if found.expected_improvement is None or found.expected_improvement >= STOP_IMPROVEMENT:
+            self._num_unpromising = 0
+        elif not is_provisional or num_over > self._num_over:
+            self._num_unpromising += 1
+        self._num_over, self.is_provisional = num_over, is_provisional
 
     def doubted(self, study: optuna.Study) -> Params | None:
         """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
@@ -240,12 +260,12 @@ class RatesSampler(optuna.samplers.BaseSampler):
         winners = [place for place, one in enumerate(known) if one.may_win and self.rules.may_win(one.params)]
         if not winners:
             return None
-        means = self._forecast(coding, Known(known), machine).expected(codes, codes[:1]).mean
+        means = self._fitting(coding, Known(known), machine).expected(codes, codes[:1]).mean
         times = Counter(map(bytes, codes))
         suspects = [place for place in winners if times[bytes(codes[place])] == 1 and rates[place] < max(rates[winners])]
         found: tuple[float, Params] | None = None
         for place in sorted(suspects, key=lambda place: rates[place] - means[place])[:MOST_EXAMINED]:
-            others = self._forecast(coding, Known([*known[:place], *known[place + 1 :]]), machine)
+            others = self._fitting(coding, Known([*known[:place], *known[place + 1 :]]), machine)
             expected = others.expected(codes[[place]], codes[[place]])
             mean, spread = float(expected.mean[0]), math.hypot(float(expected.own_spread[0]), others.spread)
             is_far = mean - rates[place] > max(MIN_DOUBTED, DOUBTED * spread)
@@ -273,21 +293,22 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return from_json(study.user_attrs.get(MACHINE) or {}, Machine)
 
     def _memory(self, known: Known, machine: Machine) -> MemoryModel:
-        def fitted() -> MemoryModel:
-            return MemoryModel(known.peaks, capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
+        return self._memory_model.get(known, lambda: _memory_model(known.peaks, machine), machine=machine)
 
-        return self._memory_model.get(known, fitted, machine=machine)
-
-    def _forecast(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
-        """Returns the forecast. Running trials count as if they had ended as expected, so that they are not proposed again."""
+    def _supposed(
+        self, coding: Coding, known: Known, machine: Machine, memory: MemoryModel | None
+    ) -> tuple[Supposition | None, AveragedForecast]:
+        """Returns how running trials are supposed to end, None if none runs, and the forecast from all trials."""
         if not known.running:
-            return self._fitting(coding, known, machine)
+            return None, self._fitting(coding, known, machine)
         is_due = len(known) >= RESCALE_TIMES * self._num_scaled
         first = self._supposing.get(
             known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
         )
-        supposed = first.supposed([one.params for one in known.running])
-        return self._fitted(coding, known, machine, supposed=supposed, may_decompose=first.is_decomposed)
+        pool = self._pool_of(coding)
+        pool.read(known)
+        found = supposition([one.params for one in known.running], coding, first, memory, pool.proven, self._rng)
+        return found, self._fitted(coding, known, machine, supposed=found.ended, may_decompose=first.is_decomposed)
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
@@ -314,6 +335,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             known.measured(supposed, most=MOST_TRIALS),
             machine,
             may_decompose=may_decompose,
+            min_device_rates=MIN_DEVICE_RATES_RUNNING if known.running else MIN_DEVICE_RATES,
             gains=self.rules.gains,
             spreads=self.rules.spreads,
             scales=self._scales if num < RESCALE_TIMES * self._num_scaled else None,
@@ -323,3 +345,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         for waiting, found in fitted.scales.items():
             self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
         return fitted
+
+
+def _memory_model(peaks: Sequence[Peak], machine: Machine) -> MemoryModel:
+    return MemoryModel(peaks, capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)

@@ -19,6 +19,7 @@ from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
+from autotune.search.rates.supposition import Supposition
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
@@ -81,6 +82,7 @@ class Step:
         forecast: forecasts the rates.
         memory: predicts whether configurations fit the memory; None to ignore memory.
         known: past and running trials.
+        supposed: how the running trials are supposed to end; None if none runs.
         rules: what the study knows about configurations.
         options: which parts to use.
         rng: random source of candidates and samples.
@@ -94,6 +96,7 @@ class Step:
         forecast: AveragedForecast,
         memory: MemoryModel | None,
         known: Known,
+        supposed: Supposition | None = None,
         rules: Rules,
         options: SamplerOptions,
         rng: np.random.Generator,
@@ -102,10 +105,12 @@ class Step:
         self._rules, self._options, self._rng = rules, options, rng
         able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
         winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
+        winners += supposed.ended if supposed else []
         self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
         self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
         pool.read(known)
-        self._failure_model = pool.failure_model(known)
+        self._failure_model = pool.failure_model(known, supposed.failing if supposed else ())
+        self._is_provisional = supposed is not None
         self.is_held_back = False  # whether candidates were left out because of memory
 
     def propose(self) -> Proposed | None:
@@ -121,7 +126,7 @@ class Step:
         is_likely = fits >= LEAST_CHANCE
         self.is_held_back = not is_likely.all()
         found = self._best_of(codes[is_likely], works[is_likely], fits[is_likely], reference)
-        if found is not None and (found.expected_improvement or 0.0) >= STOP_IMPROVEMENT:
+        if self._is_provisional or (found is not None and (found.expected_improvement or 0.0) >= STOP_IMPROVEMENT):
             return found
         # The memory forecast may be wrong. So before a search ends, a large possible gain justifies a trial that may not fit.
         is_unlikely = ~is_likely & (fits > 0)

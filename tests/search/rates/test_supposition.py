@@ -1,0 +1,80 @@
+"""Proposals while trials run: what the running trials are supposed to show."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from autotune.search.rates import Rules, SamplerOptions, supposition
+from autotune.search.rates.failure_model import Proven
+from autotune.search.rates.history import Seen
+from autotune.search.rates.sampler import STOP_AFTER
+from tests.search.rates.test_sampler import (
+    AMP,
+    BATCH,
+    SOME,
+    WORKERS,
+    active,
+    all_configurations,
+    asked,
+    new_study,
+    proposal,
+    rates_of,
+    tell,
+    with_,
+)
+
+BEST = max(rates_of(one)[2] for one in all_configurations())
+
+
+def asked_at_once(study, num):
+    return [asked(study)[1] for _ in range(num)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixteen_trials_at_once_combine_what_is_expected_to_help(seed):
+    first = asked_at_once(new_study([with_()], seed=seed), 16)
+    assert len({tuple(one.items()) for one in first}) == 16
+    assert max(rates_of(one)[2] for one in first) > 0.9 * BEST
+
+
+def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatch):
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 0.0)
+    expert = with_(workers=8, batch=64, amp="bf16")
+    params, found = proposal(new_study([with_()], rules=Rules(active=active, running=lambda: [expert])))
+    assert params != expert
+    assert (params[WORKERS], params[AMP]) == (8, "bf16")
+    assert "workers" not in found.why
+    assert "bf16" not in found.why
+
+
+def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
+    safe, risky = with_(batch=64), with_(batch=128)
+    forecast = SimpleNamespace(supposed=lambda some: [Seen(params=params, rate=1.0) for params in some])
+    memory = SimpleNamespace(fits=lambda params: params[BATCH] < 128)
+    found = supposition.supposition(
+        [safe, risky], SimpleNamespace(knobs=[]), forecast, memory, Proven([safe]), np.random.default_rng(0)
+    )
+    assert [one.params for one in found.ended] == [safe]
+    assert [(one.params, one.is_out) for one in found.out] == [(risky, True)]
+
+
+def test_some_proposals_avoid_each_new_value_that_runs_in_case_it_fails(monkeypatch):
+    running = [with_(amp="bf16"), with_(amp="bf16", workers=8)]
+    study = new_study([with_()], rules=Rules(active=active, running=lambda: running))
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 1.0)
+    assert {params[AMP] for params in asked_at_once(study, 4)} == {"off"}
+    monkeypatch.setattr(supposition, "FAILS_CHANCE", 0.0)
+    assert "bf16" in {params[AMP] for params in asked_at_once(new_study([with_()], rules=study.sampler.rules), 4)}
+
+
+def test_search_does_not_end_because_of_results_that_are_only_supposed():
+    study = new_study([*SOME, with_(batch=128, workers=8, amp="bf16")], options=SamplerOptions())
+    running = [asked(study) for _ in range(4 * STOP_AFTER)]
+    assert not study.sampler.has_nothing_more
+    assert study.sampler.is_provisional
+    for trial, params in running:
+        tell(study, trial, params)
+        if params[WORKERS] and not study.sampler.has_nothing_more:
+            asked(study)
+    assert study.sampler.has_nothing_more, "results came in between"
