@@ -326,7 +326,8 @@ class Search(Settled):
         key = configuration_key(self._space.changed(knobs))
         own = [one for one in self._session.searched if configuration_key(one.changed) == key]
         first = next((one for one in own if one.score), None)
-        if first is None or any(one.origin == AGAIN for one in own) or not self._fits(knobs):
+        is_begun = key in self._pending or any(one.origin == AGAIN for one in own)
+        if first is None or is_begun or not self._fits(knobs):
             return None
         why = f"again: trial {first.number} was far slower than the other trials suggest"
         return Proposal(knobs=knobs, why=why, origin=AGAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.machine.probes import Probe, data, gpus, host, interpreters, ray
+from autotune.machine.probes.interpreter import _why_compiled_anew
 from tests.machine.fakes import MISSING, NVMLError, fake_nvml, refuse
 
 ENVIRONMENT = dict(os.environ)
@@ -176,6 +178,14 @@ def test_whether_bytecode_of_torch_is_stored_is_known(tmp_path: Path, monkeypatc
     assert (found["bytecode"], found["libraries"]) == ("PYTHONDONTWRITEBYTECODE is set", str(tmp_path))
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(tmp_path)], check=True, env={})
     assert interpreter(tmp_path)["bytecode"] == ""
+
+
+def test_a_relative_folder_for_bytecode_need_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    spec = importlib.machinery.ModuleSpec("torch", None)
+    spec.cached = "later/torch/__init__.pyc"  # as with PYTHONPYCACHEPREFIX=later
+    assert _why_compiled_anew(spec) == ""
 
 
 def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.records import Kind, Outcome
+from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, _slowest_machines, calibration
-from tests.study.conftest import Bench
+from autotune.study.proposals import AGAIN
+from tests.study.conftest import RATES, Bench
 from tests.support.fake_launcher import Failure, Surface
 
 FEW = ["search.sampler=random", "study.budget.trials=14"]
@@ -283,3 +285,11 @@ def test_numbers_of_trials_are_counted_in_memory(bench):
     (study.folder.path / "trials" / "9999").mkdir()
     assert study.folder.next_number() == num  # the folder is listed only at the start
     assert type(study.folder)(study.folder.path).next_number() == 10000
+
+
+def test_a_doubted_configuration_is_measured_again_in_one_slot_only(bench, tiny, monkeypatch):
+    doubted = {"loader.num_workers": 2, "precision.amp": "bf16"}
+    monkeypatch.setattr(RatesSampler, "doubted", lambda *_: doubted)
+    study = bench(Surface(**QUIET), *tiny, RATES, "search.stop=false", minutes=60, num_slots=4)
+    study.run()
+    assert [trial.changed for trial in study.trials if trial.origin == AGAIN] == [doubted]

@@ -61,7 +61,7 @@ def _why_compiled_anew(spec: importlib.machinery.ModuleSpec) -> str:
         return ""
     if sys.dont_write_bytecode:
         return "PYTHONDONTWRITEBYTECODE is set"
-    folder = os.path.dirname(spec.cached)
+    folder = os.path.dirname(os.path.abspath(spec.cached))  # PYTHONPYCACHEPREFIX may be relative
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"

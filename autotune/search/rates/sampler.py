@@ -148,6 +148,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns the search space, or the fallback's if the fallback proposes."""
         self._asked = self._read(study, trial)
+        self.is_exhausted = self.is_held_back = False
         if why := self._asked[1]:
             self._keep(trial.number, Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True))
             return self._fallback.infer_relative_search_space(study, trial)
@@ -206,6 +207,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
         known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
+        if not known.rated:  # all trials with a rate have other knobs, too, as a held compile.mode
+            return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
         supposed, forecast = self._supposed(coding, known, machine, memory)

@@ -337,3 +337,24 @@ def test_slow_configuration_that_would_not_win_anyway_is_not_measured_again():
     study = new_study(known)
     add(study, with_(workers=8, batch=16), score=20.0, rate=20.0, device_rate=20.0)
     assert study.sampler.doubted(study) is None
+
+
+def test_trials_that_all_have_knobs_outside_the_space_leave_the_proposal_to_tpe():
+    space = {BATCH: SPACE[BATCH], WORKERS: SPACE[WORKERS]}
+    study = new_study([with_(amp="off")])
+    study.sampler = make_sampler("rates", seed=0, distributions=space)
+    trial = study.ask(space)
+    assert trial.params.keys() == space.keys()
+    proposed = study.sampler.proposed(trial.number)
+    assert proposed.is_fallback
+    assert "no rates are known for these knobs" in proposed.why
+
+
+def test_a_proposal_of_tpe_is_not_taken_for_an_exhausted_space():
+    study = new_study([with_(amp="off")])
+    study.sampler.is_exhausted = study.sampler.is_held_back = True  # by an earlier proposal
+    add(study, with_(amp="bf16"), score=1.0)  # the score does not follow the rate
+    trial, _ = asked(study)
+    assert study.sampler.proposed(trial.number).is_fallback
+    assert not study.sampler.is_exhausted
+    assert not study.sampler.is_held_back
