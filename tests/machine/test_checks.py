@@ -211,6 +211,8 @@ def test_libraries_that_each_process_compiles_anew_are_named() -> None:
     assert finding.status is Status.warning
     assert "PYTHONDONTWRITEBYTECODE is set" in finding.found
     assert finding.command == "/usr/bin/python -m compileall -q '/usr/my lib'"
+    python["bytecode"] = "/usr/my lib is read-only"
+    assert "PYTHONPYCACHEPREFIX" in one(check_program(python, "", gpus=GPUS, host=HOST), "bytecode").command
 
 
 @pytest.mark.parametrize(

@@ -103,4 +103,4 @@ def test_a_trial_of_a_search_reads_a_few_records(bench, monkeypatch):
     study.run()
     searched = [count for count in counts if count]
     assert len(searched) == 50
-    assert max(searched[:-5]) <= 25
+    assert sorted(searched)[-4] <= 25  # a trial that doubts an earlier result looks at all of them

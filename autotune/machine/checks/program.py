@@ -148,6 +148,8 @@ def _bytecode(found: dict[str, Any]) -> list[Finding]:
     text = f"none of torch, and none will be stored: {found['bytecode']}"
     cost = "each trial compiles the Python code of torch and of other libraries before it imports them"
     command = f"{shlex.quote(str(found['executable']))} -m compileall -q {shlex.quote(str(found['libraries']))}"
+    if str(found["bytecode"]).endswith("is read-only"):
+        command = "export PYTHONPYCACHEPREFIX=~/.cache/pycache"
     return [_finding("bytecode", text, Status.warning, cost, command)]
 
 
