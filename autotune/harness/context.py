@@ -6,6 +6,7 @@ modules can import this one.
 
 from __future__ import annotations
 
+import abc
 import os
 import re
 import sys
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _STARTED = re.compile(r"--multiprocessing-fork|(?:import sys; )?from multiprocessing\.forkserver import main;")
 
 
-class TrialContext:
+class TrialContext(abc.ABC):
     """The trial in this process.
 
     Attributes:
@@ -107,20 +108,20 @@ class TrialContext:
         """
         self.ending.broke(doing)
 
-    # The four methods below are abstract. `Session`, which uses all parts, implements them; the parts use only this class.
+    # `Session`, which uses all parts, implements the four methods below; the parts use only this class.
 
+    @abc.abstractmethod
     def step_done(self) -> None:
         """Called after every counted optimizer step."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def trial_step(self, samples: Optional[float]) -> None:
         """Called where the program itself counts a step."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def torch_is_there(self) -> None:
         """Called once torch has been executed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook that runs after usual steps. After others, it calls `otherwise`, the harness's full hook."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ BATCH, COMPILE = "loader.batch_size", "compile.mode"
 Proposal = tuple[Knobs, optuna.trial.Trial | None]
 
 
-class Rival:
+class Rival(abc.ABC):
     """Measures what `proposals` yields, each configuration once, until the budget is used."""
 
     def __init__(self, session: Session) -> None:
@@ -34,9 +35,9 @@ class Rival:
         self.seed = session.inputs.config.study.seed
         self._known = {configuration_key(record.changed): record for record in session.searched}
 
+    @abc.abstractmethod
     def proposals(self) -> Iterator[Proposal]:
         """Yields full configurations, each with Optuna's trial if a sampler of Optuna proposed it."""
-        raise NotImplementedError  # every rival defines its own
 
     def run(self) -> str:
         """Searches and returns why it ended."""
@@ -50,7 +51,7 @@ class Rival:
             self.learn(record, trial)
         return EXHAUSTED
 
-    def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:
+    def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:  # noqa: B027  (most rivals do not learn)
         """Learns from a measured proposal."""
 
     def known(self, knobs: Knobs) -> TrialRecord | None:
