@@ -131,8 +131,7 @@ class MlflowTracker(Tracker):
         import mlflow
         from mlflow.exceptions import MlflowException
 
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
+        _quiet()
         self._ensure_store()
         try:
             client = mlflow.MlflowClient(tracking_uri=self.uri)
@@ -149,6 +148,7 @@ class MlflowTracker(Tracker):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy import Engine, event
 
+        _quiet()
         # Fifty migrations would each wait for the disk, possibly while a trial is measured. The file has a temporary name and
         # is worthless until it is complete, so it is flushed once, at the end.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
@@ -323,6 +323,12 @@ class MlflowTracker(Tracker):
             first = 0 if contents.is_over else max(0, len(entities) - METRICS_A_BATCH)
             for start in range(first, len(entities), METRICS_A_BATCH):
                 self._client.log_batch(run_id, metrics=entities[start : start + METRICS_A_BATCH])
+
+
+def _quiet() -> None:
+    """Silences MLflow's own messages, once it is imported: problems are reported here, once and without credentials."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
 
 
 def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
