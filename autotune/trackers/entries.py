@@ -39,7 +39,7 @@ STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KI
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
 # A run of another layout is replaced by a new run, because MLflow cannot remove a metric from a run.
-LAYOUT = "2"
+LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
 

@@ -17,7 +17,9 @@ from autotune.records import COST, ENERGY, TIME, Kind, Summary, TrialRecord
 
 MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
 
-RATIO = "ratio to baseline"
+RATIO = "ratio to baseline"  # of a study, as in its verdict: measured in the finals
+# Of a trial: its one measurement divided by the baseline's first. The largest of many such ratios is overstated.
+SINGLE_RATIO = "ratio measured once"
 STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # D and L
 MEMORY = "memory GiB"
 
@@ -62,7 +64,7 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
     low, high = trial.ci or (None, None)
     numbers: dict[str, Any] = {
         rate_name(trial.unit): trial.value,
-        RATIO: ratio(trial, baseline),
+        SINGLE_RATIO: ratio(trial, baseline),
         STEP_ALONE: trial.device_rate,
         LOADER_ALONE: trial.loader_rate,
         MEMORY: _times(trial.peak_memory_bytes, 2.0**-30),
@@ -84,13 +86,16 @@ def ratio(trial: TrialRecord, baseline: TrialRecord | None) -> float | None:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description."""
+    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description.
+
+    There is no ratio before the finals: the search overstates it.
+    """
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
     rate = rate_name(str(summary.get("unit") or "samples"))
     numbers: dict[str, Any] = {
         f"Best {rate.lower()}": best.get("value"),
         f"baseline {rate.lower()}": baseline.get("value"),
-        RATIO: speedup.get("ratio"),
+        RATIO: speedup.get("ratio") if speedup.get("num_rounds") or speedup.get("ci") else None,
         "ratio claimed": ((summary.get("verification") or {}).get("claimed") or {}).get("ratio"),
         "minutes": _times((summary.get("seconds") or {}).get("total"), 1 / 60),
         "trials": len(summary.get("trials") or []),

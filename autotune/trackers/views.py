@@ -20,7 +20,7 @@ from typing import Any
 
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord, TrialRecord
-from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, STEP_ALONE, curve_names, rate_name
+from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, SINGLE_RATIO, STEP_ALONE, curve_names, rate_name
 
 KIND = ("mlflow.experimentKind", "custom_model_development")  # otherwise MLflow shows the pages for language models
 NOTE = "mlflow.note.content"
@@ -80,12 +80,14 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
     """
     name, at = program(study), int(study.started_at * 1000)
     whose = f"tags.program = '{name}'"
-    state = _state(first, _searched(study))
-    failed = {**state, "searchFilter": f"{whose} AND attributes.status = 'FAILED'", **_columns(_FAILED)}
+    knobs = _searched(study)
+    while len(table := _view(name, at, _state(first, knobs, f"{whose} AND tags.repeat = 'no'"))) > MAX_TAG_CHARACTERS and knobs:
+        knobs.pop()
+    failed = {**_state(first, knobs, f"{whose} AND attributes.status = 'FAILED'"), **_columns(_FAILED)}
     wanted = {
         KIND[0]: KIND[1],
         TAG + ALL: _view("all programs", at, _state(None, _FIRST[:5])),
-        TAG + key(study): _view(name, at, {**state, "searchFilter": f"{whose} AND tags.repeat = 'no'"}),
+        TAG + key(study): table,
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
@@ -130,14 +132,16 @@ def _content(tag: str, value: str | None) -> Any:
         return value
 
 
-def _state(first: TrialRecord | None, knobs: Sequence[str]) -> dict[str, Any]:
+def _state(first: TrialRecord | None, knobs: Sequence[str], shown: str = "") -> dict[str, Any]:
+    """Returns the state of a table: its columns and charts, for the runs that the search `shown` finds."""
     rate = rate_name(first.unit if first else "samples")
-    numbers, settings = (RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY), [(f"params.`{name}`", _WIDTH) for name in knobs]
+    numbers = (RATIO, SINGLE_RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY)
+    settings = [(f"params.`{name}`", _WIDTH) for name in knobs]
     return {
         **_DEFAULTS,
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
-        "searchFilter": "",
+        "searchFilter": shown,
         **_columns([*_OUTCOME, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
