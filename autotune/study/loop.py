@@ -57,7 +57,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait for the tracker at the end, without and with a time budget
+# Longest wait for the tracker at the end, without and with a time budget, and how long it goes unmentioned.
+DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most this often, and takes at most this share of the tuner's time, because it
 # grows with the number of trials. If the tuner is killed before it is written, the summary is made again from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
@@ -473,7 +474,7 @@ class _Study:
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:
-            code = tracking.wait(timeout=drain_s)
+            code = self._awaited(tracking, drain_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
             return f"not done {drain_s:.0f} s after the study's end"
@@ -481,6 +482,17 @@ class _Study:
             tracking.terminate()
             return "skipped"
         return f"see {self._folder.path / 'tracking.log'}" if code else ""
+
+    def _awaited(self, tracking: Tracking, drain_s: float) -> int:
+        """Waits for the tracker, and says so if that takes a while; returns its exit status."""
+        if drain_s <= BUDGETED_DRAIN_S:
+            return tracking.wait(timeout=drain_s)
+        try:
+            return tracking.wait(timeout=SILENT_S)
+        except subprocess.TimeoutExpired:
+            left_s = drain_s - SILENT_S
+            self._listener.waiting(f"waiting for the copy in MLflow, for at most {left_s:.0f} s more; Ctrl-C skips it")
+            return tracking.wait(timeout=left_s)
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:
