@@ -80,8 +80,8 @@ class SkippedStages(Stages):
         self._begun_of: Dict[Place, int] = {}  # how many stages of each name began in this process
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
-    def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function as a stage, or returns one of its earlier results."""
+    def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
+        """Calls a function as a stage, or returns one of its earlier results at this place of a Compose."""
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
@@ -89,7 +89,7 @@ class SkippedStages(Stages):
             dataset = self._dataset()  # many loaders share torch's default_collate
             again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), KEPT_BATCHES)
             return copied(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
-        again = self._results(id(function), function, (name,))
+        again = self._results((id(function), *where), function, (name, *where))
         return apart(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
 
     def _dataset(self) -> Any:
