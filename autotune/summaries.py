@@ -7,6 +7,7 @@ slots are those of StudyRecord. Explanations of the shapes below:
 - why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.
 - baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
+- failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
 - attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
   "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget
   with which the missing effects can be measured. front is the Pareto front of several objectives.
@@ -139,6 +140,7 @@ SUMMARY = {
     "search_cost?": {
         "seconds": number, "trials": whole_number, "repaid_after_s": (None, number), "ci?": open_interval, "why_not": text,
     },
+    "failed_finalists?": [{"trial": whole_number, "overrides": KNOBS, "ratio": ratio, "outcome": outcome, "reason?": text}],
     "front?": [{**ENTRY, "objectives": NUMBERS, "measured_in": text}],
     "effects_need?": {"minutes": number, "more_minutes": number},
     "minimality?": {"dropped?": [CHANGE], "ratio?": ratio, "ci?": interval},

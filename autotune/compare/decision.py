@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -218,6 +219,39 @@ def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
     assert ratio.ci is not None
     interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
     return f"the finalist, trial {chosen.number}, was worse when measured again: {ratio.ratio:.3f} x ({interval})"
+
+
+def is_lost(record: TrialRecord) -> bool:
+    """Whether a trial of the finals counts against its configuration: it failed, or it violates a constraint."""
+    is_barred = bool(record.repeats) and record.outcome is Outcome.infeasible
+    return is_barred or (record.score is None and not record.outcome.is_no_answer)
+
+
+def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tuple[TrialRecord, TrialRecord]]:
+    """Returns the configurations that looked faster than the baseline and then failed, fastest first.
+
+    They failed when they were measured again, or when their losses were compared. The one that was reported is left out.
+
+    Args:
+        records: all trials, the baseline first.
+        decision: the result of the finals.
+
+    Returns:
+        The first trial of each configuration, and the last one that failed.
+    """
+    reported = decision.finalist.number if decision.finalist and decision.ratio else None
+    first = {record.number: record for record in records}
+    failed = {r.repeats: r for r in records if r.repeats and (_fails_parity(r) or (r.kind is Kind.final and is_lost(r)))}
+    faster = [
+        (first[number], last)
+        for number, last in failed.items()
+        if number != reported and number in first and (first[number].score or 0.0) > (records[0].score or math.inf)
+    ]
+    return sorted(faster, key=lambda pair: -(pair[0].score or 0.0))
+
+
+def _fails_parity(record: TrialRecord) -> bool:
+    return record.kind is Kind.parity and record.outcome in (Outcome.parity, Outcome.nonfinite)
 
 
 def without_finalist(records: list[TrialRecord]) -> Decision:

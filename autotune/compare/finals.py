@@ -23,6 +23,7 @@ from autotune.compare.decision import (
     choose,
     countable,
     finalists,
+    is_lost,
     judge,
     pairs_of,
     without_finalist,
@@ -286,9 +287,8 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        number = record.repeats or 0
-        is_barred = bool(number) and record.outcome is Outcome.infeasible
-        if is_barred or (record.score is None and not record.outcome.is_no_answer):
+        if is_lost(record):
+            number = record.repeats or 0
             self._lost[number] = self._lost.get(number, 0) + 1
 
     def _pair_s(self, entrant: TrialRecord) -> float:

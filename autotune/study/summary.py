@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from autotune import stats
 from autotune.compare import noise, parity
 from autotune.compare.attribution import Attribution
 from autotune.compare.break_even import break_even, search_cost
-from autotune.compare.decision import ONE_ROUND_FRAC, Decision
+from autotune.compare.decision import ONE_ROUND_FRAC, Decision, failed_finalists
 from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import is_barred, leader
 from autotune.compare.trend import trend
@@ -83,6 +84,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
         "speedup": speedup,
+        "failed_finalists": [] if about.verifies else _failed_finalists(records, best, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "search_cost": _search_cost(about, records, standing, best, speedup),
         "front": _front(records, about, standing),
@@ -341,6 +343,22 @@ def _unproven(
         "trial": top.number,
         "overrides": top.changed,
     }
+
+
+def _failed_finalists(records: list[TrialRecord], best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
+    """Returns the configurations that looked faster and then failed, if no configuration was found to be faster."""
+    if best is None or best.changed or standing.decision is None:
+        return []
+    return [
+        {
+            "trial": first.number,
+            "overrides": first.changed,
+            "ratio": (first.score or 0.0) / (records[0].score or math.inf),
+            "outcome": failed.outcome,
+            "reason": failed.reason,
+        }
+        for first, failed in failed_finalists(records, standing.decision)
+    ]
 
 
 def _attribution(
