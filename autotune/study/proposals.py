@@ -339,13 +339,20 @@ class Search(Settled):
             return None
         if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
             self._reason = NO_IMPROVEMENT
-            if self._session.schedule.num_running or not sampler.is_provisional:
+            if not self._knows_more():
                 return None
             sampler.ask_again()
         if self._num_small >= ANSWER_AFTER:
             self._reason = ANSWER_FIRST
-            return None
+            if not self._knows_more():
+                return None
+            self._num_small = ANSWER_AFTER - 1
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
+
+    def _knows_more(self) -> bool:
+        """Whether all trials have ended whose results were only supposed at the last proposal."""
+        sampler = self._study.sampler
+        return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
 
     def _is_turn_of_single_change(self) -> bool:
         """Whether the next proposal is a single change rather than a proposal of TPE.
