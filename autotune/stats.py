@@ -74,7 +74,7 @@ class Noise:
 
 
 def pooled(noises: Iterable[Noise | None]) -> Noise | None:
-    """Returns one estimate of the spread from several, with variances weighted by degrees of freedom; None without any."""
+    """Returns one estimate of the spread from several, with variances weighted by degrees of freedom; None if none is known."""
     known = [noise for noise in noises if noise is not None and noise.freedom > 0]
     freedom = sum(noise.freedom for noise in known)
     if not freedom:

@@ -69,7 +69,9 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Describes a configuration by its difference from a similar one, "as 0003 with batch 64, without bf16", or by its changes.
+    """Describes a configuration by its difference from a similar one if that is shorter than the list of its changes.
+
+    An example is "as 0003 with batch 64, without bf16".
 
     Args:
         changed: the configuration's changes to the baseline.

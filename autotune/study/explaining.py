@@ -317,7 +317,7 @@ class Explaining:
         return next((one for one in failed if one.started_at >= edited_at), None)
 
     def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial whose outcome left a finding unmeasured, in this call or an earlier one; None if there is none."""
+        """Returns the trial, of this call or an earlier one, whose outcome left a finding unmeasured; None if there is none."""
         if not _is_open(finding):
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
@@ -459,7 +459,7 @@ def _unskippable_text(finding: Finding) -> str:
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether a finding can be tried, and was not yet."""
+    """Whether a finding can be tried and has not been tried yet."""
     return finding.check is None and (finding.value is not None or finding.without is not None)
 
 

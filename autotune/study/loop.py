@@ -268,7 +268,7 @@ class _Study:
     def _open(self) -> Tracking | None:
         if self._earlier:
             self._folder.tidy()
-            self._end_leftovers()  # before the records: a trial that has one counts as sealed
+            self._end_leftovers()  # before records are written: a trial that has a record counts as sealed
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
         self._folder.write_config(self._inputs.yaml)
@@ -286,7 +286,7 @@ class _Study:
             return None
 
     def _end_leftovers(self) -> None:
-        """Ends what an earlier tuner left running for this study, and removes secrets from what that has written."""
+        """Ends the processes that an earlier tuner left running for this study, and removes secrets from their files."""
         for line in self._inputs.launcher.sweep(self._folder.path):
             self._listener.notice(line)
         seal_leftovers(self._folder.path, self._inputs.secrets)
@@ -395,7 +395,7 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        # Before the summary: once it is final, the tracker reads the folder for the last time, and `resume` does nothing more.
+        # Report before summary: once that is final, the tracker reads the folder for the last time and `resume` does nothing.
         if status != "running":
             self._report(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:

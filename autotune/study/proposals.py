@@ -201,9 +201,9 @@ class Search(Settled):
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _is_answerable(self, key: str, knobs: Knobs) -> bool:
-        """Whether a trial would show whether a change fails. A trial that runs out of memory would not.
+        """Whether a trial of `knobs` would show whether its change of `key` fails. A trial that runs out of memory would not.
 
-        False if a running trial asks the same of the change, even if it was asked on another configuration.
+        False if a running trial already tests the same change, even on another configuration.
         """
         asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):

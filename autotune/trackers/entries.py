@@ -215,7 +215,7 @@ def _place(outcome: Outcome) -> int:
 
 
 def _order(place: int, ratio: float | None) -> str:
-    """Returns a text by which runs sort: by part of the table, then the largest ratio first."""
+    """Returns a text that sorts runs by their `_place`, and those of the same place by ratio, the largest first."""
     return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 

@@ -1,8 +1,8 @@
 """Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first, so
-the rate has the only capital at the beginning of a trial's metrics.
+shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first. So
+the rate is the only metric of a trial whose name begins with a capital.
 """
 
 from __future__ import annotations

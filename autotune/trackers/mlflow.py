@@ -110,7 +110,7 @@ class MlflowTracker(Tracker):
                 raise _Unreachable("MLflow does not have all that was written")
 
     def make_store(self) -> None:
-        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet.
+        """Makes the embedded store unless it exists, so that MLflow's pages can be shown before the first study.
 
         Raises:
             BadInput: it cannot be made.
@@ -196,7 +196,7 @@ class MlflowTracker(Tracker):
         return known
 
     def _ask_again(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
-        """Queries MLflow for the study's own run and the trials that were just written. The others have not changed."""
+        """Queries MLflow for the study's own run and the trials that were just written. Other trials have not changed."""
         assert self._known is not None
         for trial in written:
             self._known.forget(contents.mark(trial))

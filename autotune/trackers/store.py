@@ -42,7 +42,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
     """Returns the tracking address: `asked`, else the study's own, else MLFLOW_TRACKING_URI, else the embedded store.
 
     Raises:
-        BadInput: credentials or variables in the study's own address were not written down, and the environment lacks them.
+        BadInput: the study's own address has masked credentials or names a variable, and the environment lacks these.
     """
     if asked:
         return asked

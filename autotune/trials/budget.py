@@ -256,8 +256,8 @@ class Costs:
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
 
-        Only as much of the search trial's window counts as a trial of the finals needs. The whole window may be longer, because
-        it restarted or was extended to get an interval.
+        Counts only the part of the search trial's window that a trial of the finals needs. The whole window may be longer,
+        because it restarted or was extended to get an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s

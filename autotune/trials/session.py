@@ -404,7 +404,7 @@ class Session:
 
         Args:
             first: the trial.
-            places: the slots; [] for alone.
+            places: the slots; [] to measure it alone.
             round_number: round of the calibration.
         """
         finished: list[Finished] = []

@@ -19,7 +19,7 @@ MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knob
 
 
 class Pool:
-    """Candidates of a search space, as codes without inactive knobs, which `active` removes."""
+    """Candidate configurations of a search space, as codes from which `active` has removed the inactive knobs."""
 
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
@@ -30,14 +30,14 @@ class Pool:
 
     def _begin(self, first: Seen | None) -> None:
         self._earliest = first
-        self._num_read, self._read = 0, set[int]()  # number of `known.first.trials` that were read, and ids of the others
+        self._num_read, self._read = 0, set[int]()  # `known.first.trials` read; ids of the others
         self._tried, self._proven = set[bytes](), Proven()
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
     def read(self, known: Known) -> None:
         """Reads the trials that were tried. Each is encoded and counted only once, since every proposal needs all of them.
 
-        Trials that were read by the last call must be the same objects now.
+        A trial that the last call read must be passed as the same object again.
         """
         if known.earliest is not self._earliest:  # trials of another study
             self._begin(known.earliest)
@@ -64,7 +64,7 @@ class Pool:
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
 
     def are_new(self, codes: Codes) -> NDArray[np.bool_]:
-        """Returns, for each configuration, whether it was not tried and does not run."""
+        """Returns, for each configuration, whether it is new: neither tried nor running."""
         keys = [row.tobytes() for row in codes]
         return np.array([key not in self._tried and key not in self._codes_running for key in keys], dtype=bool)
 
@@ -72,13 +72,13 @@ class Pool:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, failed: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations. In a space too large to list, they are those near `best` and next to `failed`."""
+        """Returns distinct configurations: all of a small space, otherwise those near `best` and one change from `failed`."""
         if self._listed is not None:
             return self._listed
         return self.distinct(np.vstack([_near(self._coding, best, rng), _next_to(self._coding, failed)]))
 
     def distinct(self, codes: Codes) -> Codes:
-        """Returns the configurations that are still distinct without their inactive knobs."""
+        """Returns the configurations without their inactive knobs, each only once."""
         found: dict[bytes, Codes] = {}
         if len(self._known) > MAX_KNOWN:
             self._known = {}
@@ -107,7 +107,7 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
 
 
 def _next_to(coding: Coding, codes: Codes) -> Codes:
-    """Returns all changes of one knob to some configurations, and the configurations themselves.
+    """Returns some configurations, and all those that differ from one of them in a single knob.
 
     An absent knob gets its first level, in case a change to another knob makes it active.
     """
