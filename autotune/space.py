@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class IntInterval:
-    """All whole numbers from `low` to `high`, both included; `log` spaces proposals by ratio."""
+    """All whole numbers from `low` to `high`, both included; with `log`, proposals are spread evenly on a log scale."""
 
     low: int
     high: int

@@ -125,7 +125,7 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if rounds other than this ratio's contribute to them; None otherwise.
+        freedom: degrees of freedom of the interval if other rounds, too, contribute to its noise estimate; None otherwise.
     """
 
     ratio: float

@@ -28,7 +28,7 @@ def create(runs: Path, name: str) -> StudyFolder:
     """
     check_name(name)
     try:
-        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
+        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # other users must not be able to replace what is in it
         for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
             path = runs / f"{name}{suffix}"
             try:

@@ -291,7 +291,7 @@ def own_command_text(*words: str, runs: Path) -> str:
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
-    """Returns a sentence about the cycles in which a trial's steps come, by its metrics; "" if there are none."""
+    """Returns "Steps come in cycles of 40 steps in 2.5 s; ..." for a trial whose steps come in cycles; else ""."""
     num = metrics.get("window_cycles")
     if not num:
         return ""

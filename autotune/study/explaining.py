@@ -40,8 +40,8 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-# After an outcome in FAILED, skipping the same stages is not tried again unless the user asks for it. Outcomes in MAY_PASS may
-# be due to chance.
+# If a check that skips stages ended with an outcome in FAILED, skipping them is not tried again unless the user asks for it.
+# Outcomes in MAY_PASS may be due to chance.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how

@@ -28,9 +28,9 @@ MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
-# machines run, because neighbours compete for a machine's memory, disk and power. If neighbours
-# slow each other through something that all machines share, like a file system, the first pair shows it: a loss of more than
-# about 5 % there widens the interval so far that trials do not run in parallel.
+# machines run, because neighbours compete for a machine's memory, disk and power. If neighbours slow each other through
+# something that all machines share, like a file system, the first pair shows it: a loss of more than about 5 % there widens the
+# interval so far that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up

@@ -395,7 +395,8 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        # Report before summary: once that is final, the tracker reads the folder for the last time and `resume` does nothing.
+        # The report comes first: once the summary is final, the tracker reads the folder for the last time, and `resume` does
+        # nothing more.
         if status != "running":
             self._report(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
@@ -422,7 +423,7 @@ class _Study:
         if not self._is_summary_old or (began_s := clock.monotonic()) < self._next_summary_s:
             return
         num = len(self._session.records)
-        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always so below 50 trials
+        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always true below 50 trials
         if has_grown or began_s >= self._next_summary_s + SUMMARY_LATEST_S:
             self._write("running")
             now_s = clock.monotonic()

@@ -176,7 +176,7 @@ class Search(Settled):
             yield from self._cheap(until=self._is_time_for_late)
         self._session.schedule.drain()
         self._compare_losses()
-        if self._is_led:  # the late proposals then only restrict the best to lower tiers, to report these next to the winner
+        if self._is_led:  # then the late proposals are the best restricted to lower tiers, which is reported next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -313,7 +313,7 @@ class Search(Settled):
         return self._session.budget.is_time_for_late(self._num_begun, [each_s] * len(Tier), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
-        """Returns the next cheap proposal; None if there is none, with the reason in `_reason`."""
+        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         return self._new() or self._doubted()
 
     def _doubted(self) -> Proposal | None:

@@ -205,7 +205,7 @@ def _entry(
 
 
 def _forced(record: TrialRecord) -> dict[str, str]:
-    """Returns how the harness started the workers that the trial added, {"worker_start": "fork"}, if it had to choose."""
+    """Returns {"worker_start": "fork"} if the harness had to choose how to start the workers that a trial added; else {}."""
     key = MULTIPROCESSING_CONTEXT.key
     report = record.knob_reports.get(key) or {}
     is_forced = report.get("status") == APPLIED and report.get("reason") and key not in record.changed
@@ -320,7 +320,7 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up if no pair is complete, usually from one measurement per side; None if there is no comparison."""
+    """Returns the speed-up without a complete pair, usually from one measurement per side; None if there is no comparison."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
@@ -346,7 +346,7 @@ def _unproven(
 def _attribution(
     about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
 ) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first. "cumulative" is the product of the effects so far."""
+    """Returns the effect of each change of the best, largest first. "cumulative" multiplies the effects up to this one."""
     found = _of_best(best, standing)
     if best is None or not best.changed or found is None:
         return []

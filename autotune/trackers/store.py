@@ -62,7 +62,7 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
-    """Creates the embedded store by `make` if it does not exist, and returns its address.
+    """Creates the embedded store with `make` if it does not exist, and returns its address.
 
     Six processes that opened a fresh MLflow SQLite file at once broke it permanently. So one process creates it, under a lock
     and a temporary name, and renames it when it is complete; the others wait.

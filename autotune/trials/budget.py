@@ -57,7 +57,7 @@ _BATCH = "loader.batch_size"
 
 @dataclass(kw_only=True)
 class Budget:
-    """The study's clock.
+    """How much time and how many trials a study may use, and has left.
 
     Attributes:
         clock: source of time.
@@ -334,7 +334,7 @@ def outlook(
         seconds: durations of the search trials so far, ascending.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
-        is_room: whether a first search trial and its finals fit. If so, it may use the finals' reserve.
+        is_room: whether a first search trial and its finals fit, if that trial may use the finals' reserve.
         num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)

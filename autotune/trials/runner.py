@@ -164,7 +164,7 @@ class TrialRunner:
             self.listener.notice(self._level.accept(finished.record))
         if request.kind is Kind.baseline and finished.results:
             self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self.inputs, finished.results[0]))
-        # Last, when the numbers are final.
+        # This comes last, when the numbers are final.
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self.keep(finished)
 
@@ -259,7 +259,7 @@ class TrialRunner:
             StoppedNow: on KeyboardInterrupt; the record is written.
         """
         record = finished.record
-        # Before the record is written, because a trial with a record may be shown.
+        # This comes before the record is written, because a trial with a record may be shown.
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)

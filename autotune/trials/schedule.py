@@ -56,7 +56,9 @@ class Schedule:
         self.drain()
 
     def begin(self, request: Request, take: Take) -> None:
-        """Starts a trial once a slot is free. The next method that waits after its end calls `take` with the finished trial.
+        """Starts a trial once a slot is free, and returns.
+
+        Once the trial has ended, the next method that waits for a trial, such as `drain`, calls `take` with it.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.

@@ -30,7 +30,8 @@ class Pool:
 
     def _begin(self, first: Seen | None) -> None:
         self._earliest = first
-        self._num_read, self._read = 0, set[int]()  # `known.first.trials` read; ids of the others
+        # Number of `known.first.trials` that were read, and ids of the other trials that were read.
+        self._num_read, self._read = 0, set[int]()
         self._tried, self._proven = set[bytes](), Proven()
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
@@ -58,7 +59,7 @@ class Pool:
         return self._proven
 
     def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
-        """Returns the model of the failures among the trials that were read last, if the values `failing` fail, too."""
+        """Returns the model of the failures among the trials that were read last; it assumes that the values `failing` fail."""
         if failing:
             return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
