@@ -69,10 +69,9 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Describes a configuration by its difference from a similar one if that is shorter than the list of its changes.
+    """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
 
-    An example is "as 0003 with batch 64, without bf16".
-
+    The difference is returned only if it has fewer parts.
     Args:
         changed: the configuration's changes to the baseline.
         before: the similar configuration's changes to the baseline.

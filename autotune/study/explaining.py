@@ -173,7 +173,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it if a signal killed it, because the same program ran to its end without the pass."""
+        """Runs a pass. Repeats it once if a signal killed it: this may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):

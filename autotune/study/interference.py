@@ -32,7 +32,7 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # something that all machines share, like a file system, the first pair shows it: a loss of more than about 5 % there widens the
 # interval so far that trials do not run in parallel.
 SAMPLE_SLOTS = 16
-SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
+SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # calibrate again once the best is this many times as fast, or after this many trials
 AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster

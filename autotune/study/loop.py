@@ -58,8 +58,8 @@ from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
 DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait for the tracker at the end, without and with a time budget
-# While trials run, the summary is written at most this often, and takes at most this share of the tuner's time, because it
-# grows with the number of trials. If the tuner is killed before it is written, the summary is made again from the records.
+# While trials run, the summary is written at most once in SUMMARY_EVERY_S, and takes at most SUMMARY_FRAC of the tuner's time,
+# because it grows with the number of trials. If the tuner is killed before that, the summary is made again from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
 # With many trials, the summary is written only once their number has grown by this share, or after this time. Otherwise a study
 # of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.

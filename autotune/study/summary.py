@@ -223,7 +223,9 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
+    """Returns a configuration's measurements for a comparison without pairs.
+
+    Returns [] if the finals have a pair, or if they did not measure the configuration again.
 
     One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
     others.
