@@ -72,6 +72,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
     """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
 
     The difference is returned only if it has fewer parts.
+
     Args:
         changed: the configuration's changes to the baseline.
         before: the similar configuration's changes to the baseline.

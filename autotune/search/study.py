@@ -82,7 +82,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial besides what Optuna learns: all that a sampler needs."""
+    """Returns what the journal keeps of a trial in addition to what Optuna learns: further facts that a sampler needs."""
     return {
         "outcome": str(record.outcome),
         "score": scores_of(record)[0],

@@ -137,7 +137,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
-    """Returns the search's best, or the baseline if unpaired measurements do not confirm its gain."""
+    """Returns the search's best, `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
     baseline = records[0]
     if is_barred(baseline) or not _unpaired(baseline, records, standing):
         return top

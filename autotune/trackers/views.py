@@ -32,7 +32,7 @@ MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
 MAX_KNOBS, MAX_AXES = 8, 5
 BATCH = "loader.batch_size"
-# Knobs that change the rate most, first; the others follow by name.
+# Knobs that change the rate most. Their columns come first; the other knobs follow, sorted by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
 # Columns of the tables, each with its width in pixels.
 _WIDTH = 160

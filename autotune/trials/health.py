@@ -77,7 +77,7 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if there is no reason.
+    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if no reason exists.
 
     A short trial reads the same files as the trials before it. So its data may be in memory, while a whole epoch does not fit.
 

@@ -15,7 +15,7 @@ from autotune.search.rates.rules import Params
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
-MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knobs are cached; a proposal needs hundreds
+MAX_KNOWN = 20_000  # cache size, in configurations whose codes without inactive knobs are kept; a proposal looks up hundreds
 
 
 class Pool:
@@ -101,7 +101,7 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
         return random
     tops, single = np.maximum(best[:NUM_BEST], 0), _next_to(coding, best[:NUM_BEST])
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
-    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first counts.sum() rows of `single` change the best
+    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first counts.sum() rows of `single` belong to the best
     first, second = single[changed[:, 0]], single[changed[:, 1]]
     pairs = np.where(first != tops[0], first, second)
     return np.vstack([single, pairs, _mutated(mixed, counts, rng), random])
