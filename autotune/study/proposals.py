@@ -176,7 +176,7 @@ class Search(Settled):
             yield from self._cheap(until=self._is_time_for_late)
         self._session.schedule.drain()
         self._compare_losses()
-        if self._is_led:  # then the late proposals are the best restricted to lower tiers, which is reported next to the winner
+        if self._is_led:  # late proposals then only take changes away from the best, for example for the best of each tier
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
