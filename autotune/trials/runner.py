@@ -35,7 +35,7 @@ QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this shar
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, the program counts as a different one
 
 
 @dataclass(kw_only=True)
