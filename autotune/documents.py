@@ -39,7 +39,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it, unless it exists; once this function returns, it survives a power loss."""
+    """Makes a folder and its parents unless they exist. Once this function returns, the folder survives a power loss."""
     if not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for above in (path.parent, path.parent.parent):

@@ -261,11 +261,11 @@ class RayOptions:
     """What autotune asks Ray for, for launcher=ray.
 
     Attributes:
-        address: address of the cluster: HOST:PORT, or auto for RAY_ADDRESS or else the cluster that runs on this machine.
+        address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
         cpus: number of CPUs that Ray reserves, so that its other jobs do not get them. Trials may use every core of the node.
-        autoscaling: whether to wait for a node that the cluster does not have yet, because it adds nodes on demand.
+        autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
     """
 
     address: str = "auto"

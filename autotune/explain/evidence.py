@@ -26,7 +26,7 @@ GENERATED = "torchinductor_"  # part of the paths of code that torch.compile gen
 def phases_of(lines: Lines) -> dict[str, float]:
     """Returns phase -> seconds per step, timed on the GPU if the program uses one, else in the training thread.
 
-    The training thread runs ahead of a GPU. Where it waits for the GPU does not show what the GPU computes at that time.
+    The training thread runs ahead of a GPU, so the phase in which it waits is often not the phase that the GPU is executing.
     """
     return lines.phases_s if lines.device_phases_s is None else lines.device_phases_s
 
@@ -37,7 +37,7 @@ class Operations:
 
     Attributes:
         count: calls of operators in a step outside its input, including calls from inside other operators.
-        by_operator: rows of the table of operators, with their "seconds" per step, most first. These are seconds on the GPU if
+        by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
         busy_s: seconds per step that the device computes; None on the CPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
@@ -78,7 +78,7 @@ class Evidence:
     """Everything known about one configuration.
 
     Attributes:
-        record: the trial that measured it first.
+        record: the trial that first measured the configuration.
         cwd: folder of the program; paths inside are shown relative to it.
         host_context: machine and program.
         lines, memory: documents of these passes, by rank; () for a pass that wrote none.
@@ -132,7 +132,7 @@ class Evidence:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input, or of a step at the device rate D if that is shorter."""
+        """Seconds of a step without its wait for input; at most the seconds of a step at the device rate D, if known."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 

@@ -43,8 +43,8 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind) -> Gain:
     """Returns the gain if only a part of a cost is removed.
 
     Args:
-        whole: the gain if all of it is removed.
-        remaining: share of it that remains: at most, usually, at least.
+        whole: the gain if the whole cost is removed.
+        remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
     """
     saved = (gain / (1 + gain) for gain in (whole.low, whole.mid, whole.high))  # as a share of the step

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
-RESOLUTION_S = 1e-9  # Kineto's; if two events overlap by less than this, the second comes after the first, not inside it
+RESOLUTION_S = 1e-9  # of Kineto's times; if two events overlap by less, the second counts as following the first
 
 
 @dataclass(kw_only=True)

@@ -100,7 +100,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
 def operator_rows(
     trace: Trace, host: Host, found: Operators, *, rank: int = 0, peaks: Peaks | None = None
 ) -> tuple[list[Row], list[str]]:
-    """Returns the rows of the table, the most seconds first, and notes on what is left out."""
+    """Returns the rows of the table, sorted by seconds, longest first, and notes on what is left out."""
     if not len(found.places):
         return [], ["no operators were recorded in the steps"]
     nesting, steps = host.nesting, found.num_steps
@@ -218,7 +218,7 @@ def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floa
 
 
 def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
-    """Returns which calls an operator makes directly to itself with the same shapes. Its total includes them already."""
+    """Returns which calls come directly from the same operator with the same shapes, whose total already includes them."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
     nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])

@@ -61,7 +61,7 @@ class TrialContext(abc.ABC):
         clock: times steps; the device's clock from the first step on.
         applied: what the harness does in a real run; None in a trial.
         losses: records losses; None in a real run.
-        explained: the pass of a trial in mode "explain"; None in all others.
+        explained: the pass of a trial in mode "explain"; None in other modes.
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: the handlers of all knobs.
 

@@ -141,7 +141,8 @@ def computed(data: Tensor, steps: Steps) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(steps: Steps, device: torch.device) -> Sequence[Tuple[str, Tensor]]:
-    # Operands are tensors: instead of dividing by a plain number, CUDA multiplies by its reciprocal, so the last bit differs.
+    # Operands are tensors, because CUDA replaces division by a plain number with multiplication by its reciprocal, whose result
+    # may differ in the last bit.
     found = []
     for name, operand in steps:
         shape = (-1, 1, 1) if isinstance(operand, tuple) else ()

@@ -33,7 +33,7 @@ LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "
 LOGGERS = re.compile(  # names of functions
     r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
 )
-SCORES = re.compile(  # not "symmetric", nor "process"
+SCORES = re.compile(  # matches neither "symmetric" nor "process"
     r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b|argmax|argsort"
     r"|bincount|sklearn",
     re.IGNORECASE,
@@ -89,7 +89,7 @@ def function_of(line: Line) -> str:
 
 
 def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
-    """Returns one cause for all lines of a function: the largest, but PYTHON only if the others take little time."""
+    """Returns one cause for all lines of a function: the one with the most seconds, where those of PYTHON count a third."""
     seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
     return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
@@ -214,7 +214,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 
 
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
-    """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
+    """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # slowed by the pass, which slows Python most
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
