@@ -13,7 +13,7 @@ from autotune.shapes import finite
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a document as `write_bytes` writes; only the file's owner may read it."""
+    """Writes a document as `write_bytes` does; only the file's owner may read it."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -57,7 +57,7 @@ def _sync(folder: Path) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document as `write_text` writes."""
+    """Writes a JSON document as `write_text` does."""
     write_text(path, as_json(document))
 
 

@@ -287,7 +287,7 @@ class LaunchOptions:
         slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
             one for each GPU if the program uses a single GPU, else one. Trials run in parallel only if a calibration shows
             that they do not slow each other down. Applies to commands, too.
-        queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
+        queue_minutes: longest wait for a node of a cluster; null for no limit. Waiting does not use up the budget.
         slurm: what autotune asks Slurm for.
         ray: what autotune asks Ray for.
     """

@@ -36,7 +36,7 @@ class Operations:
     """The operators of a step in one rank's trace.
 
     Attributes:
-        count: calls of operators in a step outside its input, including calls from inside other operators.
+        count: calls of operators in a step, including calls from inside other operators, but not in the phase "input".
         by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
         busy_s: seconds per step that the device computes; None on the CPU.
@@ -176,7 +176,7 @@ class Evidence:
         return file.removeprefix(os.path.join(self.cwd, "") if self.cwd else "")
 
     def place(self, file: str, line: int) -> str:
-        """Returns "file:line", as `shown`."""
+        """Returns "file:line", with the path as `shown` returns it."""
         return f"{self.shown(file)}:{line}"
 
     def place_of(self, line: Line | Site) -> str:
@@ -238,7 +238,7 @@ class Evidence:
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
-        """Returns whether all trials of the study with this value failed, or were no faster."""
+        """Returns whether the study's trials with this value failed or were no faster, see `Tried.is_refuted`."""
         return self.tried is not None and self.tried.is_refuted(knob, value)
 
     def larger(self, knob: str, now: float, wanted: float) -> int | None:

@@ -185,7 +185,7 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     flops[inside] = np.nan
     num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
-    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # counted at its callees already
+    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # already counted for the operators inside
     _move_into_backends(trace, host, flops, num_bytes)
     return flops, num_bytes
 
@@ -205,7 +205,7 @@ def _is_inside(parents: Ints, marked: Mask) -> Mask:
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
-    """Moves the work of a convolution or attention to the backend's operator inside it, which takes the time."""
+    """Moves the work of a convolution or attention to the backend's operator inside it, where the time is spent."""
     parents, events = host.nesting.parents, host.nesting.chosen
     backends = trace.is_named(BACKEND.search)[events] & (trace.categories[events] == OPERATOR)
     for place in np.flatnonzero(backends).tolist():

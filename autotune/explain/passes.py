@@ -27,7 +27,7 @@ class Passes:
     Attributes:
         lines, traced, memory: rank -> document.
         traces: rank -> path of its trace.
-        absent: pass -> why its file is missing, for all ranks or for one.
+        absent: pass -> why files are missing; each reason is about one rank or about all.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)

@@ -84,7 +84,7 @@ class Tables:
         return [] if table is None else table.rows if rank is None else table.of_rank(rank)
 
     def add(self, table: Table, reason: str = "") -> None:
-        """Adds a table; if it has no rows, records that it is absent for this reason."""
+        """Adds a table. If it has no rows, it is recorded as absent instead, with this reason."""
         if table.rows:
             self.tables[table.name] = table
         else:

@@ -25,7 +25,7 @@ NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in
 
 
 def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
-    """Returns the spread of one measurement from process to process, as far as this and earlier studies have measured it."""
+    """Returns the spread of one measurement from process to process, from this and earlier studies, or else USUAL_NOISE."""
     return pooled([noise_of(rounds_of(records)), earlier]) or USUAL_NOISE
 
 
@@ -76,7 +76,7 @@ class Tried:
     def _results(
         self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
     ) -> list[tuple[float, int]]:
-        """Returns the result of `_compared` for a trial with the value; [] for a check if its round has nothing to compare with.
+        """Returns the result of `_compared` for a trial with the value; [] for a check if its round has no rate to compare.
 
         A check is compared with the other side of its round: the machine may have been faster or slower during the search.
         """

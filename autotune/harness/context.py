@@ -124,4 +124,4 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook that runs after usual steps. After others, it calls `otherwise`, the harness's full hook."""
+        """Returns a fast hook for usual steps. After any other step, it calls `otherwise`, the harness's full hook."""

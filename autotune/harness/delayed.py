@@ -86,7 +86,7 @@ class Delayed(Tensor):
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns a tensor that stands for the content's floats; if `kind` is given, the tensor's class stands for `kind`."""
+        """Returns a tensor that stands for the content's floats as a tensor of class `kind`; None for plain tensors."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content

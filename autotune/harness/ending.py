@@ -40,7 +40,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # closed at exit: then a descriptor is free for the result even if the program has used all
+        if not context.is_applying:  # closed at exit to free a descriptor for the result, as the program may have used up all
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:

@@ -76,7 +76,7 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def _functions(evidence: Evidence) -> list[list[Line]]:
-    """Returns the lines of each of the program's functions in the training thread, with those of its comprehensions."""
+    """Returns the program's lines in the training thread by function; a comprehension belongs to the function around it."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in evidence.own_lines():
         groups.setdefault((line.file, function_of(line)), []).append(line)
@@ -156,7 +156,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
     Args:
         evidence: what is known of the configuration.
-        cause: why the lines cost time; some of them may do so for other causes.
+        cause: why the lines cost time; `cause_of` may return another cause for some of them.
         lines: the lines.
         inside: all lines of the function.
     """
@@ -191,7 +191,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether a function can be skipped to measure what some of its lines cost. It must do little else.
+    """Returns whether a function does little besides some of its lines, so that skipping it shows what they cost.
 
     The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
     computes gradients or calls the optimizer, because without it the program would not train.

@@ -260,7 +260,7 @@ def _basis(evidence: Evidence) -> str:
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns how much of a step the input takes, and how much of that is in the training loader, unless nearly all is."""
+    """Returns how much of a step the input takes, and how much of it is in the training loader if other loaders matter."""
     of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
     rest = f", {step_time_text(evidence.wait_s)} of it in the training loader" if of_training else ""
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
@@ -324,7 +324,7 @@ def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
         freed = (0.0, 0.5 * freed_s, 1.3 * freed_s)
         most_s, likely_s, least_s = (busy_s * times - seconds for times, seconds in zip(ALONE_TIMES, freed, strict=True))
         return (most_s, likely_s, least_s)
-    likely_s = max(alone_s, busy_s - freed_s)  # it can use only what the workers leave of the cores
+    likely_s = max(alone_s, busy_s - freed_s)  # the training thread has only the cores that the workers leave
     return (ALONE_TIMES[0] * busy_s, likely_s, ALONE_TIMES[2] * alone_s)
 
 
