@@ -43,8 +43,8 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
     """Returns the gain if only a part of a cost is removed.
 
     Args:
-        whole: the gain if all of it is removed.
-        remaining: share of it that remains: at most, usually, at least.
+        whole: the gain if the whole cost is removed.
+        remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
         limiting: the cost as a share of what limits the rate alone. Removing a half of it then saves half of this share, until
             something else limits the rate: not half of what removing all of it saves. None if it adds to a step's other costs.

@@ -272,7 +272,7 @@ def _basis(evidence: Evidence) -> str:
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns how much of a step the input takes, and how much of that is in the training loader, unless nearly all is."""
+    """Returns how much of a step the input takes, and how much of it is in the training loader if other loaders matter."""
     of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
     rest = f", {step_time_text(evidence.wait_s)} of it in the training loader" if of_training else ""
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
@@ -310,7 +310,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns what the training thread saves if the workers, which keep up with it, use the cores less.
+    """Returns the seconds of a step that the training thread saves if workers that keep up with it use the cores less.
 
     Args:
         evidence: what is known of the configuration.
@@ -336,7 +336,7 @@ def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
         freed = (0.0, 0.5 * freed_s, 1.3 * freed_s)
         most_s, likely_s, least_s = (busy_s * times - seconds for times, seconds in zip(ALONE_TIMES, freed, strict=True))
         return (most_s, likely_s, least_s)
-    likely_s = max(alone_s, busy_s - freed_s)  # it can use only what the workers leave of the cores
+    likely_s = max(alone_s, busy_s - freed_s)  # the training thread has only the cores that the workers leave
     return (ALONE_TIMES[0] * busy_s, likely_s, ALONE_TIMES[2] * alone_s)
 
 
@@ -366,7 +366,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns what more workers save. They make the input while the step runs, possibly on the same cores."""
+    """Returns the seconds of a step that more workers save by making the input while it runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
