@@ -53,7 +53,7 @@ class Peers:
 
     Attributes:
         is_joint: whether other processes train the same parameters.
-        span: begin and end, on the monotonic clock, of the common measurement; None before all are ready.
+        span: begin and end, on the monotonic clock, of the common measurement; None until all processes have measured.
     """
 
     def __init__(self, context: TrialContext) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 KEY = "optimizer.implementation"
-FUSED = f"{KEY}=fused"  # key of the reason why this value cannot be chosen
+FUSED = f"{KEY}=fused"  # a key of `applicability`, with the reason why "fused" cannot be chosen
 NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 

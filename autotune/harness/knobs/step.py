@@ -14,7 +14,7 @@ ACCUMULATION, SET_TO_NONE = "step.accumulation", "optimizer.set_to_none"
 
 NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"
-CLOSURE = "the optimizer may call its closure several times a step: gradients cannot be gathered or scaled around it"
+CLOSURE = "the optimizer may call its closure several times a step, so gradients cannot be accumulated or scaled"
 SCALES = "the program scales its gradients itself"
 SHARDED = "the parameters are sharded over the ranks, and the ranks would not all skip the same steps"
 CHANGES = "the program changes its gradients itself between backward() and step()"
