@@ -55,7 +55,7 @@ class Gradients:
         self.num_calls = self.num_done = self.num_cleared = 0  # step() calls in whole cycles, real steps, zero_grad() calls
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
-        self.gathered = self._num_discarded = 0
+        self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass started from
         self._first_samples = 0.0  # samples of the first forward call

@@ -159,7 +159,7 @@ class LineSampler(threading.Thread):
 
 
 def most_of_each(lines: List[Line]) -> List[Line]:
-    """Returns at most MAX_LINES lines of each `where`, sorted by seconds. If there are more, library lines are dropped first."""
+    """Returns at most MAX_LINES lines of each `where`, sorted by seconds. If there are more, it drops library lines first."""
     found: List[Line] = []
     for where in (MAIN, WORKER, THREAD):
         here = sorted((line for line in lines if line.where == where), key=lambda line: (-line.self_s, -line.total_s))
