@@ -186,7 +186,7 @@ class AblationResults:
         return failed[-1] if is_out else None
 
     def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
-        """Returns the single-change parts that look at least as fast as the winner, to within `loss_frac`, but still lack rounds.
+        """Returns the single-change parts at least as fast as the winner, to within `loss_frac`, that still lack rounds.
 
         A part lacks rounds if fewer than `num_rounds` rounds measured both it and the winner.
         """
