@@ -1,8 +1,8 @@
 """Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first, so
-the rate has the only capital at the beginning of a trial's metrics.
+shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first. So
+the rate is the only metric of a trial whose name begins with a capital.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEMORY = "memory GiB"
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
 OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per sample J", COST: "cost per epoch"}
 
-# End of a stored name -> the unit in MLflow, and the factor between the two. The first that fits counts.
+# End of a stored name -> the unit in MLflow, and the factor between the two. The first end that fits is used.
 _UNITS = (
     ("_bytes_per_s", "MiB per s", 2.0**-20),
     ("_per_s", "per s", 1.0),
@@ -53,7 +53,7 @@ _START = ("spawn", "import", "init", "first_batch")  # phases before the first s
 
 
 def rate_name(unit: str) -> str:
-    """Returns the metric of a trial's rate: "Samples per second"."""
+    """Returns the name of the metric that holds a trial's rate: "Samples per second"."""
     return f"{unit.capitalize()} per second"
 
 
@@ -119,7 +119,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
 
-    They have a point for each trial since the first measurement. There are no curves before they have two points.
+    A curve has a point for each trial since the first measurement. Returns {} if there would be fewer than two points.
     """
     scores = dict(best_so_far(trials))
     first = min(scores, default=math.inf)

@@ -1,9 +1,9 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, creating a SQLite store five.
-It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
-answer to a request is lost, the server may still have carried out the request. So duplicates are deleted afterwards, and
-the mirror counts as complete only after MLflow has been queried once more.
+It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, and creating a SQLite store
+takes five. It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed
+server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are deleted
+afterwards, and the mirror counts as complete only after MLflow has been queried once more.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MlflowTracker(Tracker):
                 raise _Unreachable("MLflow does not have all that was written")
 
     def make_store(self) -> None:
-        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet.
+        """Makes the embedded store unless it exists, so that MLflow's pages can be shown before the first study.
 
         Raises:
             BadInput: it cannot be made.
@@ -153,7 +153,7 @@ class MlflowTracker(Tracker):
         # is worthless until it is complete, so it is flushed once, at the end.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
         try:
-            open_store: Any = SqlAlchemyStore  # without annotations
+            open_store: Any = SqlAlchemyStore  # it has no type annotations
             made = open_store(uri, store.artifacts_path(self._runs).as_uri())
             made.engine.dispose()  # the file is renamed next, so no connection may stay open
         finally:
@@ -196,7 +196,7 @@ class MlflowTracker(Tracker):
         return known
 
     def _ask_again(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
-        """Queries MLflow for the study's own run and the trials that were just written. The others have not changed."""
+        """Queries MLflow for the study's own run and the trials that were just written. Other trials have not changed."""
         assert self._known is not None
         for trial in written:
             self._known.forget(contents.mark(trial))

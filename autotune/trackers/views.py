@@ -1,8 +1,8 @@
 """Makes the pages of MLflow's experiment: for each program a table of its trials and a page of charts, and a list of failures.
 
 MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
-MLflow 3.17 reads the view's name and its state as one compressed text; MLflow 3.10 reads the fields of the state directly. So
-the tag contains the compressed text as well as the fields.
+MLflow 3.17 reads the state from a compressed text next to the view's name; MLflow 3.10 reads the fields of the state directly.
+So the tag contains the compressed text as well as the fields.
 
 Trials are not sorted by date, because MLflow would then hide them all below their study, which stays folded. They are sorted by
 a tag: first trials that count, by ratio; then failures; last, trials that were stopped early.
@@ -32,7 +32,7 @@ MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
 MAX_KNOBS, MAX_AXES = 8, 5
 BATCH = "loader.batch_size"
-# Knobs that change the rate most, first; the others follow by name.
+# Knobs that change the rate most. Their columns come first; the other knobs follow, sorted by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
 # Columns of the tables, each with its width in pixels.
 _WIDTH = 160

@@ -407,7 +407,7 @@ class Session:
 
         Args:
             first: the trial.
-            places: the slots; [] for alone.
+            places: the slots; [] to measure it alone.
             round_number: round of the calibration.
         """
         finished: list[Finished] = []
@@ -469,7 +469,7 @@ class Session:
             self.listener.time_left(self.outlook(is_searching=is_searching))
 
     def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
-        """Returns a callback for a finished trial: it does the work after every trial, then calls `take`."""
+        """Returns a callback for a finished trial: it does what is due after every trial, then calls `take`."""
 
         def taken(finished: Finished) -> None:
             self.after_trial()

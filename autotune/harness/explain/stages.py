@@ -51,7 +51,7 @@ class Stages:
         num_timed: samples of the batches that were timed.
         is_fetching: whether a batch is being made.
         totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, calls], of timed batches.
-        places: stage -> its code.
+        places: stage -> file, line and function of its code.
     """
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,6 @@ class AveragedForecast:
         scales: Mapping[float, Mapping[str, Scales]] | None = None,
         **priors: Any,
     ) -> None:
-        self._coding, self._machine = coding, machine
         is_open = may_decompose and machine.is_cpu and machine.num_cores is not None
         found = {
             waiting: Forecast(
@@ -92,20 +92,8 @@ class AveragedForecast:
             [one.draws(codes, num=int(count), rng=rng) for one, count in zip(self._forecasts, counts, strict=True) if count]
         )
 
-    def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as trials that had the expected result. On shared cores D is unknown."""
-        codes = self._coding.encode(configurations)
-        expected = self.expected(codes, codes[:1])
-        is_shared = self._forecasts[0].is_shared(codes).tolist()
-        rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)
-        return [
-            Seen(
-                params=params,
-                rate=rate,
-                device_rate=None if shares else device,
-                loader_rate=loader if np.isfinite(loader) else None,
-                is_shared=shares,
-                may_win=True,
-            )
-            for params, shares, rate, device, loader in rows
-        ]
+    def conditioned(self, codes: Codes) -> AveragedForecast:
+        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall."""
+        found = copy.copy(self)
+        found._forecasts = [one.conditioned(codes) for one in self._forecasts]
+        return found

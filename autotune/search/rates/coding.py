@@ -57,6 +57,11 @@ class Features:
         """Returns some of the rows."""
         return Features(self.effects[rows], self.knobs[rows], self.squares[rows])
 
+    def plus(self, other: Features) -> Features:
+        """Returns the rows of both."""
+        pairs = ((self.effects, other.effects), (self.knobs, other.knobs), (self.squares, other.squares))
+        return Features(*map(np.vstack, pairs))
+
     def with_effect(self, column: Array) -> Features:
         """Returns the features with one more column of effects."""
         return Features(np.hstack([self.effects, column[:, None]]), self.knobs, self.squares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,6 +175,21 @@ class Forecast:
         loaders = self._loader.draws(self._features(LOADER, codes), num=num, rng=rng) + self._usual_loader(codes)[:, None]
         return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
 
+    def conditioned(self, codes: Codes) -> Forecast:
+        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall."""
+        found, ordinary = copy.copy(self), np.ones(len(codes))
+        found._latest = {}
+        if self._loader is None or self._rest is None:
+            found._device = self._device.conditioned(self._features(ALL, codes), ordinary)
+            return found
+        rates, loader = self.expected(codes, codes[:1]).mean, np.exp(self._sides(codes)[1])
+        _, noise = self._derived(codes, np.exp(rates), loader, self.is_shared(codes))
+        is_known = np.isfinite(noise)
+        found._device = self._device.conditioned(self._features(DEVICE, codes)[is_known], noise[is_known])
+        found._loader = self._loader.conditioned(self._features(LOADER, codes), LOADER_NOISE * ordinary)
+        found._rest = self._rest.conditioned(self._features(REST, codes), ordinary)
+        return found
+
     def is_shared(self, codes: Codes) -> NDArray[np.bool_]:
         """Returns, for each configuration, whether step and loader compute on the same cores."""
         return np.asarray(shared_frac(*self._processes(codes), self._machine) > 0) & self._machine.is_cpu
@@ -219,16 +235,23 @@ class Forecast:
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns each trial's D and its noise. If cores were shared, D is derived from the rate. An unknown D is NaN."""
         device = np.array([np.nan if trial.device_rate is None else trial.device_rate for trial in measured])
-        noise = np.ones(len(measured))
         is_hidden = np.array([trial.is_shared for trial in measured], dtype=bool) & ~np.isfinite(device) & np.isfinite(loader)
+        derived, noise = self._derived(codes, rates, loader, is_hidden)
+        return np.where(is_hidden, np.where(np.isfinite(noise), derived, np.nan), device), noise
+
+    def _derived(self, codes: Codes, rates: Array, loader: Array, is_hidden: NDArray[np.bool_]) -> tuple[Array, Array]:
+        """Returns D where it is hidden, derived from rate and L, and its relative noise.
+
+        The noise is infinite where a derived D is too unsure to be used, and 1 where D is not hidden.
+        """
+        device, noise = np.full(len(codes), np.nan), np.ones(len(codes))
         if is_hidden.any():
             workers, threads = self._processes(codes[is_hidden])
-            found, factor = device_rate(
+            device[is_hidden], factor = device_rate(
                 *(rates[is_hidden], loader[is_hidden]),
                 workers=workers, threads=threads, machine=self._machine, waiting=self._waiting,
             )  # fmt: skip
-            device[is_hidden] = np.where(factor < UNSURE, found, np.nan)
-            noise[is_hidden] = READ_OFF_NOISE * np.maximum(factor, 1.0)
+            noise[is_hidden] = np.where(factor < UNSURE, READ_OFF_NOISE * np.maximum(factor, 1.0), np.inf)
         return device, noise
 
     def _usual_device(self, codes: Codes) -> Array:

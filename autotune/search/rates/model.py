@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -86,6 +87,27 @@ class LinearModel:
         shares = np.exp(np.array(weights) - max(weights))
         effects, pairs, _ = np.sqrt(shares @ np.square(grid) / shares.sum()).tolist()
         return effects, pairs, grid[int(np.argmax(weights))][2]
+
+    def conditioned(self, features: Features, noise: Array) -> LinearModel:
+        """Returns the model after more measurements that are all as expected: means stay, variances fall.
+
+        It costs less than a fit, because the Cholesky factor only gets more rows.
+
+        Args:
+            features: features of the configurations.
+            noise: relative spread of each measurement, 1 for an ordinary one.
+        """
+        if not len(noise):
+            return self
+        explained = self._spread(features)
+        left = self._covariance(features, features) - explained.T @ explained
+        corner = cholesky(left + np.diag((self.scales[2] * noise) ** 2 + JITTER), lower=True)
+        found = copy.copy(self)
+        found._lower = np.block([[self._lower, np.zeros_like(explained)], [explained.T, corner]])
+        found._y = np.concatenate([self._y, self.mean(features) - self._level])
+        found._solved = np.concatenate([self._solved, np.zeros(len(noise))])
+        found._features, found._latest = self._features.plus(features), None
+        return found
 
     def mean(self, features: Features) -> Array:
         """Returns the posterior means of configurations."""

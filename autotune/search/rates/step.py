@@ -105,8 +105,8 @@ class Step:
         self._rules, self._options, self._rng = rules, options, rng
         able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
         winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
-        winners += [one for one in supposed.ended if rules.may_win(one.params)] if supposed else []
-        self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
+        running = list(filter(rules.may_win, supposed.working)) if supposed else []
+        self._winners = np.unique(coding.encode([*(one.params for one in winners), *running]), axis=0)
         self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
         pool.read(known)
         self._failure_model = pool.failure_model(known, supposed.failing if supposed else ())
