@@ -619,7 +619,7 @@ def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
         ([made.stage("collate", 0.003)], "slow collate", ("collate",)),
         ([made.stage("item", 0.003, blocked_s=0.0028)], "slow storage", ("item",)),  # all of a sample is skipped
         ([made.stage("item", 0.003, blocked_s=0.0028), made.stage("decode", 0.004)], "slow storage", None),
-        ([made.stage("decode", 0.004, blocked_s=0.002)], "slow decode", None),  # its wait for storage is another cause
+        ([made.stage("decode", 0.004, blocked_s=0.0024)], "slow decode", None),  # its wait for storage is another cause
     ],
 )
 def test_how_a_slow_stage_can_be_measured_by_leaving_it_out(stages, cause, skipped):
