@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns a text without its control characters. Of an escape sequence, the rest ("[31m") stays visible."""
+    """Returns a text without its control characters. An escape sequence loses only its escape character: "[31m" stays."""
     return _CONTROLS.sub("", text)
 
 

@@ -385,7 +385,7 @@ _STUDY_SHAPE: Mapping[str, Any] = {
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a dataclass's fields; missing ones keep their defaults.
+    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out.
 
     Raises:
         ValueError: another schema, a required field is missing, or a value has the wrong type.

@@ -179,7 +179,7 @@ def check_call(function: Callable[..., Any], call: str) -> None:
     """Checks that a function can be called with the arguments of `call`, if its signature is known.
 
     Raises:
-        ValueError: it cannot be called so; the error shows the call.
+        ValueError: it cannot be called like this; the error says why.
     """
     try:
         signature = inspect.signature(function)
