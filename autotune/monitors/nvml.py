@@ -101,7 +101,7 @@ class DeviceMonitor:
             gpu.memory_used_bytes: largest of all samples.
             gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
             without counters, share of the steady samples.
-            gpu.energy_j, gpu.energy_s: energy by the counter, and the time in which it was used.
+            gpu.energy_j, gpu.energy_s: energy used in the window, by the counter, and the window's seconds.
             gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
             busy and under no power cap.
         """

@@ -152,7 +152,7 @@ def advice_of(summary: Summary) -> str:
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns "no interval", with the reason unless `origin_text` gives it, as it does for a single round of the finals."""
+    """Returns "no interval: REASON"; "no interval" for a rate of the finals, whose reason `origin_text` gives ("one round")."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 

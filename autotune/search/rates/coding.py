@@ -137,7 +137,7 @@ class Coding:
 
     Args:
         distributions: the search space, by knob.
-        seen: other configurations. Their values inside a range also become levels.
+        seen: configurations whose values also become levels, if they lie inside a range.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 

@@ -14,12 +14,13 @@ from scipy.special import ndtr
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, scale
+from autotune.search.rates.forecast import Expected
 from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.supposition import Supposition
+from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
