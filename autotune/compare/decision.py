@@ -274,7 +274,7 @@ def judge(
     Args:
         chosen: the finalist.
         pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the accumulating rounds are judged; the interval holds simultaneously for all looks.
+        looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is

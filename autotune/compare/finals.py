@@ -313,7 +313,7 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
     The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
-    two rounds alone say little. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
+    two rounds alone say little. In replays with known true rates, counting the search makes the choice 0.3 to 0.6 %
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
     table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same
     configuration.

@@ -143,7 +143,7 @@ class Verification:
                 self._is_overrun_told = True
                 session.listener.notice(
                     f"At least {MIN_ROUNDS} rounds always run, and they do not fit into {verify.minutes:g} min: they take "
-                    f"about {seconds_text(needed_s)} more."
+                    f"about {seconds_text(needed_s)} from now."
                 )
             self._round += 1
             if turns.round():
