@@ -38,12 +38,12 @@ from autotune.trials.session import ConfigurationKey, Session, attribution_of, c
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
 # Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
-# studies of each of two noisy programs, 2 instead of 1 brought the exported configuration from .981 to .986 of the optimum
-# (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
+# studies of each of two noisy programs, 2.0 instead of 1.0 brought the exported configuration from .981 to .986 of the
+# optimum (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
 UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # an estimate is vague, and gets one more trial, if its interval's half-width is larger (log scale)
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
-SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, both are measured side by side in this many rounds
+SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
 ROUNDS_IN_MIND = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
 
 

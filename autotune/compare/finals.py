@@ -208,7 +208,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time to measure the effects of the winner's changes, which matter more than it.
+        """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
 
         The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
         """

@@ -60,7 +60,7 @@ def read(path: Path, group: str, host_context: HostContext) -> Chosen:
 
     Args:
         path: the file.
-        group: the configuration group of the file. The file's keys belong to it unless it has a header `# @package`.
+        group: the configuration group of the file. The keys belong to it unless the file has a header `# @package`.
         host_context: the machine whose bounds apply.
 
     Raises:
