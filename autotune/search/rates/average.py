@@ -52,12 +52,12 @@ class AveragedForecast:
         min_device_rates: int = MIN_DEVICE_RATES,
     ) -> None:
         is_open = may_decompose and machine.is_cpu and machine.num_cores is not None
-        views, measured = Views(coding, machine, gains, spreads), [trial for trial in trials if trial.rate is not None]
+        self._views, measured = Views(coding, machine, gains, spreads), [trial for trial in trials if trial.rate is not None]
         codes = coding.encode([trial.params for trial in measured])
         found: dict[float, Forecast] = {}
         for waiting in WAITING if is_open else WAITING[:1]:
             found[waiting] = Forecast(
-                views,
+                self._views,
                 measured,
                 codes,
                 waiting=waiting,
@@ -106,3 +106,20 @@ class AveragedForecast:
         first = first.conditioned(codes)
         found._forecasts = [first, *(one.conditioned(codes, like=first) for one in others)]
         return found
+
+    def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
+        """Returns configurations, and their codes, as trials that had the expected result. On shared cores D is unknown."""
+        expected = self.expected(codes, codes[:1])
+        is_shared = self._views.are_shared(codes).tolist()
+        rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)
+        return [
+            Seen(
+                params=params,
+                rate=rate,
+                device_rate=None if shares else device,
+                loader_rate=loader if np.isfinite(loader) else None,
+                is_shared=shares,
+                may_win=True,
+            )
+            for params, shares, rate, device, loader in rows
+        ]

@@ -181,9 +181,15 @@ class Known:
         allowed = {each for each in names if each <= set(keys)}
         return self if allowed == names else Known(one for one in self if one.names in allowed)
 
-    def measured(self, *, most: int) -> list[Seen]:
-        """Returns at most `most` of the trials with a rate: the fastest, the latest and others, in their original order."""
-        return thinned(self.rated, self.by_rate, most=most)
+    def measured(self, more: Sequence[Seen] = (), *, most: int) -> list[Seen]:
+        """Returns at most `most` of the trials with a rate: the fastest, the latest and others, in their original order.
+
+        Args:
+            more: trials to be added after the last one.
+            most: how many.
+        """
+        rated = [*self.rated, *more]
+        return thinned(rated, _by_rate(self.by_rate, rated), most=most)
 
 
 class History:

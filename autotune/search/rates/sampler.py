@@ -308,11 +308,23 @@ class RatesSampler(optuna.samplers.BaseSampler):
             levels=coding.levels,
             machine=machine,
             num_finished=known.num_finished,
+            num_scaled=self._num_scaled,
         )
         pool = self._pool_of(coding)
         pool.read(known)
         found = supposition([one.params for one in known.running], coding, memory, pool.proven, self._rng)
-        return found, finished.conditioned(coding.encode(_spaced(found.working, MOST_SUPPOSED))) if found.working else finished
+        if not found.working:
+            return found, finished
+        working = _spaced(found.working, MOST_SUPPOSED)
+        codes = coding.encode(working)
+        if self._is_due(len(known) + len(working)):  # the spreads of the models are found with what is supposed
+            more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
+            return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)
+        return found, finished.conditioned(codes)
+
+    def _is_due(self, num: int) -> bool:
+        """Whether the spreads of the models have to be found again, for this number of trials."""
+        return num >= RESCALE_TIMES * self._num_scaled
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
@@ -330,19 +342,22 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._why_alone = "device and loader do not explain them"
         return alone
 
-    def _fitted(self, coding: Coding, known: Known, machine: Machine, *, may_decompose: bool) -> AveragedForecast:
-        num = len(known)
+    def _fitted(
+        self, coding: Coding, known: Known, machine: Machine, *, may_decompose: bool, supposed: Sequence[Seen] = ()
+    ) -> AveragedForecast:
+        num = len(known) + len(supposed)
+        is_due = self._is_due(num)
         fitted = AveragedForecast(
             coding,
-            known.measured(most=MOST_TRIALS),
+            known.measured(supposed, most=MOST_TRIALS),
             machine,
             may_decompose=may_decompose,
             min_device_rates=MIN_DEVICE_RATES_RUNNING if known.running else MIN_DEVICE_RATES,
             gains=self.rules.gains,
             spreads=self.rules.spreads,
-            scales=self._scales if num < RESCALE_TIMES * self._num_scaled else None,
+            scales=None if is_due else self._scales,
         )
-        if num >= RESCALE_TIMES * self._num_scaled:
+        if is_due:
             self._num_scaled, self._scales = num, {}
         for waiting, found in fitted.scales.items():
             self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
