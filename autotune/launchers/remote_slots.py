@@ -32,7 +32,7 @@ class RemoteSlots(Launcher):
         if self._are_ready:
             return found
         if len(found) < len(self._parts):
-            self.clock.pause()  # waiting for the others costs no budget either
+            self.clock.pause()  # waiting for the other slots costs no budget either
             return []
         if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot)]:
             self.close()
@@ -63,7 +63,7 @@ class RemoteSlots(Launcher):
             part.close()
 
     def unended(self) -> list[str]:
-        """Returns the lines of all slots."""
+        """Returns the lines of all slots. See `Launcher.unended`."""
         return [line for part in self._parts for line in part.unended()]
 
 

@@ -32,7 +32,7 @@ ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
-MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
+MAX_NAMED = 500  # maximum number of files passed to the keeper, which guards fewer and reports those that it does not guard
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder are named like logs, they are taken for a data set
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
@@ -292,7 +292,7 @@ def _newest(paths: list[Path]) -> list[Path]:
 
 
 def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
-    """Returns the first `most` files among the paths that may be written, each once, without symbolic links.
+    """Returns the first `most` of the files that this user may write, each once, with symbolic links resolved.
 
     Leaves out files below the folder `besides`.
     """

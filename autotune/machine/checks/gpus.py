@@ -45,7 +45,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         newest = ".".join(map(str, found.get("cuda") or []))
         if lost := int(found.get("num_lost") or 0):
             text = f"{what}, and {lost} more that do{'es' if lost == 1 else ''} not answer"
-            cost = "programs that use a GPU that does not answer fail, and so do programs that use all GPUs"
+            cost = "programs fail if they use a GPU that does not answer, and so do programs that use all GPUs"
             return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
