@@ -70,7 +70,7 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
 
 
 def _differences(best: Best) -> list[str]:
-    """Returns how this machine differs from the one on which the file was made. The harness reports torch and the GPU."""
+    """Returns how this machine differs from the one that made the file; the harness reports differences in torch and GPU."""
     here = _here()
     differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
     there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))

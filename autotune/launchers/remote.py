@@ -256,7 +256,7 @@ class RemoteRunning(Running):
         """See `Running.poll`.
 
         Raises:
-            BadInput: the trial waits for a node and none can be had, or the node cannot start the trial.
+            BadInput: the trial waits for a node but none is available, or the node cannot start the trial.
         """
         if self._ended is None:
             try:
@@ -355,7 +355,7 @@ def lock(descriptor: int) -> None:
 def _is_free(file: Path) -> bool:
     """Whether a file is this user's, and no process has locked it."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # NFS locks only writable files
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # on NFS, a lock needs O_RDWR
     except OSError:  # another user's, or gone
         return False
     try:

@@ -27,7 +27,7 @@ class RemoteSlots(Launcher):
         return list(self._parts)
 
     def slots(self) -> list[Slot]:
-        """Returns [] until all slots were ready at once; from then on, the slots that are ready. See `Launcher.slots`."""
+        """Returns [] until all slots were ready simultaneously; from then on, those that are ready. See `Launcher.slots`."""
         found = [slot for part in self._parts for slot in part.slots()]
         if self._are_ready:
             return found

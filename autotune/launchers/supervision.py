@@ -154,7 +154,7 @@ class SupervisorProcess:
             raise OSError(answers[0]["why"])
 
     def end_trial(self, mark: str, *, after_s: float) -> None:
-        """Requests that a trial's processes be ended after this delay; returns at once."""
+        """Requests that a trial's processes be ended after `after_s`; returns at once."""
         self._send({"do": "end", "trial": mark, "after_s": after_s})
 
     def messages(self, mark: str) -> list[Message]:

@@ -48,8 +48,8 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# A grandchild of the worker runs this program, takes over the tuner's values of `inherited` and becomes the agent. Ray's
-# workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
+# Forks a grandchild of the worker, which becomes the agent with the values that `inherited` returned on the tuner's machine.
+# Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
 if pid := os.fork():
@@ -129,7 +129,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if nothing yet; None if it has ended."""
+        """Returns what the agent has written after the first `offset` bytes; b"" if nothing so far; None once it has ended."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
@@ -159,7 +159,7 @@ class Inbox:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def take(self) -> bytes:
-        """Returns what has been read since the last call, waiting until there is something; b"" after the tuner's end."""
+        """Waits for bytes that were not returned before, and returns them; b"" once the tuner has closed its end."""
         with self._changed:
             self._changed.wait_for(lambda: self._data or self.closed_s < math.inf)
             data, self._data = bytes(self._data), bytearray()

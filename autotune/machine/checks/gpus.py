@@ -87,7 +87,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
     if held:
         which = [gpu["index"] for gpu in held]
         clocks = f"{held[0]['application_clock_mhz']} MHz instead of {held[0]['default_application_clock_mhz']} MHz"
-        cost = "kernels that compute run at the lower clock, in trials and in real runs"
+        cost = "kernels limited by computation are slower, in trials and in real runs"
         command = f"sudo nvidia-smi{gpus_option(which, gpus)} -rac"
         return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.warning, cost, command)
     now = {(gpu.get("clock_mhz"), gpu.get("max_clock_mhz")) for gpu in gpus}

@@ -22,7 +22,7 @@ SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 
 DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
 OWN_FILE = "a file of 64 MiB written for this check, dropped from the page cache (POSIX_FADV_DONTNEED) and read, one reader"
-CACHED = "existing files through the page cache: what was read before may have come from memory; one reader"
+CACHED = "existing files through the page cache: files read before may have come from memory; one reader"
 
 
 class _NotDirect(Exception):
