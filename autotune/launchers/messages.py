@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """Observations of a node's monitor in a trial's window, named as in `MachineWatch`."""
+    """What a node's monitor observed in a trial's window. The attributes are named as in `MachineWatch`."""
 
     disturbances: list[Disturbance] = dataclasses.field(default_factory=list)
     cpu_use: CpuUse | None = None
@@ -28,7 +28,7 @@ class Watched:
 
 
 def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
-    """Returns a launch as JSON. Monotonic clocks differ between machines, so `Spec.end_s` becomes a time from now."""
+    """Returns a launch as JSON. Monotonic clocks differ between machines, so `end_s` becomes the seconds left after `now_s`."""
     raw = dataclasses.asdict(dataclasses.replace(launch, folder=Path(os.path.abspath(launch.folder))))
     raw["folder"] = str(raw["folder"])
     if launch.spec.end_s is not None:
@@ -37,7 +37,7 @@ def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
 
 
 def to_launch(raw: dict[str, Any]) -> Launch:
-    """Returns the launch that `from_launch` made into JSON, for this machine's clock.
+    """Converts the result of `from_launch` back to a launch, whose `Spec.end_s` is on this machine's clock.
 
     Raises:
         KeyError, TypeError, ValueError: the document is invalid.
@@ -57,7 +57,7 @@ def to_launch(raw: dict[str, Any]) -> Launch:
 
 
 def to_ended(raw: dict[str, Any]) -> Ended:
-    """Returns the `Ended` that `dataclasses.asdict` made into JSON."""
+    """Converts the result of `dataclasses.asdict` back to an `Ended`."""
     ended = from_json({**raw, "results": []}, Ended)
     return dataclasses.replace(ended, results=[protocol.result_of(result, "the node") for result in raw["results"]])
 
@@ -71,10 +71,10 @@ def from_watch(watch: MachineWatch) -> dict[str, Any]:
 
 
 def to_disturbances(raw: list[dict[str, Any]]) -> list[Disturbance]:
-    """Returns the disturbances that `dataclasses.asdict` made into JSON."""
+    """Converts results of `dataclasses.asdict` back to disturbances."""
     return [from_json(one, Disturbance) for one in raw]
 
 
 def to_watched(raw: dict[str, Any]) -> Watched:
-    """Returns what `from_watch` made into JSON."""
+    """Converts the result of `from_watch` back to a `Watched`."""
     return from_json(raw, Watched)

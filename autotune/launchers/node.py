@@ -52,7 +52,8 @@ LEAVE_S = 15.0  # an agent that should exit and is still busy after this time ex
 # Signals with which an engine ends a job, and the longest time between signalling two processes of the job.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
-# Variables by which the engine says which devices a job may use. Trials get nothing else from the engine's environment.
+# Variables by which the engine says which devices a job may use. Trials get no others from the engine, except ALLOCATION if
+# they start steps of the job.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
@@ -60,7 +61,7 @@ DEVICE_VARIABLES = (
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
 # Variables by which a trial's own srun finds the agent's job, and programs find each other. The number of tasks is left out,
-# because it is that of the agent's step. So srun starts one task per node by default, as in a batch script.
+# because the agent's environment holds that of its own step. So srun starts one task per node by default, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
@@ -136,7 +137,8 @@ class Agent:
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
         gpus = visible_gpus(facts["gpus"], os.environ)
-        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}  # NVML does not list instances of MIG
+        # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
+        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])

@@ -53,7 +53,7 @@ class NodeWatch(MachineWatch):
         return self.seen.cpu_use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial on the node now; blocks for MIN_WINDOW_S, also without a node."""
+        """Returns what would disturb a trial on the node now; blocks for MIN_WINDOW_S even if there is no node."""
         if self._node() is None:
             self._clock.sleep(MIN_WINDOW_S)
         return to_disturbances(self._ask("at_rest", ANSWER_S).get("disturbances", []))
@@ -67,7 +67,7 @@ class NodeWatch(MachineWatch):
         return self.seen.used_frac
 
     def close(self) -> None:
-        """Does nothing: the agent closes its own."""
+        """Does nothing: the agent closes the monitor on the node."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
         """Returns the agent's answer; {} without a node. If the node is lost, the start of the next trial notices it."""

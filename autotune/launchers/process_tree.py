@@ -45,7 +45,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns the processes that still run, of {id: seconds since the epoch when created}; skips ids that were reused."""
+    """Returns the processes of `seen` ({id: seconds since the epoch when created}) that still run; skips reused ids."""
     found = []
     for pid, created_s in seen.items():
         with contextlib.suppress(psutil.Error):

@@ -1,7 +1,7 @@
 """Prepares a real run with the knobs of a best.yaml: the environment of its processes, and the announcement before it starts.
 
-Used by `autotune apply`, which the program then replaces, and by `autotune.apply` inside the program. The whole spec is passed
-in the environment, so it reaches every rank on every node, and no folder is needed.
+Used by `autotune apply`, whose process then becomes the program (exec), and by `autotune.apply` inside the program. The whole
+spec is passed in the environment, so it reaches every rank on every node, and no folder is needed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
 
 
 def _differences(best: Best) -> list[str]:
-    """Returns how this machine differs from the file's machine; the harness reports differences in torch and the GPU."""
+    """Returns how this machine differs from the one that made the file; the harness reports differences in torch and GPU."""
     here = _here()
     differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
     there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))

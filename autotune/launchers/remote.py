@@ -41,7 +41,7 @@ STOP_S = 60.0  # the same for a stop, with its grace periods
 PROGRESS_S = 1.0
 PROGRESS_EVERY_S = 0.5  # through Ray, each question costs milliseconds on both machines
 LOOK_S = 0.05  # wait for a message in a call that should return at once
-TOKEN = ".token"  # end of the name of a file by which a node shows that it sees the runs folder
+TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class RemoteLauncher(Launcher):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left running on the node. See `Launcher.sweep`.
 
-        What it left on other nodes ends by itself after link.LEASE_S.
+        Processes that it left on other nodes end by themselves after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:
@@ -256,7 +256,7 @@ class RemoteRunning(Running):
         """See `Running.poll`.
 
         Raises:
-            BadInput: the trial waited for a node, and none is available, or the trial cannot be started there.
+            BadInput: the trial waits for a node but none is available, or the node cannot start the trial.
         """
         if self._ended is None:
             try:
@@ -294,7 +294,7 @@ class RemoteRunning(Running):
         """Starts the trial if it still waits for a node; otherwise checks whether it is over."""
         if self._node is not None:
             event = self._node.event()
-            if event and event.get("nonce") == self._launch.spec.nonce:  # not of a trial stopped before
+            if event and event.get("nonce") == self._launch.spec.nonce:  # not the late end of an earlier trial
                 self._take(event)
         elif node := self._launcher.ready():
             self._about, self._started_s = node.about, time.monotonic()
@@ -339,7 +339,7 @@ def own_prefix() -> str:
 def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
     """Returns this user's files in the runs folder with this suffix, made by processes of this host that do not run any more.
 
-    A process in another container may run although its id is free here, so that a file is left out while it is locked.
+    A process may run in another container although its id is free here. So locked files are left out, too.
     """
     of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")  # not of a host "NAME-2"
     named = {file: of_host.fullmatch(file.name) for file in runs_dir.glob(f"{glob.escape(_prefix())}*{suffix}")}
@@ -347,7 +347,7 @@ def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
 
 
 def lock(descriptor: int) -> None:
-    """Locks a file that `own_prefix` names until the descriptor is closed, to show other containers that it is in use."""
+    """Locks a file until the descriptor is closed, so that `left_by_killed` leaves it out in other containers, too."""
     with contextlib.suppress(OSError):  # no locks on this file system
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -355,7 +355,7 @@ def lock(descriptor: int) -> None:
 def _is_free(file: Path) -> bool:
     """Whether a file is this user's, and no process has locked it."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # NFS locks what may be written
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # on NFS, a lock needs O_RDWR
     except OSError:  # another user's, or gone
         return False
     try:

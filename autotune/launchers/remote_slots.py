@@ -27,12 +27,12 @@ class RemoteSlots(Launcher):
         return list(self._parts)
 
     def slots(self) -> list[Slot]:
-        """Returns [] until all slots were ready at once; from then on, the slots that are ready. See `Launcher.slots`."""
+        """Returns [] until all slots were ready simultaneously; from then on, those that are ready. See `Launcher.slots`."""
         found = [slot for part in self._parts for slot in part.slots()]
         if self._are_ready:
             return found
         if len(found) < len(self._parts):
-            self.clock.pause()  # waiting for the others costs no budget either
+            self.clock.pause()  # waiting for the other slots costs no budget either
             return []
         if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot)]:
             self.close()
@@ -63,7 +63,7 @@ class RemoteSlots(Launcher):
             part.close()
 
     def unended(self) -> list[str]:
-        """Returns the lines of all slots."""
+        """Returns the lines of all slots. See `Launcher.unended`."""
         return [line for part in self._parts for line in part.unended()]
 
 

@@ -1,7 +1,7 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
-The supervisor does so, and if it was killed, the tuner. If both were killed, a resumed study does: the tuner lists the
-processes of a running trial in the trial's folder.
+The supervisor removes them or, if it was killed, the tuner. If both were killed, the resumed study does: it reads the trial's
+processes from a list that the tuner kept in the trial's folder.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def remove_left(study: Path) -> None:
     for file in study.glob(f"trials/*/{LIST_FILE}"):
         processes: dict[int, float] = {}
         is_of_another = False
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # half of a line
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a line written only in part
             for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
                 if line["boot_id"] == boot_id:  # a container that is started again has another name, but the same memory
                     processes |= {int(pid): float(created_s) for pid, created_s in line["processes"]}

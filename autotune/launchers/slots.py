@@ -62,7 +62,7 @@ class SlotsLauncher(LocalLauncher):
 
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
-    """Returns slots of this machine, each with as many cores and `gpus` (UUIDs; [] for trials on the CPU) as the others."""
+    """Returns `num` slots that share this machine's cores and `gpus` (UUIDs; [] for trials on the CPU) equally."""
     # Sorted so that the CPUs of one NUMA node are together, and within a node the hardware threads of one core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num

@@ -4,9 +4,9 @@ The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are need
 script, no port. `squeue` provides the reason for waiting, and the job's state when the agent is silent. The agent reports how
 trials end.
 
-If a trial has several nodes, the agent runs on the job's first node. On each other node, a task only waits for the end of its
-standard input, to which srun passes the link, too. The user's own `srun` starts the trial's ranks as a further step of the same
-job, so that a trial uses the same command as the real run. The agent's step shares its CPUs and GPUs with that step
+If a trial has several nodes, the agent runs on the job's first node. On each other node, a task only waits for the link to
+close: srun passes the link to every task as its standard input. The user's own `srun` starts the trial's ranks as a new step
+of the same job, so that a trial uses the same command as the real run. The agent's step shares its CPUs and GPUs with that step
 (`--overlap`).
 """
 
@@ -52,7 +52,7 @@ UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf",
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 JOIN = "--jobid"  # option of srun that starts a step in an existing job
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
-NOTE = ".job"  # end of the name of a file in the runs folder that names a job, written before the job is submitted
+NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -71,7 +71,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm = slurm
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
-        self._notes: list[Path] = []  # files that name the jobs, for when this process is killed together with srun
+        self._notes: list[Path] = []  # `Srun.note` of each job, for `cancel_left` after this process and srun were killed
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -116,7 +116,7 @@ class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
     Attributes:
-        note: file that names the job; None without `runs_dir`, or if the job is the user's own.
+        note: file whose name contains the job's name; None without `runs_dir`, or if the job is the user's own.
 
     Args:
         slurm: `launch.slurm`.

@@ -154,7 +154,7 @@ class SupervisorProcess:
             raise OSError(answers[0]["why"])
 
     def end_trial(self, mark: str, *, after_s: float) -> None:
-        """Requests the end of a trial's processes; returns at once."""
+        """Requests that a trial's processes be ended after `after_s`; returns at once."""
         self._send({"do": "end", "trial": mark, "after_s": after_s})
 
     def messages(self, mark: str) -> list[Message]:

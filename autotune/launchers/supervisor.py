@@ -3,7 +3,7 @@
 The trials are children of this supervisor rather than of the tuner, which could not end them if it was killed. The supervisor
 has its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process
 that a trial starts. When the tuner exits, for whatever reason, the socket between the two closes. Then the supervisor ends the
-trials, removes their shared memory and exits. While a trial is measured, it only reads the process list once a second.
+trials, removes their shared memory and exits. While a trial is measured, all it does is read the process list once a second.
 
 FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. Messages are never stored, because they
 contain environments with secrets.

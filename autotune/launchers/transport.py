@@ -67,7 +67,7 @@ class Transport(ABC):
 
     @abstractmethod
     def why_lost(self) -> str:
-        """Returns what the engine says about the job's end; "" if it says nothing, or that the job is running."""
+        """Returns what the engine says about the job's end; "" if it says nothing or if the job is running."""
 
     @abstractmethod
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Node:
 
         Raises:
             NodeLost: there is no answer within `patience_s`, or the agent is gone.
-            BadInput: the agent refuses it as bad input.
+            BadInput: the agent refuses the message as bad input.
         """
         number = next(self._ids)
         try:

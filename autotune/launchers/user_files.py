@@ -32,10 +32,10 @@ ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
-MAX_NAMED = 500  # maximum number of files passed to the keeper; it guards fewer, and names the files that it cannot guard
+MAX_NAMED = 500  # maximum number of files passed to the keeper, which guards fewer and reports those that it does not guard
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder are named like logs, they are taken for a data set
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each: logs have fewer
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each; folders of logs have fewer
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store
@@ -104,7 +104,7 @@ class UserFiles:
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
         wrote = [Path(path) for path in said.get("wrote", [])]
         made, new = folders.new(wrote)
-        new = [path for path in new if path not in self.made]  # made by a trial on another slot
+        new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
         self.made.update(map(Path, said.get("aside", {})))  # now a trial's: the copy has the user's content
@@ -292,7 +292,7 @@ def _newest(paths: list[Path]) -> list[Path]:
 
 
 def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
-    """Returns the first `most` files among the paths that may be written, each once, without symbolic links.
+    """Returns the first `most` of the paths that are writable files, each once, with symbolic links resolved.
 
     Leaves out files below the folder `besides`.
     """

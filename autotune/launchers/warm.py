@@ -43,8 +43,8 @@ class WarmServer:
     """The warm server of a study; started when it is first needed, and again after it has exited.
 
     Attributes:
-        mark: mark of the server that can fork the trial of the last `prepare`; "" if no server can.
-        why_not: why no server can fork it; "" if one can.
+        mark: mark of the server that can fork the trial last passed to `prepare`; "" if no server can.
+        why_not: why no server can fork that trial; "" if one can.
         start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
     """
 

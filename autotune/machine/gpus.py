@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.machine.nvml import Nvml, session
 
-# Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing with any of them.
+# Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing even if one of them exists.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
 
 
@@ -22,7 +22,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
-    """Whether the system has a driver with which PyTorch could have a CUDA device. Without it, PyTorch has none."""
+    """Whether there is a driver through which PyTorch may find a CUDA device. Without a driver, it finds none."""
     return any((devices / name).exists() for name in DRIVER_FILES)
 
 

@@ -9,8 +9,8 @@ through a separate port. The actor starts the agent in a separate session, so th
 the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
-"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (how many brokers
-request the same), and "agent", the agent's command.
+"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (the number of brokers
+that request the same resources), and "agent", the agent's command.
 This program reports on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
 {"lost": why}.
 """
@@ -48,8 +48,8 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Becomes the agent as a grandchild of the worker, with the inherited properties of the tuner's process. Ray's workers have
-# niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
+# Forks a grandchild of the worker, which becomes the agent with the values that `inherited` returned on the tuner's machine.
+# Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
 if pid := os.fork():
@@ -78,7 +78,7 @@ class Relay:
     """The actor: starts the agent on its node, and passes on bytes. Repeating a call has no further effect."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
-        """Starts the agent with the values that `inherited` returned on the tuner's machine."""
+        """Starts the agent. `inherited` is what the function of that name returned on the tuner's machine."""
         import ray
 
         context = ray.get_runtime_context()
@@ -129,7 +129,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if there is nothing yet; None at its end."""
+        """Returns what the agent has written after the first `offset` bytes; b"" if nothing so far; None once it has ended."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
@@ -159,7 +159,7 @@ class Inbox:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def take(self) -> bytes:
-        """Returns what has been read since the last call, once there is anything; b"" at the end."""
+        """Waits for bytes that were not returned before, and returns them; b"" once the tuner has closed its end."""
         with self._changed:
             self._changed.wait_for(lambda: self._data or self.closed_s < math.inf)
             data, self._data = bytes(self._data), bytearray()
@@ -198,7 +198,7 @@ def plainly(error: Exception) -> str:
 
 def import_ray() -> Any:
     """Returns Ray, or ends this program."""
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call after the end of a connection would start a cluster
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call after the connection has ended starts a cluster
     try:
         import ray
     except ImportError as error:
@@ -326,14 +326,14 @@ def receive(relay: Any, inbox: Inbox, out: int) -> None:
 def main() -> None:
     """Runs the broker; see the module docstring."""
     request, out, inbox = json.loads(sys.argv[1]), os.dup(1), Inbox()
-    os.dup2(2, 1)  # what Ray prints
+    os.dup2(2, 1)  # what Ray prints must not go into the link
     connect(request["address"])
     relay = started(request, inbox)
     threading.Thread(target=send, args=(relay, inbox), daemon=True).start()
     try:
         receive(relay, inbox, out)
         words = call(relay.words)
-        sys.stderr.write(words)  # as they are, since they may say what the node does not see
+        sys.stderr.write(words)  # unchanged: the tuner looks for missing files in them (`ChildTransport.unseen`)
         say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it said nothing'})")
     except (BrokenPipeError, SystemExit):  # the tuner is gone, or wants this program to end
         pass

@@ -48,7 +48,7 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. A lost node may come back, so later brokers wait for one."""
+        """Starts a broker and returns at once. A lost node may come back, so the next broker waits for one to appear."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:
@@ -70,7 +70,7 @@ class Broker(ChildTransport):
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
         may_wait: whether to wait for a node that the cluster does not have yet.
-        num_slots: how many brokers request the same.
+        num_slots: the number of brokers that request the same resources.
     """
 
     def __init__(

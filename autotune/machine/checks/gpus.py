@@ -48,7 +48,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         newest = ".".join(map(str, found.get("cuda") or []))
         if lost := int(found.get("num_lost") or 0):
             text = f"{what}, and {lost} more that do{'es' if lost == 1 else ''} not answer"
-            cost = "programs that use a GPU that does not answer fail, and so do programs that use all GPUs"
+            cost = "programs fail if they use a GPU that does not answer, and so do programs that use all GPUs"
             return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
@@ -91,7 +91,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
     if held:
         which = [gpu["index"] for gpu in held]
         clocks = f"{held[0]['application_clock_mhz']} MHz instead of {held[0]['default_application_clock_mhz']} MHz"
-        cost = "kernels that compute run at the lower clock, in trials and in real runs"
+        cost = "kernels limited by computation are slower, in trials and in real runs"
         command = f"sudo nvidia-smi{gpus_option(which, gpus)} -rac"
         return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.warning, cost, command)
     now = {(gpu.get("clock_mhz"), gpu.get("max_clock_mhz")) for gpu in gpus}

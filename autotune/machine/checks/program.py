@@ -90,7 +90,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch can run on each GPU: with kernels for its architecture or an older minor version of it, or with PTX."""
+    """Checks that torch has kernels for each GPU, of its architecture or a lower minor version (sm_80 on sm_86), or PTX."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -145,7 +145,7 @@ def _bytecode(found: dict[str, Any]) -> list[Finding]:
     """
     if not found.get("bytecode"):
         return []
-    text = f"none of torch, and none will be stored: {found['bytecode']}"
+    text = f"torch has none, and none will be stored: {found['bytecode']}"
     cost = "each trial compiles the Python code of torch and of other libraries before it imports them"
     command = f"{shlex.quote(str(found['executable']))} -m compileall -q {shlex.quote(str(found['libraries']))}"
     if str(found["bytecode"]).endswith("is read-only"):

@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 MIB = 1 << 20
-MAX_BYTES = 256 * MIB  # read at most, of all files together
-MAX_FILE_BYTES = 16 * MIB  # read at most of one file, since many files are more representative than one
+MAX_BYTES = 256 * MIB  # most that is read from all files together
+MAX_FILE_BYTES = 16 * MIB  # most that is read from one file, since many files are more representative than one
 MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
-MAX_FILES = 100_000  # listed at most; only a few thousand of them are read
+MAX_FILES = 100_000  # most that are listed; only a few thousand of them are read
 OWN_BYTES = 64 * MIB  # size of the file that is written if existing files cannot be read past the page cache
 SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 
 DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
 OWN_FILE = "a file of 64 MiB written for this check, dropped from the page cache (POSIX_FADV_DONTNEED) and read, one reader"
-CACHED = "existing files through the page cache: what was read before may have come from memory; one reader"
+CACHED = "existing files through the page cache: files read before may have come from memory; one reader"
 
 
 class _NotDirect(Exception):

@@ -56,7 +56,7 @@ def look(with_import: bool) -> dict[str, Any]:
 
 
 def _why_compiled_anew(spec: importlib.machinery.ModuleSpec) -> str:
-    """Returns why Python neither finds stored bytecode of a module nor will store it; "" if it does one of them."""
+    """Returns why a module has no stored bytecode and will get none; "" if it has some, or Python can store it."""
     if not spec.cached or os.path.exists(spec.cached):
         return ""
     if sys.dont_write_bytecode:
