@@ -41,7 +41,7 @@ SITES = {
         harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
         harness.keeping._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
-        launchers.rank_results.RankResults.refresh launchers.remote._is_free launchers.shared_memory.forget
+        launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__ monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
