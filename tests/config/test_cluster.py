@@ -34,9 +34,7 @@ def test_options_that_slurm_is_not_asked_for(options, told):
     assert problem.startswith(told)
 
 
-@pytest.mark.parametrize(
-    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-lJx", "-vvJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
-)
+@pytest.mark.parametrize("word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-N2", "--nta=2", "-i/dev/null", "-K0"])
 def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
     assert problem.startswith("launch.slurm.args: autotune ")

@@ -82,7 +82,7 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
 
     def faulty(self):
         running = self._launcher.running
-        if self is running[0] and len(running) == 3:
+        if len(running) == 3 and self is running[0]:
             for other in running[1:]:
                 other._finish(None, 1.0)
                 ended.append(other._launch.spec.trial)
