@@ -59,8 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_nowhere(sys.stdout)
         return 0
     except Exception as error:
-        if unwritten := _unwritten(error):
+        from autotune.run_dir import FULL
+
+        if isinstance(error, OSError) and error.errno in FULL:
             _write_nowhere(sys.stdout)
+            _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
+            return AutotuneError.exit_code
+        if unwritten := _unwritten(error):
             _say([unwritten])
             return AutotuneError.exit_code
         if debug:
@@ -124,13 +129,9 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
 
 
 def _unwritten(error: Exception) -> str:
-    """Returns the message for an error of a disk that is full or read-only; "" for any other error."""
-    from autotune.run_dir import FULL
-
+    """Returns the message for a disk that is read-only, or for no folder for temporary files; "" for any other error."""
     if not isinstance(error, OSError):
         return ""
-    if error.errno in FULL:
-        return f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."
     if error.errno == errno.EROFS:
         return f"output: cannot be written, got {str(error.filename)!r} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):

@@ -61,7 +61,8 @@ def _taken(page: str, file: Path, folder: Path, browser: str, width_px: int) -> 
     _run(arguments)
     content = io.BytesIO()
     try:
-        taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
+        with Image.open(made) as whole:
+            taken = whole.convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
         taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
     except (OSError, SyntaxError) as error:  # none, or half of one because the disk is full
         raise BadInput(

@@ -12,18 +12,23 @@ from tests.support.fake_launcher import FakeRunning, Surface
 
 
 class StubTrial:
-    """A trial that has ended, still runs (`is_over=False`), or fails."""
+    """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`)."""
 
-    def __init__(self, number, *, is_over=True, fault=None):
+    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None):
         self.number, self.neighbours, self.place, self.request = number, 0, number, self
-        self._is_over, self._fault = is_over, fault
+        self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
 
     def look(self):
         if self._fault:
             raise self._fault
         return self.number if self._is_over else None
 
-    abandon = stop = look
+    abandon = look
+
+    def stop(self):
+        if self._stop_fault:
+            raise self._stop_fault
+        return self.number
 
 
 @pytest.fixture
@@ -72,8 +77,8 @@ def test_a_trial_that_cannot_be_stopped_does_not_keep_the_others_from_being_stop
         run.stop()
 
     with pytest.raises(OSError, match="disk"):
-        run([StubTrial(1), StubTrial(2, is_over=False, fault=OSError("disk")), StubTrial(3, is_over=False)], take)
-    assert added == [1]
+        run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=OSError("disk")), StubTrial(3, is_over=False)], take)
+    assert added == [1, 3]
 
 
 @pytest.mark.parametrize("fault", [BadInput("no node"), KeyboardInterrupt()], ids=["fault", "interrupt"])
@@ -97,5 +102,5 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
         with pytest.raises(BadInput, match="no node"):
             study.run()
     assert len(ended) == 2
-    scores = {trial.number: trial.score for trial in study.trials}
+    scores = {trial.number: trial.scores for trial in study.trials}
     assert all(scores[number] for number in ended)
