@@ -122,7 +122,7 @@ def _is_of(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _is_before_reboot(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
-    return line.get("boot_id") != here["boot_id"] and line.get("host", here["host"]) == here["host"]
+    return bool(line.get("boot_id") != here["boot_id"] and line.get("host", here["host"]) == here["host"])
 
 
 def _segments(processes: Mapping[int, float], folder: Path) -> list[tuple[int, os.DirEntry[str]]]:

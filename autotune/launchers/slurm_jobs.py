@@ -157,7 +157,10 @@ def _squeue(*options: str) -> list[str] | None:
 def _seconds(passed: str) -> float:
     """Returns the seconds in a duration as squeue prints it: "1-02:03:04", "3:04"; 0 if it is another text."""
     days, _, clock = passed.strip().rpartition("-")
+    seconds = 0.0
     try:
-        return 86400 * int(days or 0) + sum(60**place * int(part) for place, part in enumerate(reversed(clock.split(":"))))
+        for part in clock.split(":"):
+            seconds = 60 * seconds + int(part)
+        return seconds + 86400 * int(days or 0)
     except ValueError:
         return 0.0

@@ -162,6 +162,7 @@ def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_ne
         monkeypatch.setattr("autotune.launchers.slurm_jobs.BEGIN_S", 1.0)
         (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
         note.rename(note.with_name(note.name.replace(platform.node(), "login2")))
+        assert nothing_left(folder.parent.parent, [], lambda: slurm.ask("squeue", "--noheader", "--steps").split(), 60)
     ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
 
 
